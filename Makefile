@@ -1,0 +1,54 @@
+# Everything installs by itself: `make demo` and `make test` need only python3, make and a network.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check lint types imports spelling format learn bench docs clean help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+demo: $(STAMP) ## train ViZDoom basic for a few minutes, then evaluate it beside a random policy
+	$(BIN)/rollmill train --config configs/doom_basic.yaml --overwrite run.experiment=demo run.name=doom_basic
+	$(BIN)/rollmill eval runs/demo/doom_basic --episodes 100 --random
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest
+
+check: lint types imports spelling test ## what CI runs
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+spelling: $(STAMP)
+	$(BIN)/codespell src tests docs examples benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md
+
+format: $(STAMP) ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+learn: $(STAMP) ## check that agents really learn (about an hour on 2 cores); prints a table
+	$(BIN)/python benchmarks/learn.py
+
+bench: $(STAMP) ## measure training speed
+	$(BIN)/python benchmarks/train_speed.py
+
+docs: $(STAMP) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache site
