@@ -1,0 +1,107 @@
+"""Files that are either the old one or the new one, never half of each.
+
+A file is written beside its target as ``.<name>.<pid>.tmp``, synced to disk and renamed over the
+target. Whatever goes wrong before the rename (full disk, exception, kill) leaves the target alone.
+These functions raise ``OSError``; callers turn it into an error that says what it means for the user.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Chunk = bytes | bytearray | memoryview
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+
+_in_flight: set[Path] = set()
+"""Temporary files this process is writing now. In a container a restarted run often gets the pid of the
+killed one, so "the pid is alive" does not tell a leftover of our own pid from a write under way."""
+_in_flight_lock = threading.Lock()
+
+
+def write_bytes(path: Path, chunks: Iterable[Chunk]) -> None:
+    """Replace ``path`` by the concatenated ``chunks``; each chunk is written before the next is asked for."""
+    path = path.absolute()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _in_flight_lock:
+        if temporary in _in_flight:
+            raise RuntimeError(f"{path} is being written by another thread")
+        _in_flight.add(temporary)
+    try:
+        with open(temporary, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        with _in_flight_lock:
+            _in_flight.discard(temporary)
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` in UTF-8."""
+    write_bytes(path, [text.encode("utf-8")])
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by ``value`` as indented JSON; NaN and infinity are refused (they are not JSON)."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` (a rename, a removal) survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync a folder; the rename is then all they offer.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def is_temporary(name: str) -> bool:
+    """True for the names that ``write_bytes`` gives to unfinished files."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def sweep_temporary(folder: Path) -> list[Path]:
+    """Remove temporary files left in ``folder`` by processes that no longer live; returns them.
+
+    Pids are those of this machine: call it only for folders that one machine writes at a time (a run
+    folder is, by its lock).
+    """
+    removed: list[Path] = []
+    for path in sorted(folder.absolute().glob(".*.tmp")):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is None or not _is_leftover(path, int(match.group(1))):
+            continue
+        path.unlink(missing_ok=True)
+        removed.append(path)
+    return removed
+
+
+def _is_leftover(path: Path, pid: int) -> bool:
+    if pid == os.getpid():
+        with _in_flight_lock:
+            return path not in _in_flight
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False  # alive, and somebody else's
+    return False

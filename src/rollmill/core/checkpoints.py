@@ -1,0 +1,251 @@
+"""The checkpoints of one run: which are kept, which is newest, which is best.
+
+Every fact is in the files themselves, so a kill at any moment cannot make an index disagree with them:
+frames and the role of milestone stand in the name (``frames-000000123456.ckpt``,
+``milestone-000001000000.ckpt``), the metric stands in the header. Files appear by one rename, and older
+ones are removed only after the new one is safely on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmill.core import atomic, tree_file
+from rollmill.core.errors import CheckpointError
+
+_LOG = logging.getLogger("rollmill")
+_NAME = re.compile(r"(frames|milestone)-(\d{12,})\.ckpt")
+_MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One file, as far as its name tells."""
+
+    path: Path
+    frames: int
+    milestone: bool
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was read and verified; ``state`` is the tree that was saved."""
+
+    path: Path
+    frames: int
+    metric: float | None
+    state: Any
+
+
+def load_checkpoint(path: Path) -> Loaded:
+    """Read one checkpoint, wherever it lies; raises ``CheckpointError`` unless it is whole."""
+    content = tree_file.load_tree(path)
+    frames, metric = _facts(path, content)
+    return Loaded(path, frames, metric, content["state"])
+
+
+def _facts(path: Path, content: Any) -> tuple[int, float | None]:
+    """Frames and metric from a loaded file or its outline."""
+    if not isinstance(content, dict) or not {"frames", "metric", "state"} <= content.keys():
+        raise CheckpointError(f"{path}: not the checkpoint of a run (it has no frames, metric and state)")
+    return content["frames"], content["metric"]
+
+
+class Checkpoints:
+    """The folder of checkpoints of one run.
+
+    Kept are the newest ``keep_last`` (0: all), the ``keep_best`` with the highest metric, and the first
+    one after every ``milestone_frames`` frames (0: no milestones; those that exist stay). A save needs
+    the size of the file plus ``min_free_mb`` (of 10^6 bytes) free on the disk.
+
+    Only ``save`` and ``set_aside_after`` write; looking into the folder of a running training is safe.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int = 3,
+        keep_best: int = 1,
+        milestone_frames: int = 0,
+        min_free_mb: int = 200,
+    ) -> None:
+        if min(keep_last, keep_best, milestone_frames, min_free_mb) < 0:
+            raise ValueError("keep_last, keep_best, milestone_frames and min_free_mb must not be negative")
+        self.folder = folder
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+        self._milestone_frames = milestone_frames
+        self._min_free_mb = min_free_mb
+        self._metrics: dict[Path, float | None] = {}  # of files looked into; they never change in place
+
+    # ------------------------------------------------------------------------------------------ looking
+
+    def list(self) -> tuple[Checkpoint, ...]:
+        """All checkpoints, oldest first. Files under other names are not ours and not listed."""
+        if not self.folder.is_dir():
+            return ()
+        found = []
+        for path in self.folder.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match is not None:
+                found.append(Checkpoint(path, int(match.group(2)), match.group(1) == "milestone"))
+        return tuple(sorted(found, key=lambda c: (c.frames, c.milestone)))
+
+    def newest(self) -> Checkpoint | None:
+        """The one with the most frames."""
+        found = self.list()
+        return found[-1] if found else None
+
+    def best(self) -> Checkpoint | None:
+        """The one with the highest metric, the newer of equals; None where no metric is known."""
+        ranked = self._ranked(self.list())
+        return ranked[0] if ranked else None
+
+    def load_newest(self) -> Loaded:
+        """Load the newest checkpoint or raise; never takes an older one by itself."""
+        found = self.list()
+        if not found:
+            raise CheckpointError(f"{self.folder}: no checkpoint to continue from")
+        newest, *older = reversed(found)
+        try:
+            return load_checkpoint(newest.path)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. {self._advice(older)}") from error
+
+    def _advice(self, older: Iterable[Checkpoint]) -> str:
+        for checkpoint in older:
+            try:
+                tree_file.check_tree(checkpoint.path)
+            except CheckpointError as error:
+                _LOG.warning("checkpoint not usable: %s", error)
+                continue
+            return (
+                f"The newest good checkpoint is at {checkpoint.frames} frames; "
+                f"to continue from it: --restore {checkpoint.path}"
+            )
+        return f"No other checkpoint in {self.folder} is whole; to start again: --overwrite"
+
+    def _ranked(self, found: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+        """Those with a metric, best first."""
+        metrics = {c: self._metric(c.path) for c in found}
+        known = [(value, c.frames, c) for c, value in metrics.items() if value is not None]
+        return tuple(c for _, _, c in sorted(known, key=lambda item: item[:2], reverse=True))
+
+    def _metric(self, path: Path) -> float | None:
+        if path not in self._metrics:
+            try:
+                value = _facts(path, tree_file.read_header(path))[1]
+            except CheckpointError as error:
+                _LOG.warning("checkpoint cannot be compared: %s", error)
+                value = None
+            self._metrics[path] = None if value is None or math.isnan(value) else value
+        return self._metrics[path]
+
+    # ------------------------------------------------------------------------------------------- saving
+
+    def save(self, state: Any, frames: int, metric: float | None) -> Path:
+        """Write ``state`` (see ``tree_file``), then prune. ``metric``: higher is better, None if unknown.
+
+        Raises ``CheckpointError`` and leaves all older checkpoints as they are when the disk is full.
+        """
+        newest = self.newest()
+        if newest is not None and newest.frames > frames:
+            raise CheckpointError(
+                f"{newest.path} is ahead of the run (now at {frames} frames): "
+                f"it would be taken for the newest. Set it aside first (set_aside_after({frames}))"
+            )
+        content = {"frames": frames, "metric": metric, "state": state}
+        path = self._path_for(frames)
+        self._write(path, content)
+        self._metrics.pop(path, None)
+        self._prune(path, frames)
+        return path
+
+    def set_aside_after(self, frames: int) -> tuple[Path, ...]:
+        """Rename checkpoints beyond ``frames`` to ``<name>.abandoned``; for runs restored from an older one.
+
+        Returns the new names. Nothing is deleted: what the user left behind may still be wanted.
+        """
+        moved = []
+        for checkpoint in self.list():
+            if checkpoint.frames > frames:
+                target = checkpoint.path.with_name(checkpoint.path.name + ".abandoned")
+                os.replace(checkpoint.path, target)
+                self._metrics.pop(checkpoint.path, None)
+                _LOG.info("checkpoint set aside: %s (the run continues from %d frames)", target, frames)
+                moved.append(target)
+        if moved:
+            atomic.sync_folder(self.folder)
+        return tuple(moved)
+
+    def _path_for(self, frames: int) -> Path:
+        return self.folder / f"{'milestone' if self._is_milestone(frames) else 'frames'}-{frames:012d}.ckpt"
+
+    def _is_milestone(self, frames: int) -> bool:
+        milestones = [c.frames for c in self.list() if c.milestone]
+        if frames in milestones:
+            return True
+        every = self._milestone_frames
+        return every > 0 and frames >= every and all(m // every != frames // every for m in milestones)
+
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        needed = tree_file.tree_file_bytes(content)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for leftover in atomic.sweep_temporary(self.folder):
+                _LOG.info("removed the remains of an unfinished checkpoint: %s", leftover)
+            free = _free_bytes(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot be written: {error.strerror or error}") from error
+        if free < needed + self._min_free_mb * _MB:
+            raise self._disk_error(path, needed, free)
+        try:
+            tree_file.save_tree(path, content)
+        except CheckpointError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._disk_error(path, needed, _free_bytes(self.folder)) from error
+            raise
+
+    def _disk_error(self, path: Path, needed: int, free: int) -> CheckpointError:
+        reserve = f" and {self._min_free_mb} MB in reserve" if self._min_free_mb else ""
+        return CheckpointError(
+            f"disk of {self.folder} is too full for {path.name}: needs {needed / _MB:.1f} MB{reserve}, "
+            f"free {free / _MB:.1f} MB. Older checkpoints are untouched; free some space and resume"
+        )
+
+    # ------------------------------------------------------------------------------------------ pruning
+
+    def _prune(self, written: Path, frames: int) -> None:
+        """Remove what no rule keeps; ``written`` is the checkpoint just saved, at ``frames``."""
+        # The same moment under the other name: saved again after milestones were turned on.
+        twins = [c for c in self.list() if c.frames == frames and c.path != written]
+        found = [c for c in self.list() if c not in twins]
+        kept = {c for c in found if c.milestone}
+        kept.update(found if self._keep_last == 0 else found[-self._keep_last :])
+        kept.update(self._ranked(found)[: self._keep_best] if self._keep_best > 0 else ())
+        for checkpoint in [*twins, *found]:
+            if checkpoint not in kept:
+                self._remove(checkpoint)
+
+    def _remove(self, checkpoint: Checkpoint) -> None:
+        try:
+            checkpoint.path.unlink(missing_ok=True)
+        except OSError as error:  # the new checkpoint is safe, so the run goes on
+            _LOG.warning("could not remove old checkpoint %s: %s", checkpoint.path, error.strerror or error)
+            return
+        self._metrics.pop(checkpoint.path, None)
+        _LOG.info("removed old checkpoint %s", checkpoint.path)
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,132 @@
+"""What a row of experience is made of: named fields with a dtype and a shape.
+
+Words
+-----
+field   one named column of a row: ``Field("image", "uint8", (72, 128, 3))``.
+row     one lane's values at one step.
+spec    what an environment promises: its observation fields, its action space, how many agents.
+
+Nothing here allocates memory or knows about processes; ``core.slots`` lays fields out in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Obs = dict[str, Array]
+"""Observation arrays by field name; every array starts with a lane axis: ``[lanes, *shape]``."""
+
+MASK_FIELD = "action_mask"
+"""Name of the observation field that holds the action mask (1 = allowed); networks never see it as input."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named column: ``dtype`` in numpy's spelling, ``shape`` of a single row without lanes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def is_image(self) -> bool:
+        """True for uint8 arrays of rank 3, the ones a convnet reads."""
+        return self.dtype == "uint8" and len(self.shape) == 3
+
+    @property
+    def is_float(self) -> bool:
+        return np.dtype(self.dtype).kind == "f"
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """The action space of one agent.
+
+    - ``discrete``: one integer below ``nvec[0]``; stored as int64, shape ``()``.
+    - ``multi_discrete``: integers below each of ``nvec``; stored as int64, shape ``(len(nvec),)``.
+    - ``continuous``: a float32 vector of ``shape`` between ``low`` and ``high``.
+
+    ``start`` is added to discrete choices when they are handed to the environment.
+    """
+
+    kind: Literal["discrete", "multi_discrete", "continuous"]
+    nvec: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def field(self) -> Field:
+        if self.kind == "continuous":
+            return Field("action", "float32", self.shape)
+        return Field("action", "int64", () if self.kind == "discrete" else (len(self.nvec),))
+
+    @property
+    def mask_size(self) -> int:
+        """Length of an action mask: the choices of all components side by side."""
+        return sum(self.nvec)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What one environment instance promises about its lanes.
+
+    ``frames_per_step`` is the frame skip: simulator frames per decision.
+    """
+
+    name: str
+    observation: tuple[Field, ...]
+    action: ActionSpec
+    agents: int = 1
+    frames_per_step: int = 1
+
+    @property
+    def masked(self) -> bool:
+        return any(f.name == MASK_FIELD for f in self.observation)
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """The observation fields a network reads: all but the action mask."""
+        return tuple(f for f in self.observation if f.name != MASK_FIELD)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON (checkpoints, worker set-up); ``from_dict`` turns them back."""
+        return {
+            "name": self.name,
+            "observation": [[f.name, f.dtype, list(f.shape)] for f in self.observation],
+            "action": {
+                "kind": self.action.kind,
+                "nvec": list(self.action.nvec),
+                "start": list(self.action.start),
+                "shape": list(self.action.shape),
+                "low": list(self.action.low),
+                "high": list(self.action.high),
+            },
+            "agents": self.agents,
+            "frames_per_step": self.frames_per_step,
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> EnvSpec:
+        action = dict(data["action"])
+        kind = action.pop("kind")
+        return EnvSpec(
+            name=data["name"],
+            observation=tuple(Field(n, d, tuple(s)) for n, d, s in data["observation"]),
+            action=ActionSpec(kind, **{name: tuple(value) for name, value in action.items()}),
+            agents=data["agents"],
+            frames_per_step=data["frames_per_step"],
+        )

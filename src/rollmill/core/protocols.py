@@ -1,0 +1,139 @@
+"""The roles of the system on one page. Everything else is an implementation of one of these.
+
+The life of one transition::
+
+    Env -> BatchEnv -> (slot in shared memory) -> Policy answers -> Learner trains -> Policy is updated
+                                              \\-> observers and recorders look at the same arrays
+
+Shapes use these letters: ``L`` lanes of a group, ``A`` agents of one env, ``T`` steps of a segment,
+``B`` lanes of a training batch. Arrays are numpy; only ``models`` and ``learning`` know torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rollmill.core.fields import Array, EnvSpec, Obs
+
+StepReturn = tuple[Any, Any, Any, Mapping[str, Any]]
+"""(reward, terminated, truncated, info); scalars, or arrays ``[A]`` for several agents."""
+
+
+class Env(Protocol):
+    """One simulator with one or more agents, writing what it sees into given arrays.
+
+    Raising is allowed: whoever holds the env restarts it within limits and reports the fault.
+    """
+
+    spec: EnvSpec
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        """Start a new episode; write the first observation into ``obs`` (each ``[A, *shape]``)."""
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        """Apply ``action`` ``[A, ...]``; write the next observation into ``obs``.
+
+        When the episode ends, the *final* observation is written; the holder calls ``reset`` next.
+        """
+
+    def render(self) -> Array | None:
+        """An RGB picture uint8 ``[H, W, 3]`` of the current state, or None where there is none."""
+
+    def close(self) -> None: ...
+
+
+class BatchEnv(Protocol):
+    """Several envs stepped by one call; lanes restart by themselves (next-step autoreset).
+
+    The step after an episode's end ignores the action, resets the lane and writes the first
+    observation of the next episode: the row that held the final observation is marked not valid.
+    """
+
+    spec: EnvSpec
+    lanes: int
+
+    def reset(self, out: StepOut) -> None:
+        """Start every lane; fills ``out.obs``, ``out.first``, ``out.step``, ``out.episode``."""
+
+    def step(self, actions: Array, out: StepOut) -> None:
+        """Advance every lane by ``actions`` ``[L, ...]`` and fill all of ``out``."""
+
+    def close(self) -> None: ...
+
+
+class StepOut(Protocol):
+    """Where a batch env writes: views of two consecutive rows of a slot.
+
+    The outcome of the action belongs to row t, the observation it led to belongs to row t + 1.
+    """
+
+    # row t
+    reward: Array  # [L] float32
+    terminated: Array  # [L] bool
+    truncated: Array  # [L] bool
+    valid: Array  # [L] bool; False: the action did not count (final observation, or a fault)
+    episode_return: Array  # [L] float32; NaN unless the episode ended with this action
+    # row t + 1
+    obs: Obs  # [L, *shape] each
+    first: Array  # [L] bool; first observation of an episode
+    step: Array  # [L] int32; steps since the start of the episode
+    episode: Array  # [L] int64; index of the episode in its lane
+
+
+class Policy(Protocol):
+    """Acts for lanes. Keeps the recurrent state of every lane it has seen, by lane number."""
+
+    version: int
+    state_size: int
+    """Floats of recurrent state per lane; 0 for policies without memory."""
+
+    def act(self, request: ActRequest) -> ActAnswer:
+        """One decision for each lane of the request."""
+
+    def refresh(self) -> int:
+        """Take over the newest published weights, if any; returns the version now in use."""
+
+
+class ActRequest(Protocol):
+    obs: Obs  # [n, *shape] each, the action mask included
+    first: Array  # [n] bool
+    lanes: Array  # [n] int64, global lane numbers
+
+
+class ActAnswer(Protocol):
+    action: Array  # [n, ...]
+    log_prob: Array  # [n] float32
+    value: Array  # [n] float32, in units of the return
+    state: Array  # [n, state_size] float32: the recurrent state *before* this step
+
+
+class Learner(Protocol):
+    """Turns finished segments into better weights."""
+
+    version: int
+
+    def train(self, segments: Mapping[str, Array], progress: float) -> Mapping[str, float]:
+        """Train once on arrays ``[T + 1, B, ...]`` (see ``core.slots``); returns metrics by name.
+
+        ``progress`` is the share of the run that is done (0..1), for schedules.
+        """
+
+    def publish(self) -> None:
+        """Make the current weights visible to policies."""
+
+
+class Saveable(Protocol):
+    """Anything that survives in a checkpoint: plain nested dicts of numpy arrays and JSON values."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Sink(Protocol):
+    """Where metrics go (a file, TensorBoard, a console)."""
+
+    def write(self, frames: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,309 @@
+"""The folder of one run: its layout, who may write in it, how the run ended, and its log.
+
+::
+
+    <root>/<experiment>/<run>/
+        config.yaml     the final configuration          diary.json     where the run comes from
+        metrics.jsonl   metrics, one line per report     tb/            the same for TensorBoard
+        log.txt         what was said (log.txt.1, ...)   checkpoints/   see core.checkpoints
+        data/           recorded episodes                videos/        recorded pictures
+        state.json      running, finished, failed or interrupted
+        .lock           held by the training that writes here
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Literal
+
+from rollmill.core import atomic
+from rollmill.core.errors import RunFolderError
+from rollmill.core.text import closest
+
+Mode = Literal["new", "resume", "overwrite"]
+State = Literal["running", "finished", "failed", "interrupted"]
+
+LOG_BYTES = 20_000_000
+LOG_FILES = 3
+
+_LOG = logging.getLogger("rollmill")
+_LOCK = ".lock"
+_PROBE = ".probe"
+_MARKS = ("config.yaml", "diary.json")
+"""A folder with one of these is a run. They are removed last, so half an overwrite still is one."""
+_LAYOUT = {
+    *_MARKS,
+    *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "state.json", "report.html"),
+    *("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES))),
+}
+
+
+class RunFolder:
+    """Paths of a run. ``RunFolder(path)`` only names them, ``RunFolder.create`` takes the folder in use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.diary = path / "diary.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tb"
+        self.log = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self.data = path / "data"
+        self.videos = path / "videos"
+        self.state = path / "state.json"
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, mode: Mode, min_free_mb: int = 50) -> RunFolder:
+        """Take ``path`` for one training; raises ``RunFolderError`` before anything in it is changed.
+
+        - ``new``: the folder must be missing or empty.
+        - ``resume``: it must hold a run.
+        - ``overwrite``: a run in it is deleted first; a folder that holds anything else is refused.
+        """
+        folder = cls(path)
+        try:
+            _refuse(path, mode)  # before a folder is made for a run that is not to be
+            path.mkdir(parents=True, exist_ok=True)
+            folder._lock = _take_lock(path)
+            _refuse(path, mode)  # again: what another process did before we held the lock
+            _require_space(path, min_free_mb)
+            if mode == "overwrite":
+                _delete_run(path)
+            atomic.sweep_temporary(path)
+        except OSError as error:
+            folder.close()
+            where = error.filename or path
+            raise RunFolderError(f"{where}: cannot be used for a run: {error.strerror or error}") from error
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def set_state(self, state: State, reason: str = "", frames: int | None = None) -> None:
+        """Write ``state.json``: how the run stands, why, and after how many frames.
+
+        A run whose file says ``running`` while its lock is free was killed.
+        """
+        value = {
+            "state": state,
+            "reason": reason,
+            "frames": frames,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        try:
+            atomic.write_json(self.state, value)
+        except OSError as error:
+            raise RunFolderError(f"{self.state}: cannot be written: {error.strerror or error}") from error
+
+    def read_state(self) -> dict[str, Any] | None:
+        """What ``set_state`` wrote last, or None before the first time."""
+        try:
+            value = json.loads(self.state.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.state}: cannot be read: {error}") from error
+        if not isinstance(value, dict):
+            raise RunFolderError(f"{self.state}: cannot be read: not a JSON object")
+        return value
+
+    def close(self) -> None:
+        """Let go of the lock. The lock file stays: removing it would let two processes hold "the" lock."""
+        if self._lock in _held:  # not so in a forked child, where the number may be somebody else's file
+            _held.remove(self._lock)
+            os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# ------------------------------------------------------------------------------------- what may be used
+
+
+def _refuse(path: Path, mode: Mode) -> None:
+    """Raise unless ``path`` may be used in this mode; changes nothing."""
+    if path.exists() and not path.is_dir():
+        raise RunFolderError(f"{path}: is a file, not a run folder")
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    names = {name for name in names if name not in (_LOCK, _PROBE) and not atomic.is_temporary(name)}
+    is_run = not names.isdisjoint(_MARKS)
+    if mode == "resume" and not is_run:
+        raise RunFolderError(_nothing_to_resume(path))
+    if mode == "new" and names:
+        raise RunFolderError(
+            f"{path}: exists and is not empty: continue it with --resume, delete it with --overwrite, "
+            "or choose another name"
+        )
+    if mode == "overwrite" and names:
+        _refuse_to_delete(path, names, is_run)
+
+
+def _refuse_to_delete(path: Path, names: set[str], is_run: bool) -> None:
+    if not is_run:
+        raise RunFolderError(
+            f"{path}: not deleted: it does not look like a run (no {' or '.join(_MARKS)}); "
+            "delete it by hand or choose another name"
+        )
+    if path.is_symlink():
+        raise RunFolderError(f"{path}: not deleted: it is a link to {path.resolve()}; delete it by hand")
+    foreign = sorted(names - _LAYOUT)
+    if foreign:
+        raise RunFolderError(
+            f"{path}: not deleted: it holds what no run writes ({', '.join(foreign[:5])}); "
+            "move it away first or choose another name"
+        )
+
+
+def _nothing_to_resume(path: Path) -> str:
+    if path.is_dir():
+        return f"{path}: nothing to resume: it does not hold a run (no {' or '.join(_MARKS)})"
+    missing = path
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    names = sorted(entry.name for entry in missing.parent.iterdir() if entry.is_dir())
+    near = closest(missing.name, names, limit=5) or names[:5]
+    there = f"there are {', '.join(near)}" if near else "there are no others"
+    return f"{path}: nothing to resume: {missing} does not exist; in {missing.parent} {there}"
+
+
+def _require_space(path: Path, min_free_mb: int) -> None:
+    free_mb = shutil.disk_usage(path).free / 1e6
+    if free_mb < min_free_mb:
+        raise RunFolderError(
+            f"disk of {path} is too full for a run: {free_mb:.1f} MB free, at least {min_free_mb} MB needed"
+        )
+    probe = path / _PROBE
+    atomic.write_bytes(probe, [bytes(4096)])
+    probe.unlink()
+
+
+def _delete_run(path: Path) -> None:
+    """Remove everything but the lock, which this process holds; the marks of a run go last."""
+    for entry in sorted(path.iterdir(), key=lambda e: e.name in _MARKS):
+        if entry.name == _LOCK:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+# ------------------------------------------------------------------------------------------------- lock
+
+_held: set[int] = set()
+
+
+def _close_locks_in_child() -> None:
+    """A forked child shares the parent's lock and would keep the folder after the parent died."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks_in_child)
+
+
+def _take_lock(path: Path) -> int:
+    lock = path / _LOCK
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
+        os.close(descriptor)
+        raise RunFolderError(f"{path}: in use by {holder}; stop it or choose another name") from error
+    except OSError as error:
+        os.close(descriptor)
+        raise RunFolderError(f"{lock}: cannot be locked: {error.strerror or error}") from error
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    _held.add(descriptor)
+    return descriptor
+
+
+# -------------------------------------------------------------------------------------------------- log
+
+
+class LogHandle:
+    """The "rollmill" logger while it writes to a run folder; ``close`` puts everything back."""
+
+    def __init__(self, handlers: list[logging.Handler]) -> None:
+        self._handlers = handlers
+        self._before = (_LOG.level, _LOG.propagate)
+        _LOG.setLevel(logging.INFO)
+        _LOG.propagate = False
+        for handler in handlers:
+            _LOG.addHandler(handler)
+
+    def close(self) -> None:
+        for handler in self._handlers:
+            _LOG.removeHandler(handler)
+            handler.close()
+        if self._handlers:
+            _LOG.setLevel(self._before[0])
+            _LOG.propagate = self._before[1]
+        self._handlers = []
+
+
+class _LogFile(RotatingFileHandler):
+    """A log that cannot be written (full disk) says so once on stderr; the run goes on."""
+
+    _complained = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._complain(sys.exc_info()[1])
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: BaseException | None) -> None:
+        if not self._complained:
+            self._complained = True
+            print(f"{self.baseFilename}: cannot be written: {error}", file=sys.stderr, flush=True)
+
+
+def open_log(folder: RunFolder, to_console: bool) -> LogHandle:
+    """Send the "rollmill" logger to ``log.txt`` (3 files of 20 MB at most) and, if asked, to stderr."""
+    try:
+        file = _LogFile(folder.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"{folder.log}: cannot be written: {error.strerror or error}") from error
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    handlers: list[logging.Handler] = [file]
+    if to_console:
+        console = logging.StreamHandler()
+        console.setFormatter(_ConsoleFormat("%(asctime)s %(message)s", "%H:%M:%S"))
+        handlers.append(console)
+    return LogHandle(handlers)
+
+
+class _ConsoleFormat(logging.Formatter):
+    """Plain lines; the level is named where it is more than information."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return line if record.levelno <= logging.INFO else f"{line} [{record.levelname.lower()}]"

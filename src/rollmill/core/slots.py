@@ -1,0 +1,219 @@
+"""Where experience lives: segments in shared memory, handed around by index.
+
+Words
+-----
+slot      the place of one segment: ``T + 1`` rows for the ``L`` lanes of one group.
+row t     what lane l saw at step t (``obs``), what was decided (``action``, ``log_prob``, ``value``)
+          and what came of it (``reward``, ``terminated``, ``truncated``, ``valid``).
+row T     the bootstrap row: an observation and its value, no outcome.
+arena     all slots of a run; one array per field, ``[slots, T + 1, L, *shape]``, so that a gather
+          over any (slot, row) pairs is one numpy expression.
+
+Who writes what: workers write the ``WORKER_FIELDS`` of a row, the inference side the rest. An
+episode's final observation occupies a row of its own with ``valid = False`` (the decision there is
+ignored): its value is the bootstrap of a truncated episode, with no special case in the maths.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollmill.core.fields import Array, EnvSpec, Field
+
+OBS = "obs:"
+"""Prefix of observation fields inside a slot."""
+
+WORKER_FIELDS = (
+    Field("first", "bool"),
+    Field("step", "int32"),
+    Field("episode", "int64"),
+    Field("reward", "float32"),
+    Field("terminated", "bool"),
+    Field("truncated", "bool"),
+    Field("valid", "bool"),
+    Field("episode_return", "float32"),
+)
+ANSWER_FIELDS = (
+    Field("log_prob", "float32"),
+    Field("value", "float32"),
+    Field("version", "int64"),
+    Field("policy_id", "int16"),
+    Field("frames", "int64"),
+)
+CARRIED_FIELDS = ("first", "step", "episode")
+"""Worker fields of row T that open the next segment as its row 0, beside the observation."""
+
+
+class SharedBlock:
+    """Anonymous shared memory that a child process maps through an inherited file descriptor.
+
+    It has no name in any file system, so nothing can be left behind: the kernel frees it with the
+    last process that maps it, whatever ended that process.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self._map = mmap.mmap(fd, nbytes)
+
+    @classmethod
+    def create(cls, nbytes: int) -> SharedBlock:
+        nbytes = max(nbytes, mmap.PAGESIZE)
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("rollmill", os.MFD_CLOEXEC)
+        else:  # pragma: no cover - macOS: an unlinked file has the same life time
+            with tempfile.TemporaryFile() as handle:
+                fd = os.dup(handle.fileno())
+        os.ftruncate(fd, nbytes)
+        return cls(fd, nbytes)
+
+    def array(self, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
+        count = math.prod(shape)
+        return np.frombuffer(self._map, dtype=dtype, count=count, offset=offset).reshape(shape)
+
+    def close_fd(self) -> None:
+        """Give up the descriptor; the mapping stays as long as arrays refer to it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def layout_arrays(fields: Sequence[tuple[Field, tuple[int, ...]]]) -> tuple[dict[str, int], int]:
+    """Byte offset of each (field, leading shape), 64-byte aligned, and the total size."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for field, leading in fields:
+        offsets[field.name] = end
+        end += -(-math.prod(leading) * field.nbytes // 64) * 64
+    return offsets, end
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """Shape of every slot of a run.
+
+    ``state_every`` is the number of rows between stored recurrent states (the truncation length of
+    back-propagation); ``state_size`` is 0 for policies without memory.
+    """
+
+    spec: EnvSpec
+    steps: int
+    lanes: int
+    state_size: int = 0
+    state_every: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.steps + 1
+
+    @property
+    def state_rows(self) -> int:
+        return self.steps // (self.state_every or self.steps)
+
+    def fields(self) -> list[tuple[Field, int]]:
+        """Every field with its number of rows in a slot."""
+        columns = [Field(OBS + f.name, f.dtype, f.shape) for f in self.spec.observation]
+        columns += [*WORKER_FIELDS, self.spec.action.field, *ANSWER_FIELDS]
+        rows = [(field, self.rows) for field in columns]
+        if self.state_size:
+            rows.append((Field("state", "float32", (self.state_size,)), self.state_rows))
+        return rows
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(rows * self.lanes * field.nbytes for field, rows in self.fields())
+
+
+class Arena:
+    """All slots of a run as one array per field (see the module's words)."""
+
+    def __init__(self, layout: SegmentLayout, slots: int, block: SharedBlock | None = None) -> None:
+        leading = [(field, (slots, rows, layout.lanes)) for field, rows in layout.fields()]
+        offsets, nbytes = layout_arrays(leading)
+        self.layout = layout
+        self.slots = slots
+        self.block = block or SharedBlock.create(nbytes)
+        self.fields: dict[str, Array] = {
+            field.name: self.block.array(field.dtype, lead + field.shape, offsets[field.name])
+            for field, lead in leading
+        }
+        self.obs: dict[str, Array] = {
+            name.removeprefix(OBS): array for name, array in self.fields.items() if name.startswith(OBS)
+        }
+
+    def __getitem__(self, name: str) -> Array:
+        return self.fields[name]
+
+    def poison(self, slot: int) -> None:
+        """Fill a slot with values nobody could mistake for data (debug mode)."""
+        for array in self.fields.values():
+            if array.dtype.kind == "f":
+                array[slot] = np.nan
+            elif array.dtype.kind == "i":
+                array[slot] = np.iinfo(array.dtype).min
+            else:
+                array[slot] = 1
+
+    def segment(self, slot: int) -> dict[str, Array]:
+        """Views of one slot: ``[T + 1, L, ...]`` per field."""
+        return {name: array[slot] for name, array in self.fields.items()}
+
+    def head(self, slot: int, row: int) -> dict[str, Array]:
+        """Views of what is written of a slot once row ``row`` has been decided; empty for row -1."""
+        every = self.layout.state_every or self.layout.steps
+        ends = {"state": row // every + 1}
+        return {name: array[slot, : ends.get(name, row + 1)] for name, array in self.fields.items()}
+
+    def gather(self, slots: list[int], out: dict[str, Array] | None = None) -> dict[str, Array]:
+        """Copy segments side by side: ``[T + 1, len(slots) * L, ...]`` per field.
+
+        ``out`` (from an earlier call with as many slots) is filled again instead of allocating.
+        """
+        lanes = self.layout.lanes
+        if out is None:
+            out = {
+                name: np.empty((a.shape[1], len(slots) * lanes, *a.shape[3:]), a.dtype)
+                for name, a in self.fields.items()
+            }
+        for k, slot in enumerate(slots):
+            for name, array in self.fields.items():
+                out[name][:, k * lanes : (k + 1) * lanes] = array[slot]
+        return out
+
+
+class RowOut:
+    """Views of rows t and t + 1 of a slot, in the form a batch env writes (``protocols.StepOut``)."""
+
+    __slots__ = (
+        "reward",
+        "terminated",
+        "truncated",
+        "valid",
+        "episode_return",
+        "obs",
+        "first",
+        "step",
+        "episode",
+    )
+
+    def __init__(self, arena: Arena, slot: int, row: int) -> None:
+        f, after = arena.fields, row + 1
+        # row -1 is the reset before a run's first decision: it has no outcome to write, so the
+        # views point at row 0, whose outcome the first step overwrites.
+        row = max(row, 0)
+        self.reward = f["reward"][slot, row]
+        self.terminated = f["terminated"][slot, row]
+        self.truncated = f["truncated"][slot, row]
+        self.valid = f["valid"][slot, row]
+        self.episode_return = f["episode_return"][slot, row]
+        self.obs = {name: array[slot, after] for name, array in arena.obs.items()}
+        self.first = f["first"][slot, after]
+        self.step = f["step"][slot, after]
+        self.episode = f["episode"][slot, after]

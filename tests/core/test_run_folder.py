@@ -1,0 +1,393 @@
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollmill.core import run_folder
+from rollmill.core.errors import RunFolderError
+from rollmill.core.run_folder import RunFolder, open_log
+
+LOG = logging.getLogger("rollmill")
+
+
+def make_run(path: Path) -> Path:
+    """A folder as a finished training leaves it."""
+    with RunFolder.create(path, "new") as folder:
+        folder.config.write_text("seed: 1\n")
+        folder.diary.write_text("{}")
+        folder.checkpoints.mkdir()
+        (folder.checkpoints / "frames-000000000001.ckpt").write_text("weights")
+        folder.set_state("finished", frames=10)
+    return path
+
+
+def contents(path: Path) -> set[str]:
+    return {p.name for p in path.iterdir()} - {".lock"}
+
+
+# -------------------------------------------------------------------------------------------------- modes
+
+
+def test_a_new_run_gets_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "experiment" / "run"
+    with RunFolder.create(path, "new") as folder:
+        assert path.is_dir()
+        assert contents(path) == set()
+        assert folder.config == path / "config.yaml"
+        assert folder.tensorboard == path / "tb"
+
+
+def test_new_in_an_existing_run_names_both_ways_out(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"run: exists and is not empty: .*--resume.*--overwrite"):
+        RunFolder.create(path, "new")
+
+
+def test_new_in_a_folder_with_remains_of_a_failed_start_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("")
+    (tmp_path / ".probe").write_text("")
+    (tmp_path / ".state.json.999999999.tmp").write_text("")
+    RunFolder.create(tmp_path, "new").close()
+    assert contents(tmp_path) == set()
+
+
+def test_resume_keeps_everything(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    before = contents(path)
+    with RunFolder.create(path, "resume"):
+        assert contents(path) == before
+
+
+def test_resume_of_a_missing_run_lists_near_names_and_makes_nothing(tmp_path: Path) -> None:
+    for name in ("doom_seed2", "doom_seed1", "pong"):
+        (tmp_path / "exp" / name).mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"nothing to resume: .*doom_seed does not exist") as caught:
+        RunFolder.create(tmp_path / "exp" / "doom_seed", "resume")
+    assert str(caught.value).endswith("exp there are doom_seed1, doom_seed2")
+    assert not (tmp_path / "exp" / "doom_seed").exists()
+
+
+def test_resume_of_a_missing_run_without_a_near_name_lists_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "exp" / "pong").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"exp there are pong$"):
+        RunFolder.create(tmp_path / "exp" / "zzzzzz", "resume")
+    (tmp_path / "exp" / "pong").rmdir()
+    with pytest.raises(RunFolderError, match=r"exp there are no others$"):
+        RunFolder.create(tmp_path / "exp" / "zzzzzz", "resume")
+
+
+def test_resume_in_a_missing_experiment_lists_near_experiments(tmp_path: Path) -> None:
+    (tmp_path / "health" / "run1").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"helth does not exist; in .* there are health$"):
+        RunFolder.create(tmp_path / "helth" / "run1", "resume")
+
+
+def test_resume_of_a_folder_without_a_run(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(RunFolderError, match="nothing to resume: it does not hold a run"):
+        RunFolder.create(tmp_path, "resume")
+
+
+def test_overwrite_deletes_the_run_and_only_the_run(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("keep")
+    path = make_run(tmp_path / "run")
+    (path / "data").symlink_to(outside)
+    (path / "tb").mkdir()
+    (path / "tb" / "link").symlink_to(outside / "precious")
+    with RunFolder.create(path, "overwrite"):
+        assert contents(path) == set()
+    assert (outside / "precious").read_text() == "keep"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_overwrite_of_nothing_is_like_new(tmp_path: Path, exists: bool) -> None:
+    if exists:
+        (tmp_path / "run").mkdir()
+    RunFolder.create(tmp_path / "run", "overwrite").close()
+    assert (tmp_path / "run").is_dir()
+
+
+def test_overwrite_refuses_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunFolderError, match="not deleted: it does not look like a run"):
+        RunFolder.create(tmp_path, "overwrite")
+    assert contents(tmp_path) == {"thesis.tex"}
+
+
+def test_overwrite_refuses_a_project_that_happens_to_have_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "src").mkdir()
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(RunFolderError, match=r"it holds what no run writes \(.git, src\)"):
+        RunFolder.create(tmp_path, "overwrite")
+    assert contents(tmp_path) == {"config.yaml", "src", ".git"}
+
+
+def test_overwrite_refuses_a_link(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(RunFolderError, match="link: not deleted: it is a link to"):
+        RunFolder.create(tmp_path / "link", "overwrite")
+    assert (path / "config.yaml").exists()
+
+
+def test_an_overwrite_that_fails_halfway_leaves_something_that_still_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "run")
+
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    monkeypatch.setattr(run_folder.shutil, "rmtree", fail)
+    with pytest.raises(RunFolderError, match="checkpoints: cannot be used for a run: Input/output error"):
+        RunFolder.create(path, "overwrite")
+    monkeypatch.undo()
+    RunFolder.create(path, "overwrite").close()
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunFolderError, match="is a file, not a run folder"):
+        RunFolder.create(tmp_path / "run", "new")
+
+
+# --------------------------------------------------------------------------------------------------- lock
+
+
+def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    holder = RunFolder.create(path, "resume")
+    for mode in ("resume", "overwrite"):
+        with pytest.raises(
+            RunFolderError, match=f"run: in use by pid {os.getpid()} on {socket.gethostname()}"
+        ):
+            RunFolder.create(path, mode)  # type: ignore[arg-type]
+    assert (path / "config.yaml").exists()
+    holder.close()
+    RunFolder.create(path, "resume").close()
+
+
+def test_the_lock_holds_between_processes_and_ends_with_a_kill(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, pathlib\n"
+        "from rollmill.core.run_folder import RunFolder\n"
+        "folder = RunFolder.create(pathlib.Path(sys.argv[1]), 'new')\n"
+        "print('locked', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(RunFolderError, match=f"in use by pid {process.pid} on"):
+            RunFolder.create(tmp_path / "run", "new")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    RunFolder.create(tmp_path / "run", "new").close()
+
+
+def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
+    """Neither a forked worker nor a program it starts holds the folder after the training has gone."""
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+    folder = RunFolder.create(tmp_path / "run", "new")
+
+    def child() -> None:
+        folder.close()  # must not close a descriptor that is not its own any more
+        ready.set()
+        leave.wait()
+
+    worker = context.Process(target=child)
+    worker.start()
+    program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        ready.wait()
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder.create(tmp_path / "run", "new")
+        folder.close()
+        RunFolder.create(tmp_path / "run", "new").close()
+    finally:
+        leave.set()
+        worker.join()
+        program.communicate(b"\n")
+    assert worker.exitcode == 0
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(RunFolderError, match=r"\.lock: cannot be locked: No locks available"):
+        RunFolder.create(tmp_path / "run", "new")
+
+
+def test_closing_twice_is_fine(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "new")
+    folder.close()
+    folder.close()
+
+
+# --------------------------------------------------------------------------------------- disks and rights
+
+
+def test_a_full_disk_is_refused_before_anything_starts(small_disk: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"too full for a run: 1.0 MB free, at least 50 MB needed"):
+        RunFolder.create(small_disk / "run", "new")
+    with contextlib.suppress(OSError):
+        (small_disk / "ballast").write_bytes(bytes(1 << 20))
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        RunFolder.create(small_disk / "run2", "new", min_free_mb=0)
+
+
+def test_a_full_disk_does_not_cost_the_run_that_was_to_be_overwritten(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="too full"):
+        RunFolder.create(path, "overwrite", min_free_mb=10**12)
+    assert "config.yaml" in contents(path)
+    RunFolder.create(path, "resume").close()
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """A folder this process may not write in; root may write anywhere, so it becomes somebody else."""
+    folder = Path(tempfile.mkdtemp())  # not below tmp_path, which others cannot enter
+    (folder / "exists").mkdir(mode=0o555)
+    folder.chmod(0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", ["exists", "missing"])
+def test_a_folder_that_may_not_be_written(read_only_folder: Path, name: str) -> None:
+    with pytest.raises(RunFolderError, match="cannot be used for a run: Permission denied"):
+        RunFolder.create(read_only_folder / name, "new")
+
+
+# -------------------------------------------------------------------------------------------------- state
+
+
+def test_the_state_is_written_and_read(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        assert folder.read_state() is None
+        folder.set_state("running")
+        folder.set_state("failed", "worker 3 died", frames=1000)
+        state = folder.read_state()
+    assert state is not None
+    assert (state["state"], state["reason"], state["frames"]) == ("failed", "worker 3 died", 1000)
+    assert state["pid"] == os.getpid()
+    assert state["time"].endswith("+00:00")
+    assert json.loads((tmp_path / "run" / "state.json").read_text()) == state
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_state_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"state.json: cannot be read"):
+        RunFolder(tmp_path).read_state()
+
+
+def test_a_state_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"state.json: cannot be written: No such file"):
+        RunFolder(tmp_path / "none").set_state("running")
+
+
+# ---------------------------------------------------------------------------------------------------- log
+
+
+def test_the_log_goes_to_the_file_and_is_appended_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    for line in ("first", "second"):
+        handle = open_log(folder, to_console=False)
+        LOG.info("%s", line)
+        LOG.warning("careful")
+        handle.close()
+    LOG.warning("after the end")
+    lines = folder.log.read_text().splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines] == [
+        "INFO    first",
+        "WARNING careful",
+        "INFO    second",
+        "WARNING careful",
+    ]
+    assert "first" not in capsys.readouterr().err
+
+
+def test_the_console_gets_plain_lines_with_the_level_of_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    LOG.info("started")
+    LOG.error("broken")
+    LOG.debug("not shown")
+    handle.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines] == ["started", "broken [error]"]
+
+
+def test_closing_the_log_puts_the_logger_back(tmp_path: Path) -> None:
+    before = (LOG.level, LOG.propagate, list(LOG.handlers))
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    assert LOG.level == logging.INFO
+    handle.close()
+    handle.close()
+    assert (LOG.level, LOG.propagate, list(LOG.handlers)) == before
+
+
+def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "LOG_BYTES", 1000)
+    handle = open_log(RunFolder(tmp_path), to_console=False)
+    for n in range(200):
+        LOG.info("line %d", n)
+    handle.close()
+    files = sorted(tmp_path.iterdir())
+    assert [f.name for f in files] == ["log.txt", "log.txt.1", "log.txt.2"]
+    assert all(f.stat().st_size <= 1000 for f in files)
+    assert "line 199" in files[0].read_text()
+
+
+def test_a_log_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"log.txt: cannot be written: No such file"):
+        open_log(RunFolder(tmp_path / "none"), to_console=False)
+
+
+def test_a_log_on_a_full_disk_complains_once_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.symlink_to("/dev/full")
+    handle = open_log(folder, to_console=False)
+    LOG.info("one")
+    LOG.info("two")
+    handle.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith("log.txt: cannot be written: [Errno 28] No space left on device")
