@@ -1,0 +1,402 @@
+"""Several single environments stepped as one batch, kept alive through their faults.
+
+A lane that ended keeps its final observation for one row; the next ``step`` ignores the action
+there and resets the lane (next-step autoreset). An env that raises or returns nonsense is closed,
+built again and reset within limits; its row is marked not valid and the fault is reported.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollmill.core.errors import EnvError
+from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
+from rollmill.core.protocols import Env, StepOut
+from rollmill.core.seeds import Seeds
+from rollmill.envs.settings import EnvSettings
+
+MAKE, RESET, STEP = 1, 2, 3
+"""What an env is doing right now, as told to the watch (0 = nothing)."""
+PHASES = {0: "idle", MAKE: "constructor", RESET: "reset", STEP: "step"}
+
+
+class Watch(Protocol):
+    """Told before and after every call into an env, so that a hang can be seen from outside."""
+
+    def enter(self, env: int, phase: int, episode: int, step: int) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class NoWatch:
+    """For one-process runs: nobody looks from outside, and a pause at a breakpoint is no hang."""
+
+    def enter(self, env: int, phase: int, episode: int, step: int) -> None:
+        return None
+
+    def leave(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One misbehaviour of one env: enough to name it and to reproduce the episode."""
+
+    env_id: str
+    env: int
+    phase: str
+    seed: int
+    episode: int
+    step: int
+    error: str
+    trace: str
+
+    def describe(self) -> str:
+        return (
+            f"env {self.env} ({self.env_id}) failed in {self.phase} "
+            f"(seed {self.seed}, episode {self.episode}, step {self.step}): {self.error}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class BatchSetup:
+    """What a batch needs besides its settings: which envs of the run it holds, and who listens."""
+
+    spec: EnvSpec
+    """What every env of the run must promise."""
+    make: Callable[[int], Env]
+    """Builds env number ``i`` (numbered over the whole run)."""
+    envs: range
+    """Run-wide numbers of this batch's envs."""
+    seeds: Seeds
+    watch: Watch
+    on_fault: Callable[[Fault], None]
+    on_episode: Callable[[int, int, dict[str, float]], None]
+    """(lane, episode, the env's own statistics) at the end of an episode that has any."""
+    first_episode: Array
+    """[envs of the batch] int64: number of the first episode of each env (after a restart: not 0)."""
+    decorrelate_steps: int = 0
+    keep_actions: bool = False
+    """Remember the actions of the running episodes, so that they can be replayed (deterministic resume)."""
+
+
+class EnvBatch:
+    """A ``BatchEnv`` over single envs; see the module's text for what happens at ends and faults."""
+
+    def __init__(self, settings: EnvSettings, setup: BatchSetup) -> None:
+        self._settings = settings
+        self._setup = setup
+        count = len(setup.envs)
+        self.spec = setup.spec
+        self.agents = setup.spec.agents
+        self.lanes = count * self.agents
+        self._envs: list[Env | None] = [None] * count
+        self._episode = np.asarray(setup.first_episode, np.int64) - 1
+        self._faults = np.zeros(count, np.int64)
+        self._good_steps = np.zeros(count, np.int64)
+        self._actions: list[list[Array]] = [[] for _ in range(count)]
+        self._ended = np.zeros(self.lanes, bool)
+        self._steps = np.zeros(self.lanes, np.int32)
+        self._returns = np.zeros(self.lanes, np.float64)
+        self._float_fields = [f.name for f in self.spec.observation if f.is_float]
+        for i in range(count):
+            self._build(i)
+
+    @property
+    def envs(self) -> range:
+        """Run-wide numbers of the envs in this batch."""
+        return self._setup.envs
+
+    @property
+    def next_episode(self) -> Array:
+        """[envs] int64: the first episode number of each env that was never used."""
+        return self._episode + 1
+
+    # -- the two calls of a BatchEnv -----------------------------------------------------------
+
+    def reset(self, out: StepOut) -> None:
+        for i in range(len(self._envs)):
+            self._begin_episode(i, out)
+            self._decorrelate(i, out)
+        self._write_counters(out)
+
+    def step(self, actions: Array, out: StepOut) -> None:
+        self._open_row(out)
+        for i in range(len(self._envs)):
+            lanes = self._lanes(i)
+            if self._ended[lanes].all():
+                out.valid[lanes] = False
+                self._begin_episode(i, out)
+            else:
+                self._step_env(i, lanes, actions[lanes], out)
+        self._repair_non_finite(out)
+        self._account(out)
+
+    def close(self) -> None:
+        for i, env in enumerate(self._envs):
+            if env is not None:
+                self._close_env(i)
+
+    # -- one env -------------------------------------------------------------------------------
+
+    def _step_env(self, i: int, lanes: slice, action: Array, out: StepOut) -> bool:
+        """Step env ``i``; False when it failed and a new episode was begun in its place."""
+        setup = self._setup
+        if setup.keep_actions:
+            self._actions[i].append(action.copy())
+        waiting = self._ended[lanes] if self.agents > 1 else None
+        setup.watch.enter(setup.envs[i], STEP, int(self._episode[i]), int(self._steps[lanes.start]))
+        try:
+            reward, terminated, truncated, info = self._env(i).step(action, self._views(lanes, out))
+            out.reward[lanes] = reward
+            out.terminated[lanes] = terminated
+            out.truncated[lanes] = truncated
+        except Exception as error:  # noqa: BLE001 - whatever user code raises is that env's fault
+            self._recover(i, STEP, error, out)
+            return False
+        finally:
+            setup.watch.leave()
+        if waiting is not None and waiting.any():
+            self._silence(lanes, waiting, out)
+        if info and (extra := info.get("episode_stats")):
+            setup.on_episode(setup.envs[i] * self.agents, int(self._episode[i]), extra)
+        return True
+
+    def _begin_episode(self, i: int, out: StepOut) -> None:
+        """Reset env ``i`` into row t + 1, building it anew as often as the limit allows."""
+        lanes = self._lanes(i)
+        while True:
+            self._episode[i] += 1
+            self._steps[lanes] = 0
+            self._returns[lanes] = 0.0
+            self._ended[lanes] = False
+            self._actions[i].clear()
+            self._setup.watch.enter(self._setup.envs[i], RESET, int(self._episode[i]), 0)
+            try:
+                self._env(i).reset(self._episode_seed(i), self._views(lanes, out))
+                self._check_finite(lanes, out)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note_fault(i, RESET, error)
+                self._close_env(i)
+                self._build(i)
+                continue
+            finally:
+                self._setup.watch.leave()
+            out.first[lanes] = True
+            return
+
+    def _recover(self, i: int, phase: int, error: Exception, out: StepOut) -> None:
+        """An env failed in a step: report, replace it, start its next episode; the row does not count."""
+        lanes = self._lanes(i)
+        self._note_fault(i, phase, error)
+        self._close_env(i)
+        self._build(i)
+        out.reward[lanes] = 0.0
+        out.terminated[lanes] = False
+        out.truncated[lanes] = False
+        out.valid[lanes] = False
+        self._begin_episode(i, out)
+
+    def _build(self, i: int) -> None:
+        while True:
+            self._setup.watch.enter(self._setup.envs[i], MAKE, int(self._episode[i]), 0)
+            try:
+                env = self._setup.make(self._setup.envs[i])
+                if env.spec != self.spec:
+                    raise ValueError(f"this instance promises {env.spec}, the run was set up for {self.spec}")
+                self._envs[i] = env
+                return
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note_fault(i, MAKE, error)
+            finally:
+                self._setup.watch.leave()
+
+    def _close_env(self, i: int) -> None:
+        env, self._envs[i] = self._envs[i], None
+        try:
+            if env is not None:
+                env.close()
+        except Exception as error:  # noqa: BLE001 - a broken env may fail to close; say so, go on
+            self._report(i, 0, error)
+
+    def _note_fault(self, i: int, phase: int, error: Exception) -> None:
+        """Report a fault; raise EnvError when this env has used up its limit."""
+        if self._good_steps[i] >= self._settings.fault_window:
+            self._faults[i] = 0
+        self._good_steps[i] = 0
+        self._faults[i] += 1
+        fault = self._report(i, phase, error)
+        if self._faults[i] > self._settings.fault_limit:
+            raise EnvError(
+                f"{fault.describe()}\nThat is fault {self._faults[i]} of this env within "
+                f"{self._settings.fault_window} steps; env.fault_limit is {self._settings.fault_limit}."
+                f"\n{fault.trace}"
+            ) from error
+
+    def _report(self, i: int, phase: int, error: Exception) -> Fault:
+        fault = Fault(
+            env_id=self._settings.id,
+            env=self._setup.envs[i],
+            phase=PHASES[phase] if phase else "close",
+            seed=self._episode_seed(i),
+            episode=int(self._episode[i]),
+            step=int(self._steps[self._lanes(i).start]),
+            error=f"{type(error).__name__}: {error}",
+            trace="".join(traceback.format_exception(error)),
+        )
+        self._setup.on_fault(fault)
+        return fault
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _open_row(self, out: StepOut) -> None:
+        out.reward[:] = 0.0
+        out.terminated[:] = False
+        out.truncated[:] = False
+        out.valid[:] = True
+        out.first[:] = False
+        out.episode_return[:] = np.nan
+
+    def _silence(self, lanes: slice, waiting: Array, out: StepOut) -> None:
+        """Agents that are done wait for the others: their rows do not count."""
+        index = np.arange(lanes.start, lanes.stop)[waiting]
+        out.reward[index] = 0.0
+        out.terminated[index] = out.truncated[index] = out.valid[index] = False
+
+    def _account(self, out: StepOut) -> None:
+        """Count steps and returns of the rows that happened, and close ended episodes."""
+        valid = out.valid
+        self._steps += valid
+        self._returns += np.where(valid, out.reward, 0.0)
+        limit = self._settings.max_episode_steps
+        if limit:
+            out.truncated |= valid & ~out.terminated & (self._steps >= limit)
+        ended = valid & (out.terminated | out.truncated)
+        if ended.any():
+            out.episode_return[ended] = self._returns[ended]
+            self._ended |= ended
+        self._good_steps += valid.reshape(-1, self.agents).any(axis=1)
+        self._write_counters(out)
+
+    def _write_counters(self, out: StepOut) -> None:
+        out.step[:] = self._steps
+        out.episode.reshape(-1, self.agents)[:] = self._episode[:, None]
+
+    def _repair_non_finite(self, out: StepOut) -> None:
+        """NaN or infinity in an observation or reward is a fault of the env that made it."""
+        good = np.isfinite(out.reward)
+        for name in self._float_fields:
+            values = out.obs[name]
+            if not np.isfinite(values).all():
+                good &= np.isfinite(values.reshape(self.lanes, -1)).all(axis=1)
+        if good.all():
+            return
+        for i in np.unique(np.nonzero(~good)[0] // self.agents):
+            lanes = self._lanes(int(i))
+            what = "reward" if not np.isfinite(out.reward[lanes]).all() else "observation"
+            self._recover(int(i), STEP, ValueError(f"{what} is NaN or infinite"), out)
+
+    def _check_finite(self, lanes: slice, out: StepOut) -> None:
+        for name in self._float_fields:
+            if not np.isfinite(out.obs[name][lanes]).all():
+                raise ValueError(f"observation {name!r} is NaN or infinite")
+
+    # -- decorrelation and replay --------------------------------------------------------------
+
+    def _decorrelate(self, i: int, out: StepOut) -> None:
+        """Walk a random number of random steps first, so that lanes are not all in the same phase."""
+        if not self._setup.decorrelate_steps:
+            return
+        rng = self._branch(i).branch("decorrelate", int(self._episode[i])).generator()
+        lanes = self._lanes(i)
+        for _ in range(int(rng.integers(self._setup.decorrelate_steps + 1))):
+            action = random_actions(self.spec, rng, self._views(lanes, out), self.agents)
+            if not self._step_env(i, lanes, action, out):
+                continue
+            if (out.terminated[lanes] | out.truncated[lanes]).any():
+                self._begin_episode(i, out)
+                continue
+            self._steps[lanes] += 1
+            self._returns[lanes] += out.reward[lanes]
+            out.first[lanes] = False
+        try:
+            self._check_finite(lanes, out)
+        except ValueError as error:
+            self._recover(i, STEP, error, out)
+
+    def replay_state(self) -> dict[str, Any]:
+        """Enough to bring every env back to where it is, given that it is deterministic."""
+        return {
+            "episode": self._episode.copy(),
+            "steps": self._steps.copy(),
+            "returns": self._returns.copy(),
+            "ended": self._ended.copy(),
+            "faults": self._faults.copy(),
+            "good_steps": self._good_steps.copy(),
+            "actions": [np.stack(log) if log else np.zeros((0,), np.int64) for log in self._actions],
+        }
+
+    def replay(self, state: dict[str, Any], out: StepOut) -> None:
+        """Rebuild the running episodes from their seeds and actions; ``out.obs`` gets the last rows.
+
+        The caller compares ``out.obs`` with what the interrupted run had seen.
+        """
+        for i in range(len(self._envs)):
+            lanes = self._lanes(i)
+            self._episode[i] = state["episode"][i] - 1
+            self._begin_episode(i, out)
+            for action in state["actions"][i]:
+                self._env(i).step(action, self._views(lanes, out))
+                self._actions[i].append(action.copy())
+        self._steps[:] = state["steps"]
+        self._returns[:] = state["returns"]
+        self._ended[:] = state["ended"]
+        self._faults[:] = state["faults"]
+        self._good_steps[:] = state["good_steps"]
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _env(self, i: int) -> Env:
+        env = self._envs[i]
+        assert env is not None, "an env is always rebuilt before it is used"
+        return env
+
+    def _lanes(self, i: int) -> slice:
+        return slice(i * self.agents, (i + 1) * self.agents)
+
+    def _views(self, lanes: slice, out: StepOut) -> Obs:
+        return {name: array[lanes] for name, array in out.obs.items()}
+
+    def _branch(self, i: int) -> Seeds:
+        return self._setup.seeds.branch(self._setup.envs[i])
+
+    def _episode_seed(self, i: int) -> int:
+        return self._branch(i).branch("episode", int(self._episode[i])).integer()
+
+
+def random_actions(spec: EnvSpec, rng: np.random.Generator, obs: Obs, lanes: int) -> Array:
+    """Uniformly random actions ``[lanes, ...]``; under a mask only allowed ones."""
+    action = spec.action
+    if action.kind == "continuous":
+        low = np.maximum(np.asarray(action.low), -1e3)
+        high = np.minimum(np.asarray(action.high), 1e3)
+        return rng.uniform(low, high, (lanes, *action.shape)).astype(np.float32)
+    mask = obs[MASK_FIELD] if spec.masked else None
+    columns, begin = [], 0
+    for n in action.nvec:
+        if mask is None:
+            columns.append(rng.integers(n, size=lanes))
+        else:
+            weight = rng.random((lanes, n)) * (mask[:, begin : begin + n] > 0)
+            columns.append(weight.argmax(axis=1))
+        begin += n
+    choice = np.stack(columns, axis=-1).astype(np.int64)
+    return choice[:, 0] if action.kind == "discrete" else choice

@@ -1,0 +1,76 @@
+"""Any Gymnasium environment as an ``Env`` that writes into given arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
+from rollmill.core.protocols import StepReturn
+from rollmill.envs.spaces import action_layout, mask_field, observation_layout
+
+
+class GymEnv:
+    """Wraps one ``gymnasium.Env``; keeps its terminated/truncated semantics and its seeds.
+
+    ``mask_in_info`` takes the action mask from ``info["action_mask"]`` (as Taxi-v3 gives it); a
+    Dict observation with an ``action_mask`` entry needs no flag.
+    """
+
+    def __init__(self, env: gym.Env, *, name: str, mask_in_info: bool = False) -> None:
+        self.env = env
+        fields, self._write = observation_layout(env.observation_space)
+        action, self._to_env = action_layout(env.action_space)
+        self._mask_in_info = mask_in_info
+        if mask_in_info:
+            fields = (*fields, mask_field(action))
+        self.spec = EnvSpec(
+            name=name,
+            observation=fields,
+            action=action,
+            frames_per_step=int(getattr(env, "frames_per_step", 1)),
+        )
+        self._check_mask_shape()
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        answer = self.env.reset(seed=seed)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise ValueError(f"reset() returned {type(answer).__name__}, expected (observation, info)")
+        self._write(answer[0], obs, 0)
+        if self._mask_in_info:
+            self._write_mask(answer[1], obs)
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        answer = self.env.step(self._to_env(action[0]))
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise ValueError(
+                f"step() returned {type(answer).__name__}, expected (observation, reward, terminated, truncated, info)"
+            )
+        value, reward, terminated, truncated, info = answer
+        self._write(value, obs, 0)
+        if self._mask_in_info:
+            self._write_mask(info, obs)
+        return reward, terminated, truncated, info
+
+    def render(self) -> Array | None:
+        picture = self.env.render()
+        return picture if isinstance(picture, np.ndarray) else None
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _write_mask(self, info: dict[str, Any], obs: Obs) -> None:
+        if MASK_FIELD not in info:
+            raise ValueError(f'info has no "{MASK_FIELD}" although env.mask_in_info is set')
+        obs[MASK_FIELD][0] = info[MASK_FIELD]
+
+    def _check_mask_shape(self) -> None:
+        for field in self.spec.observation:
+            if field.name == MASK_FIELD and field.shape != mask_field(self.spec.action).shape:
+                raise ConfigError(
+                    f"{self.spec.name}: the action mask has shape {field.shape}, "
+                    f"the action space needs ({self.spec.action.mask_size},)"
+                )

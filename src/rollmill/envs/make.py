@@ -1,0 +1,183 @@
+"""From a name in the config to an environment: an explicit map, any Gymnasium id, or the user's code.
+
+There is no registration by import: ``NAMED`` is the whole list, and a test resolves every entry.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
+from rollmill.core.protocols import Env
+from rollmill.core.text import nearest
+from rollmill.envs.settings import EnvSettings
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named environment: where its class is, its fixed arguments, the extra that brings it."""
+
+    target: str
+    summary: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    extra: str = ""
+
+
+NAMED: dict[str, Entry] = {
+    "toy_target": Entry("rollmill.envs.toy:Target", "repeat the number shown; best return 10"),
+    "toy_memory": Entry("rollmill.envs.toy:Memory", "remember the first observation; best return 1"),
+    "toy_masked": Entry("rollmill.envs.toy:Masked", "best allowed action under a mask; best return 10"),
+    "toy_image": Entry("rollmill.envs.toy:Image", "name the corner of a square; best return 10"),
+    "toy_reach": Entry("rollmill.envs.toy:Reach", "continuous: move a point to the origin; best return near 0"),
+    "toy_agents": Entry("rollmill.envs.toy:Target", "two agents, each repeats its number; best 10", {"agents": 2}),
+    "doom_basic": Entry(
+        "rollmill.envs.vizdoom:DoomEnv", "ViZDoom: shoot the monster", {"scenario": "basic"}, "vizdoom"
+    ),
+    "doom_health_gathering_supreme": Entry(
+        "rollmill.envs.vizdoom:DoomEnv",
+        "ViZDoom: collect medkits in a maze",
+        {"scenario": "health_gathering_supreme"},
+        "vizdoom",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class EnvInstance:
+    """Which of the run's parallel environments this is; handed to constructors that ask for ``instance``."""
+
+    index: int = 0
+    worker: int = 0
+
+    def port(self, base: int) -> int:
+        """A TCP port on loopback for this instance: ``base + index`` or the next that is really free."""
+        for port in range(base + self.index, 65536):
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+                return port
+        raise EnvError(f"no free TCP port from {base + self.index} upwards")
+
+
+def make_env(settings: EnvSettings, instance: EnvInstance | None = None) -> Env:
+    """Build one environment. Errors of the constructor itself pass through unchanged."""
+    maker = _find_maker(settings.id)
+    kwargs = dict(settings.args)
+    if "instance" in _parameters(maker):
+        kwargs["instance"] = instance or EnvInstance()
+    env = maker(**kwargs)
+    return _as_env(env, settings)
+
+
+def check_env_settings(settings: EnvSettings) -> None:
+    """Refuse an unknown name or argument before any process starts."""
+    maker = _find_maker(settings.id)
+    parameters = _parameters(maker)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    known = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    for name in settings.args:
+        if name not in known and not takes_any:
+            raise ConfigError(
+                f"env.args.{name}: {settings.id} takes no such argument; {nearest(name, known)}"
+                f" (it takes: {', '.join(known) or 'none'})"
+            )
+
+
+def _find_maker(name: str) -> Callable[..., Any]:
+    if name in NAMED:
+        entry = NAMED[name]
+        maker = import_target(entry.target)
+        return _with_defaults(maker, entry.args)
+    if ":" in name:
+        return import_target(name)
+    return _gymnasium_maker(name)
+
+
+def _with_defaults(maker: Callable[..., Any], args: Mapping[str, Any]) -> Callable[..., Any]:
+    def make(**kwargs: Any) -> Any:
+        return maker(**{**args, **kwargs})
+
+    make.__signature__ = inspect.signature(maker)  # type: ignore[attr-defined]
+    return make
+
+
+def import_target(target: str) -> Callable[..., Any]:
+    """Import ``module:callable``; the current folder is searched too, as for a Python script."""
+    module_name, _, attribute = target.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # the module exists, something it imports does not
+        raise ConfigError(
+            f"{target}: no module named {module_name!r} (searched: the current folder and sys.path)"
+        ) from error
+    found: Callable[..., Any] | None = getattr(module, attribute, None)
+    if found is None or not callable(found):
+        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise ConfigError(
+            f"{target}: module {module_name!r} has no callable {attribute!r}; {nearest(attribute, names)}"
+            f" (it has: {', '.join(sorted(names)) or 'none'})"
+        )
+    return found
+
+
+def _gymnasium_maker(name: str) -> Callable[..., Any]:
+    import gymnasium as gym
+
+    if name.startswith("ALE/"):
+        try:
+            import ale_py
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(f'{name} needs ale-py: pip install "rollmill[atari]"') from error
+        gym.register_envs(ale_py)
+    if name not in gym.registry:
+        known = [*NAMED, *gym.registry]
+        raise ConfigError(
+            f"env={name}: no such environment; {nearest(name, known)} "
+            "(`rollmill envs` lists the names; any Gymnasium id or module:callable works too)"
+        )
+
+    def make(**kwargs: Any) -> Any:
+        try:
+            # The passive checker costs time on every step and our own checks cover its cases.
+            return gym.make(name, disable_env_checker=True, **kwargs)
+        except gym.error.DependencyNotInstalled as error:
+            raise MissingExtraError(f"{name}: {error}") from error
+
+    return make
+
+
+def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # some C callables have no signature: accept what the user gives
+        return {"kwargs": inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)}
+
+
+def _as_env(env: Any, settings: EnvSettings) -> Env:
+    import gymnasium as gym
+
+    from rollmill.envs.gym_env import GymEnv
+
+    if isinstance(env, gym.Env):
+        return GymEnv(env, name=settings.id, mask_in_info=settings.mask_in_info)
+    missing = [name for name in ("spec", "reset", "step", "close") if not hasattr(env, name)]
+    if missing:
+        raise ConfigError(
+            f"{settings.id} built a {type(env).__name__}, which is neither a gymnasium.Env "
+            f"nor a rollmill Env (lacks: {', '.join(missing)})"
+        )
+    own: Env = env
+    return own

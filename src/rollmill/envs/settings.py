@@ -1,0 +1,37 @@
+"""Which environment, and with which arguments."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from rollmill.core.config import settings
+
+
+@settings(shorthand="id")
+class EnvSettings:
+    """The environment of a run. ``env: NAME`` is short for ``env: {id: NAME}``."""
+
+    id: str = "toy_target"
+    """Name from ``rollmill envs``, any Gymnasium id, or ``module:callable`` (code that is imported and run)."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment's constructor."""
+
+    mask_in_info: bool = False
+    """Take the action mask from ``info["action_mask"]`` (Gymnasium environments only)."""
+
+    max_episode_steps: int = 0
+    """Truncate episodes after this many steps; 0 leaves it to the environment."""
+
+    fault_limit: int = 5
+    """How often one env may fail (raise, return nonsense) within ``fault_window`` steps before the run stops."""
+
+    fault_window: int = 1000
+    """Good steps after which an env's earlier faults are forgotten."""
+
+    def __post_init__(self) -> None:
+        if self.max_episode_steps < 0:
+            raise ValueError("max_episode_steps must be 0 (off) or positive")
+        if self.fault_limit < 0 or self.fault_window < 1:
+            raise ValueError("fault_limit must be >= 0 and fault_window >= 1")

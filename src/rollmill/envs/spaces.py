@@ -1,0 +1,174 @@
+"""Gymnasium spaces as fields: how observations are laid out in a row, how actions go back.
+
+Every supported space maps to named fields; anything else is an error that names the space.
+
+================  =====================================================================
+space             field(s)
+================  =====================================================================
+Box               ``obs``; uint8 and other integers kept, floats stored as float32
+Discrete          ``obs`` one-hot uint8 ``(n,)``
+MultiDiscrete     ``obs`` one-hot uint8 ``(sum(nvec),)``
+MultiBinary       ``obs`` uint8
+Dict, Tuple       one field per entry, nested names joined by dots: ``camera.left``, ``0.1``
+================  =====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, Field, Obs
+
+Space = spaces.Space[Any]
+
+Writer = Callable[[Any, Obs, int], None]
+"""Writes one agent's observation into lane ``i`` of the arrays; raises ValueError on nonsense."""
+
+
+def observation_layout(space: Space) -> tuple[tuple[Field, ...], Writer]:
+    """Fields of an observation space and the function that writes an observation into them."""
+    leaves: list[tuple[Field, tuple[Any, ...], Space]] = []
+    _collect(space, "", (), leaves)
+    parts = [(path, _leaf_writer(leaf, field)) for field, path, leaf in leaves]
+
+    if len(parts) == 1 and not parts[0][0]:
+        return (leaves[0][0],), parts[0][1]
+
+    def write(value: Any, obs: Obs, lane: int) -> None:
+        for path, writer in parts:
+            part = value
+            for key in path:
+                try:
+                    part = part[key]
+                except (KeyError, IndexError, TypeError) as error:
+                    raise ValueError(f"observation lacks entry {key!r}: {_short(value)}") from error
+            writer(part, obs, lane)
+
+    return tuple(field for field, _, _ in leaves), write
+
+
+def _collect(space: Space, name: str, path: tuple[Any, ...], leaves: list[Any]) -> None:
+    children: list[tuple[Any, Space]] | None = None
+    if isinstance(space, spaces.Dict):
+        children = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        children = list(enumerate(space.spaces))
+    if children is None:
+        leaves.append((_leaf_field(space, name or "obs"), path, space))
+        return
+    for key, child in children:
+        _collect(child, f"{name}.{key}" if name else str(key), (*path, key), leaves)
+
+
+def _leaf_field(space: Space, name: str) -> Field:
+    if isinstance(space, spaces.Box):
+        dtype = "float32" if space.dtype.kind == "f" else space.dtype.name
+        return Field(name, dtype, tuple(int(n) for n in space.shape))
+    if isinstance(space, spaces.Discrete):
+        return Field(name, "uint8", (int(space.n),))
+    if isinstance(space, spaces.MultiDiscrete):
+        return Field(name, "uint8", (int(np.sum(space.nvec)),))
+    if isinstance(space, spaces.MultiBinary):
+        return Field(name, "uint8", tuple(np.atleast_1d(space.n).tolist()))
+    raise ConfigError(
+        f"observation space {space} ({name}) is not supported; "
+        "supported are Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple of these"
+    )
+
+
+def _leaf_writer(space: Space, field: Field) -> Writer:
+    if isinstance(space, spaces.Discrete):
+        return _one_hot_writer(field, np.array([int(space.n)]), np.array([int(space.start)]))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _one_hot_writer(field, np.ravel(space.nvec), np.ravel(space.start))
+    return _box_writer(field)
+
+
+def _box_writer(field: Field) -> Writer:
+    name, shape, dtype = field.name, field.shape, np.dtype(field.dtype)
+
+    def write(value: Any, obs: Obs, lane: int) -> None:
+        if type(value) is not np.ndarray or value.shape != shape or value.dtype is not dtype:
+            value = _checked(value, field, dtype)
+        obs[name][lane] = value
+
+    return write
+
+
+def _checked(value: Any, field: Field, dtype: np.dtype[Any]) -> Array:
+    """The slow path of writing a Box: convert what is harmless, refuse the rest by name."""
+    if value is None:
+        raise ValueError(f"observation {field.name!r} is None")
+    array = np.asarray(value)
+    if array.shape != field.shape:
+        raise ValueError(f"observation {field.name!r} has shape {array.shape}, the space says {field.shape}")
+    if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(f"observation {field.name!r} has dtype {array.dtype}, the space says {dtype}")
+    return array
+
+
+def _one_hot_writer(field: Field, nvec: Array, start: Array) -> Writer:
+    name = field.name
+    offsets = np.concatenate([[0], np.cumsum(nvec)[:-1]])
+
+    def write(value: Any, obs: Obs, lane: int) -> None:
+        choice = np.ravel(np.asarray(value)) - start
+        if choice.shape != nvec.shape or choice.dtype.kind not in "iu" or (choice < 0).any() or (choice >= nvec).any():
+            raise ValueError(f"observation {name!r} is {_short(value)}, outside its space of {nvec.tolist()} choices")
+        row = obs[name][lane]
+        row[:] = 0
+        row[offsets + choice] = 1
+
+    return write
+
+
+def action_layout(space: Space) -> tuple[ActionSpec, Callable[[Array], Any]]:
+    """The action spec of a space and the function that turns one stored action into the env's own."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        spec = ActionSpec("discrete", nvec=(int(space.n),), start=(start,))
+        return spec, (lambda a: int(a) + start) if start else int
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        offset = np.asarray(space.start)
+        spec = ActionSpec("multi_discrete", nvec=tuple(int(n) for n in space.nvec), start=tuple(int(n) for n in offset))
+        return spec, lambda a: a + offset
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return _continuous_layout(space)
+    raise ConfigError(
+        f"action space {space} is not supported; supported are Discrete, MultiDiscrete (one axis) and float Box"
+    )
+
+
+def _continuous_layout(space: spaces.Box) -> tuple[ActionSpec, Callable[[Array], Any]]:
+    low, high = np.ravel(space.low), np.ravel(space.high)
+    spec = ActionSpec(
+        "continuous",
+        shape=(low.size,),
+        low=tuple(float(x) for x in low),
+        high=tuple(float(x) for x in high),
+    )
+    shape, dtype = space.shape, space.dtype
+
+    def to_env(action: Array) -> Array:
+        # The policy's Gaussian is unbounded; the stored action keeps what was sampled, so that its
+        # log-probability stays right, and only the simulator sees the clipped one.
+        return np.clip(action, low, high).astype(dtype, copy=False).reshape(shape)
+
+    return spec, to_env
+
+
+def mask_field(spec: ActionSpec) -> Field:
+    """The field of an action mask for this action space."""
+    if spec.kind == "continuous":
+        raise ConfigError("action masks need a Discrete or MultiDiscrete action space")
+    return Field(MASK_FIELD, "int8", (spec.mask_size,))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,184 @@
+"""The ViZDoom engine process: started without leftovers, ended for sure, never waited for in vain.
+
+``DoomGame`` starts an engine process and talks to it through two message queues in shared memory.
+What is added here:
+
+- The engine runs in a scratch folder of its own and dies with this process (``vizdoom_launcher``).
+- Killing the engine inside a queue's critical section leaves the queue locked for ever, and the call
+  that waits for the engine with it (seen in 1 of 20 kills at random moments). A thread per engine
+  waits for its death and opens such locks; ViZDoom then reports the death by itself.
+- ``close`` ends an engine that does not end when asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import shlex
+import signal
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollmill.core.errors import ConfigError, EnvError
+from rollmill.core.janitor import SCRATCH_VARIABLE
+from rollmill.envs import vizdoom_launcher
+
+if TYPE_CHECKING:
+    from vizdoom import DoomGame
+
+SHARED_MEMORY = Path("/dev/shm")
+QUEUES = ("ViZDoomMQCtr", "ViZDoomMQDoom")
+NEEDED_SHARED_MEMORY = 4 << 20
+"""Bytes; more than an engine touches at common screen sizes."""
+CLOSE_SECONDS = 5.0
+"""How long ``close`` waits for the engine to end by itself."""
+
+GLIBC_MUTEX = struct.Struct("@iIiIi")  # lock, count, owner (thread id), nusers, kind
+PROCESS_SHARED = 128  # bit of ``kind``
+
+
+class Engine:
+    """The running engine of one game; ``game`` is configured by the caller and not yet initialised."""
+
+    def __init__(self, game: DoomGame) -> None:
+        self._game = game
+        self._closed = False
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="vizdoom-", dir=os.environ.get(SCRATCH_VARIABLE), ignore_cleanup_errors=True
+        )
+        self.folder = Path(self._scratch.name)
+        """Where the engine writes its files; gone after ``close``."""
+        try:
+            self.pid = self._start()
+        except BaseException:
+            self._scratch.cleanup()
+            raise
+        if sys.platform == "linux":
+            threading.Thread(
+                target=_open_locks_after_death,
+                args=(self.pid, game.get_instance_id()),
+                name=f"vizdoom-{self.pid}",
+                daemon=True,
+            ).start()
+
+    def _start(self) -> int:
+        engine = _engine_path()
+        _refuse_what_would_fail(engine)
+        self._game.set_vizdoom_path(str(_write_start_script(self.folder, engine)))
+        try:
+            self._game.init()
+            return int((self.folder / "engine.pid").read_text())
+        except Exception as error:  # ViZDoom's errors have no common base
+            self._game.close()
+            raise EnvError(f"the ViZDoom engine did not start: {error}") from error
+
+    def close(self) -> None:
+        """End the engine, free its shared memory and remove its folder. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        impatience = threading.Timer(CLOSE_SECONDS, self._kill)
+        impatience.daemon = True
+        impatience.start()
+        try:
+            self._game.close()
+        finally:
+            impatience.cancel()
+            self._scratch.cleanup()
+
+    def _kill(self) -> None:
+        """Only while ``close`` waits: ViZDoom has not reaped the engine, so the number is still its own."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _engine_path() -> Path:
+    import vizdoom
+
+    return Path(vizdoom.__file__).parent / "vizdoom"
+
+
+def _refuse_what_would_fail(engine: Path) -> None:
+    """Check first: when the engine ends while it starts, ViZDoom 1.3 takes this process down with it."""
+    override = Path("_vizdoom.cfg")
+    if override.exists():
+        raise ConfigError(
+            f"ViZDoom would let {override.absolute()} override the scenario (buttons, rewards, screen); "
+            "move the file away"
+        )
+    if not os.access(engine, os.X_OK):
+        raise EnvError(f"the ViZDoom engine {engine} is not there or not executable; install vizdoom again")
+    if SHARED_MEMORY.is_dir():
+        space = os.statvfs(SHARED_MEMORY)
+        if space.f_bavail * space.f_frsize < NEEDED_SHARED_MEMORY:
+            raise EnvError(
+                f"{SHARED_MEMORY} is full: the ViZDoom engine needs {NEEDED_SHARED_MEMORY >> 20} MB of it "
+                "(remove what is stale there; for a container, give it more, as with --shm-size)"
+            )
+
+
+def _write_start_script(folder: Path, engine: Path) -> Path:
+    """The program ViZDoom starts in place of the engine: it takes a path, so our arguments need a script."""
+    launcher = [
+        sys.executable,
+        "-I",
+        "-S",
+        vizdoom_launcher.__file__,
+        str(folder),
+        str(os.getpid()),
+        str(engine),
+    ]
+    script = folder / "start"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(launcher)} "$@"\n')
+    script.chmod(0o700)
+    if not os.access(script, os.X_OK):
+        raise ConfigError(
+            f"{folder.parent} does not allow programs to run (mounted noexec); "
+            f"set {SCRATCH_VARIABLE} or TMPDIR to a folder that does"
+        )
+    return script
+
+
+# -- locks of the dead ------------------------------------------------------------------------------
+
+
+def _open_locks_after_death(pid: int, instance_id: str) -> None:
+    with contextlib.suppress(ChildProcessError):  # ViZDoom's own thread was faster to take note
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    for queue in QUEUES:
+        open_locks(SHARED_MEMORY / f"{queue}{instance_id}", owner=pid)
+
+
+def open_locks(path: Path, owner: int) -> int:
+    """Unlock the mutexes in a shared-memory file that a dead process still holds; returns how many.
+
+    ``owner`` must be dead. Only glibc's layout is known; elsewhere nothing is found. The queue's content
+    may be half written: good enough to be told of the death, and nobody uses it afterwards.
+    """
+    try:
+        with path.open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+    except FileNotFoundError:  # ViZDoom has cleaned up: nothing was stuck
+        return 0
+    unlock = ctypes.CDLL(None).pthread_mutex_unlock
+    count = 0
+    with memory:
+        for offset in _mutexes_of(memory, owner):
+            mutex = ctypes.c_char.from_buffer(memory, offset)
+            unlock(ctypes.byref(mutex))
+            del mutex  # a buffer in use cannot be closed
+            count += 1
+    return count
+
+
+def _mutexes_of(memory: mmap.mmap, owner: int) -> Iterator[int]:
+    for offset in range(0, len(memory) - GLIBC_MUTEX.size + 1, 8):
+        lock, _, holder, _, kind = GLIBC_MUTEX.unpack_from(memory, offset)
+        if holder == owner and lock in (1, 2) and kind == PROCESS_SHARED:
+            yield offset

@@ -1,0 +1,52 @@
+"""Turns itself into the ViZDoom engine, after making sure that the engine cannot outlive its parent.
+
+Run by path and without rollmill, because every engine pays for its start (about 15 ms)::
+
+    python -I -S vizdoom_launcher.py FOLDER PARENT_PID ENGINE [ARGUMENT ...]
+
+The engine by itself ignores SIGTERM, stays when its parent is killed, keeps every file descriptor it
+inherits (locks and pipes too), and writes ``_vizdoom.ini`` and ``_vizdoom/`` into the current folder.
+"""
+
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to SIGKILL this process when the thread that started it ends; it lasts across exec."""
+    import ctypes
+
+    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError("prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it was gone before the request
+        sys.exit(f"the parent process {parent} is gone")
+
+
+def close_inherited_files() -> None:
+    """Close all but stdin, stdout and stderr. Listed, because a limit of a billion files is common."""
+    for name in os.listdir("/dev/fd"):
+        descriptor = int(name)
+        if descriptor > 2:
+            try:
+                os.close(descriptor)
+            except OSError:  # the one that listed the folder
+                continue
+
+
+def main(arguments: list[str]) -> None:
+    folder, parent, engine, *rest = arguments
+    os.chdir(folder)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    close_inherited_files()
+    if sys.platform == "linux":
+        die_with_parent(int(parent))
+    with open("engine.pid", "w") as file:
+        file.write(str(os.getpid()))
+    os.execv(engine, [engine, *rest])  # argv[0] is where the engine looks for vizdoom.pk3
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
