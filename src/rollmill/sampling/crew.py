@@ -1,0 +1,353 @@
+"""The workers as seen from the sampler: in this process (serial) or in processes of their own.
+
+Both kinds offer the same few calls; the sampler does not know which one it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollmill.core.errors import EnvError, WorkerError
+from rollmill.core.fields import Array
+from rollmill.core.slots import Arena
+from rollmill.envs.batch import MAKE, PHASES, RESET, STEP, Fault, NoWatch
+from rollmill.sampling.mailbox import Bell, Mailbox
+from rollmill.sampling.settings import SamplingSettings
+from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan
+
+log = logging.getLogger("rollmill")
+
+WATCH_SECONDS = 0.5
+RESTART_WINDOW_SECONDS = 600.0
+LINES_PER_WINDOW = 200
+"""Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
+
+
+@dataclass
+class CrewReport:
+    """What happened in the crew since the run began."""
+
+    env_faults: int = 0
+    worker_restarts: int = 0
+    faults: deque[Fault] = field(default_factory=lambda: deque(maxlen=20))
+    episode_stats: deque[tuple[int, int, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=1000))
+
+    def note_fault(self, fault: Fault) -> None:
+        self.env_faults += 1
+        self.faults.append(fault)
+        log.warning("%s; restarting it", fault.describe())
+
+    def note_episode(self, lane: int, episode: int, stats: dict[str, float]) -> None:
+        self.episode_stats.append((lane, episode, stats))
+
+
+class Crew(Protocol):
+    report: CrewReport
+
+    def start(self) -> None: ...
+
+    def post(self, groups: Array) -> None:
+        """The commands of these groups are in the mailbox: have them done."""
+
+    def wait(self, timeout: float) -> None:
+        """Return when some group may have become ready, or after ``timeout`` seconds."""
+
+    def check(self) -> Array:
+        """Look after the workers; returns groups that a replaced worker lost (mailbox already reset)."""
+
+    def stop(self) -> None: ...
+
+
+class LocalCrew:
+    """All workers inside this process, called in order: deterministic, and friendly to a debugger."""
+
+    def __init__(self, plans: list[WorkerPlan], arena: Arena, box: Mailbox) -> None:
+        self.report = CrewReport()
+        self._plans, self._arena, self._box = plans, arena, box
+        self.workers: list[Worker] = []
+
+    def start(self) -> None:
+        listener = Listener(self.report.note_fault, self.report.note_episode)
+        for plan in self._plans:
+            self.workers.append(Worker(plan, self._arena, self._box, NoWatch(), listener))
+
+    def post(self, groups: Array) -> None:
+        """Nothing to do: the work is done in ``wait``, so that a checkpoint can stand in between."""
+
+    def wait(self, timeout: float) -> None:
+        for worker in self.workers:
+            worker.work()
+
+    def check(self) -> Array:
+        return np.zeros(0, np.int64)
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+@dataclass
+class _Handle:
+    """One worker process and the ends of its pipes."""
+
+    process: subprocess.Popen[bytes]
+    events: int
+    output: int
+    pending: dict[int, bytes] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+
+
+class ProcessCrew:
+    """One process per worker: watched, replaced when dead or hung, never waited for without end."""
+
+    def __init__(
+        self,
+        plans: list[WorkerPlan],
+        arena: Arena,
+        box: Mailbox,
+        settings: SamplingSettings,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.report = CrewReport()
+        self._plans, self._arena, self._box, self._settings = plans, arena, box, settings
+        self._environment = dict(environment)
+        self._bell = Bell.create()
+        self._bells = [Bell.create() for _ in plans]
+        self._handles: list[_Handle | None] = [None] * len(plans)
+        self._restarts: list[deque[float]] = [deque() for _ in plans]
+        self._lines: list[deque[float]] = [deque() for _ in plans]
+        self._dropped_lines = [0] * len(plans)
+        self._poll = select.poll()
+        self._poll.register(self._bell.fd, select.POLLIN)
+        self._next_check = 0.0
+
+    # -- what the sampler calls ----------------------------------------------------------------
+
+    def start(self) -> None:
+        for index in range(len(self._plans)):
+            self._spawn(index)
+
+    def post(self, groups: Array) -> None:
+        for worker in np.unique(groups // self._plans[0].groups):
+            self._bells[worker].ring()
+
+    def wait(self, timeout: float) -> None:
+        for fd, _ in self._poll.poll(int(timeout * 1000)):
+            if fd == self._bell.fd:
+                self._bell.hush()
+            else:
+                self._read(fd)
+
+    def check(self) -> Array:
+        now = time.monotonic()
+        if now < self._next_check:
+            return np.zeros(0, np.int64)
+        self._next_check = now + WATCH_SECONDS
+        lost = [self._replace(index, reason) for index, reason in self._troubles(now)]
+        return np.concatenate(lost) if lost else np.zeros(0, np.int64)
+
+    def stop(self) -> None:
+        """Ask every worker to end, give them a moment, then end them."""
+        self._box.stop[0] = 1
+        for bell in self._bells:
+            bell.ring()
+        deadline = time.monotonic() + 3.0
+        for running in filter(None, self._handles):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(max(0.0, deadline - time.monotonic()))
+        for index, handle in enumerate(self._handles):
+            if handle is not None:
+                self._end(index, handle)
+        for index, count in enumerate(self._dropped_lines):
+            if count:
+                log.warning("worker %d: %d lines of output were not logged (too many)", index, count)
+        for bell in (self._bell, *self._bells):
+            bell.close()
+
+    def wake(self) -> None:
+        """End a ``wait`` in another thread (a slot became free)."""
+        self._bell.ring()
+
+    def pids(self) -> list[int]:
+        return [handle.process.pid for handle in self._handles if handle is not None]
+
+    # -- watching ------------------------------------------------------------------------------
+
+    def _troubles(self, now: float) -> list[tuple[int, str]]:
+        found = []
+        for index, handle in enumerate(self._handles):
+            if handle is None:
+                continue
+            code = handle.process.poll()
+            if code is not None:
+                self._drain(handle)  # its last words may say why, or raise
+                found.append((index, f"worker {index} (pid {handle.process.pid}) {_describe_exit(code)}"))
+            elif reason := self._hang(index, now):
+                found.append((index, reason))
+        return found
+
+    def _hang(self, index: int, now: float) -> str:
+        box, s = self._box, self._settings
+        phase = int(box.phase[index])
+        limit = {MAKE: s.start_timeout, RESET: s.reset_timeout, STEP: s.step_timeout}.get(phase, 0.0)
+        if not limit or now - float(box.since[index]) < limit:
+            return ""
+        env, episode = int(box.env[index]), int(box.episode[index])
+        plan = self._plans[index]
+        seed = plan.seeds.branch("worker", index).branch(env).branch("episode", episode).integer()
+        return (
+            f"env {env} ({plan.env.id}) hangs in {PHASES[phase]} for more than {limit:g} s "
+            f"(worker {index}, seed {seed}, episode {episode}, step {int(box.step[index])})"
+        )
+
+    def _replace(self, index: int, reason: str) -> Array:
+        """End what is left of a worker and start it anew; its groups begin again."""
+        handle = self._handles[index]
+        assert handle is not None
+        self._end(index, handle)
+        now = time.monotonic()
+        recent = self._restarts[index]
+        recent.append(now)
+        while recent[0] < now - RESTART_WINDOW_SECONDS:
+            recent.popleft()
+        if len(recent) > self._settings.worker_restarts:
+            error = EnvError if "hangs" in reason else WorkerError
+            raise error(
+                f"{reason}; replaced {len(recent) - 1} times within ten minutes, "
+                f"sampling.worker_restarts is {self._settings.worker_restarts}"
+            )
+        log.warning("%s; replacing the worker", reason)
+        self.report.worker_restarts += 1
+        plan = self._plans[index]
+        groups = np.arange(index * plan.groups, (index + 1) * plan.groups)
+        first, last = plan.envs_of(0).start, plan.envs_of(plan.groups - 1).stop
+        self._box.next_episode[first:last] += 1  # the interrupted episodes are not used again
+        self._box.phase[index] = 0
+        self._box.restart(groups)
+        self._spawn(index)
+        return groups
+
+    # -- processes and pipes -------------------------------------------------------------------
+
+    def _spawn(self, index: int) -> None:
+        plan, box = self._plans[index], self._box
+        setup_read, setup_write = os.pipe()
+        events_read, events_write = os.pipe()
+        output_read, output_write = os.pipe()
+        setup = ProcessSetup(
+            plan=plan,
+            slots=self._arena.slots,
+            arena=(self._arena.block.fd, self._arena.block.nbytes),
+            mailbox=(box.block.fd, box.block.nbytes),
+            shape=(len(box.command), len(box.phase), len(box.next_episode)),
+            main_bell=(self._bell.fd, self._bell.ring_fd),
+            own_bell=(self._bells[index].fd, self._bells[index].ring_fd),
+            events_fd=events_write,
+            parent=os.getpid(),
+            core=self._core(index),
+            path=sys.path,
+        )
+        inherited = {
+            setup_read,
+            events_write,
+            setup.arena[0],
+            setup.mailbox[0],
+            *setup.main_bell,
+            *setup.own_bell,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rollmill.sampling.worker", str(setup_read)],
+            stdin=subprocess.DEVNULL,
+            stdout=output_write,
+            stderr=output_write,
+            pass_fds=tuple(inherited),
+            env=self._environment | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        for fd in (setup_read, events_write, output_write):
+            os.close(fd)
+        for fd in (events_read, output_read):
+            os.set_blocking(fd, False)
+            self._poll.register(fd, select.POLLIN)
+        self._handles[index] = _Handle(process, events_read, output_read)
+        with os.fdopen(setup_write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+            pickle.dump(setup, pipe)  # a worker that died at once is seen by the next check
+
+    def _core(self, index: int) -> int | None:
+        if not self._settings.affinity or not hasattr(os, "sched_getaffinity"):
+            return None
+        cores = sorted(os.sched_getaffinity(0))
+        return cores[index % len(cores)]
+
+    def _end(self, index: int, handle: _Handle) -> None:
+        handle.process.kill()
+        handle.process.wait()
+        self._drain(handle)
+        for fd in (handle.events, handle.output):
+            self._poll.unregister(fd)
+            os.close(fd)
+        self._handles[index] = None
+
+    def _drain(self, handle: _Handle) -> None:
+        for fd in (handle.events, handle.output):
+            while self._read(fd):
+                pass
+
+    def _read(self, fd: int) -> bool:
+        """Take what a pipe holds; False when it is empty or closed."""
+        index, handle = next((i, h) for i, h in enumerate(self._handles) if h and fd in (h.events, h.output))
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            # Closed: the worker is gone and the next check sees it; polling it would spin.
+            self._poll.modify(fd, 0)
+            return False
+        *lines, rest = (handle.pending.get(fd, b"") + data).split(b"\n")
+        handle.pending[fd] = rest[-(1 << 20) :]
+        for line in lines:
+            if fd == handle.events:
+                self._on_event(json.loads(line))
+            else:
+                self._on_line(index, line.decode(errors="replace"))
+        return True
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        kind = event.pop("kind")
+        if kind == "fault":
+            self.report.note_fault(Fault(**event))
+        elif kind == "episode":
+            self.report.note_episode(event["lane"], event["episode"], event["stats"])
+        elif kind == "fatal":
+            raise EnvError(event["error"])
+        elif kind == "crash":
+            log.error("a worker failed:\n%s", event["trace"])
+
+    def _on_line(self, index: int, line: str) -> None:
+        """Log what env code prints, within bounds: a chatty simulator must not fill the disk."""
+        now, recent = time.monotonic(), self._lines[index]
+        while recent and recent[0] < now - RESTART_WINDOW_SECONDS:
+            recent.popleft()
+        if len(recent) < LINES_PER_WINDOW:
+            recent.append(now)
+            log.info("worker %d: %s", index, line[:500])
+        else:
+            self._dropped_lines[index] += 1
+
+
+def _describe_exit(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,143 @@
+"""Answers ready groups: gathers their newest rows, asks the policies once, writes the decisions.
+
+This is also where a segment ends: when a group has filled row T, its observation there opens row 0
+of a fresh slot, one decision serves both (the value at row T is the bootstrap), and the full slot
+becomes a finished segment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollmill.core.fields import Array, Obs
+from rollmill.core.protocols import Policy
+from rollmill.core.slots import CARRIED_FIELDS, Arena
+from rollmill.sampling.mailbox import Mailbox
+
+
+@dataclass
+class Request:
+    """One batch of lanes that wait for a decision (``protocols.ActRequest``)."""
+
+    obs: Obs
+    first: Array
+    lanes: Array
+
+
+class Inference:
+    """The acting side of the policies. Not thread-safe: one thread answers."""
+
+    def __init__(self, arena: Arena, box: Mailbox, policies: Sequence[Policy]) -> None:
+        layout = arena.layout
+        self._arena = arena
+        self._box = box
+        self._policies = policies
+        self._lane_numbers = np.arange(layout.lanes)
+        self.policy_of_lane = np.zeros((len(box.command), layout.lanes), np.int16)
+        """[groups, L]: which policy acts for a lane."""
+        self.free: deque[int] = deque(range(len(box.command), arena.slots))
+        self.frames = 0
+        """Simulator frames decided so far; stamped on every row."""
+        box.slot[:] = np.arange(len(box.command))
+        self.group_of_slot = np.arange(arena.slots)
+        """[slots]: the group that fills, or filled, a slot."""
+
+    def answerable(self, groups: Array) -> Array:
+        """Those ready groups that can go on: a full segment needs a free slot to continue in."""
+        full = self._box.row[groups] + 1 == self._arena.layout.steps
+        if not full.any():
+            return groups
+        enough = np.cumsum(full) <= len(self.free)
+        chosen: Array = groups[~full | enough]
+        return chosen
+
+    def answer(self, groups: Array) -> list[int]:
+        """Decide for the newest row of each group; returns the slots that became finished segments."""
+        box = self._box
+        slots, rows = box.slot[groups], box.row[groups] + 1
+        full = np.nonzero(rows == self._arena.layout.steps)[0]
+        finished = slots[full].copy()
+        if full.size:
+            fresh = np.array([self.free.popleft() for _ in full])
+            self._carry_over(finished, fresh)
+            self.group_of_slot[fresh] = groups[full]
+            slots[full], rows[full] = fresh, 0
+        self._decide(groups, slots, rows)
+        if full.size:
+            for name in ("value", "version", "policy_id", "frames"):
+                self._arena[name][finished, -1] = self._arena[name][slots[full], 0]
+        box.slot[groups] = slots
+        box.row[groups] = rows
+        return [int(slot) for slot in finished]
+
+    def _carry_over(self, old: Array, new: Array) -> None:
+        arena = self._arena
+        for array in (*arena.obs.values(), *(arena[name] for name in CARRIED_FIELDS)):
+            array[new, 0] = array[old, -1]
+
+    def _decide(self, groups: Array, slots: Array, rows: Array) -> None:
+        layout = self._arena.layout
+        self.frames += groups.size * layout.lanes * layout.spec.frames_per_step
+        request = Request(
+            obs={name: self._rows_of(array, slots, rows) for name, array in self._arena.obs.items()},
+            first=self._rows_of(self._arena["first"], slots, rows),
+            lanes=(groups[:, None] * layout.lanes + self._lane_numbers).ravel(),
+        )
+        if len(self._policies) == 1:
+            self._ask(0, request, slots, rows, None)
+            return
+        owner = self.policy_of_lane[groups].ravel()
+        for k in np.unique(owner):
+            mine = np.nonzero(owner == k)[0]
+            part = Request({n: a[mine] for n, a in request.obs.items()}, request.first[mine], request.lanes[mine])
+            self._ask(int(k), part, slots, rows, mine)
+
+    def _ask(self, k: int, request: Request, slots: Array, rows: Array, mine: Array | None) -> None:
+        """Ask policy ``k`` for ``request`` and write its answer; ``mine``: positions among all lanes."""
+        policy, layout = self._policies[k], self._arena.layout
+        answer = policy.act(request)
+        columns: dict[str, Array | int] = {
+            "action": answer.action,
+            "log_prob": answer.log_prob,
+            "value": answer.value,
+            "version": policy.version,
+            "policy_id": k,
+            "frames": self.frames,
+        }
+        for name, values in columns.items():
+            self._write(self._arena[name], slots, rows, mine, values)
+        if layout.state_size:
+            self._keep_state(answer.state, slots, rows, mine)
+
+    def _keep_state(self, state: Array, slots: Array, rows: Array, mine: Array | None) -> None:
+        """Store the recurrent state where a piece of back-propagation through time begins."""
+        layout = self._arena.layout
+        every = layout.state_every or layout.steps
+        starts = rows % every == 0
+        if not starts.any():
+            return
+        lanes = np.arange(slots.size * layout.lanes) if mine is None else mine
+        group, lane = np.divmod(lanes, layout.lanes)
+        keep = starts[group]
+        self._arena["state"][slots[group[keep]], rows[group[keep]] // every, lane[keep]] = state[keep]
+
+    def _rows_of(self, array: Array, slots: Array, rows: Array) -> Array:
+        """``[n * L, ...]``: a view for one group, one gathered copy for several."""
+        if slots.size == 1:
+            view: Array = array[slots[0], rows[0]]
+            return view
+        gathered: Array = array[slots, rows]
+        return gathered.reshape(-1, *gathered.shape[2:])
+
+    def _write(self, array: Array, slots: Array, rows: Array, mine: Array | None, values: Array | int) -> None:
+        if mine is not None:
+            group, lane = np.divmod(mine, array.shape[2])
+            array[slots[group], rows[group], lane] = values
+        elif isinstance(values, np.ndarray):
+            array[slots, rows] = values.reshape(slots.size, -1, *array.shape[3:])
+        else:
+            array[slots, rows] = values

@@ -1,0 +1,122 @@
+"""How the main process and the workers talk: numbers in shared memory, and bells.
+
+A command to a group is "step from row ``row`` of slot ``slot``" (row -1: reset into row 0). The main
+process writes slot and row, then raises ``command``; the worker does the work, then sets ``done`` to
+it. So a group is *ready* for an answer exactly when ``command == done``; there is no other state, and
+a dead worker leaves nothing locked. Bells only wake sleepers; the numbers are the truth.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+import numpy as np
+
+from rollmill.core.fields import Array, Field
+from rollmill.core.slots import SharedBlock, layout_arrays
+
+GROUP_FIELDS = ("command", "done", "slot", "row")
+WORKER_FIELDS = ("phase", "env", "episode", "step")
+TIME_FIELDS = ("since", "seconds_env", "seconds_wait")
+
+
+class Mailbox:
+    """The shared numbers: per group, per worker, per env."""
+
+    command: Array  # [G] int64, written by main
+    done: Array  # [G] int64, written by the worker
+    slot: Array  # [G] int64, written by main
+    row: Array  # [G] int64, written by main
+    phase: Array  # [W] int64, what the worker's env code is doing (envs.batch phases), 0 = not in it
+    env: Array  # [W] int64, which env that is
+    episode: Array  # [W] int64
+    step: Array  # [W] int64
+    since: Array  # [W] float64, monotonic seconds when the phase began
+    seconds_env: Array  # [W] float64, time spent stepping since the start
+    seconds_wait: Array  # [W] float64, time spent waiting for actions
+    next_episode: Array  # [E] int64, first unused episode number of every env
+    stop: Array  # [1] int64, written by main
+
+    def __init__(self, groups: int, workers: int, envs: int, block: SharedBlock | None = None) -> None:
+        fields = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
+        fields += [(Field(name, "int64"), (workers,)) for name in WORKER_FIELDS]
+        fields += [(Field(name, "float64"), (workers,)) for name in TIME_FIELDS]
+        fields += [(Field("next_episode", "int64"), (envs,)), (Field("stop", "int64"), (1,))]
+        offsets, nbytes = layout_arrays(fields)
+        self.block = block or SharedBlock.create(nbytes)
+        for field, shape in fields:
+            setattr(self, field.name, self.block.array(field.dtype, shape, offsets[field.name]))
+
+    def ready(self) -> Array:
+        """Groups whose last command is done: their newest row waits for an answer."""
+        return np.nonzero(self.command == self.done)[0]
+
+    def restart(self, groups: Array) -> None:
+        """Tell groups (of a new worker) to begin again at row 0 of the slot they hold."""
+        self.row[groups] = -1
+        self.command[groups] = self.done[groups] + 1
+
+
+class Bell:
+    """Wakes a sleeping process. Ringing twice before anybody wakes counts once."""
+
+    def __init__(self, fd: int, ring_fd: int | None = None) -> None:
+        self.fd = fd
+        self.ring_fd = fd if ring_fd is None else ring_fd
+
+    @classmethod
+    def create(cls) -> Bell:
+        if hasattr(os, "eventfd"):
+            return cls(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        read, write = os.pipe()  # pragma: no cover - macOS
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        return cls(read, write)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return (self.fd,) if self.fd == self.ring_fd else (self.fd, self.ring_fd)
+
+    def ring(self) -> None:
+        try:
+            os.write(self.ring_fd, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        except BlockingIOError:
+            return  # already ringing
+
+    def hush(self) -> None:
+        """Forget past rings; called before looking at the numbers, so that no later ring is lost."""
+        try:
+            os.read(self.fd, 8)
+        except BlockingIOError:
+            return  # nobody had rung
+
+    def wait(self, timeout: float | None) -> bool:
+        """Sleep until the bell rings; False when the time-out (seconds) passed first."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+class SharedWatch:
+    """Writes into the mailbox what a worker's env code is doing, so that main can see a hang."""
+
+    def __init__(self, mailbox: Mailbox, worker: int) -> None:
+        self._mailbox = mailbox
+        self._worker = worker
+
+    def enter(self, env: int, phase: int, episode: int, step: int) -> None:
+        box, w = self._mailbox, self._worker
+        box.since[w] = time.monotonic()
+        box.env[w] = env
+        box.episode[w] = episode
+        box.step[w] = step
+        box.phase[w] = phase
+
+    def leave(self) -> None:
+        self._mailbox.phase[self._worker] = 0

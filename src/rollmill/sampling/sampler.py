@@ -1,0 +1,325 @@
+"""The sampler: keeps the workers stepping, the policies answering, and the finished segments in line.
+
+One ``round`` is the whole cycle: wait for rows, answer them, hand the commands back. In async mode a
+``SamplerThread`` runs rounds for ever; in sync and serial mode the run calls them itself. Finished
+segments are taken by the learner as slot numbers and given back when they have been copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.protocols import Policy
+from rollmill.core.seeds import Seeds
+from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
+from rollmill.envs.batch import EnvBatch
+from rollmill.envs.settings import EnvSettings
+from rollmill.sampling.crew import Crew, LocalCrew, ProcessCrew
+from rollmill.sampling.inference import Inference
+from rollmill.sampling.mailbox import Mailbox
+from rollmill.sampling.settings import SamplingSettings
+from rollmill.sampling.worker import WorkerPlan
+
+log = logging.getLogger("rollmill")
+
+
+@dataclass(frozen=True)
+class EpisodeEnd:
+    """One finished episode."""
+
+    lane: int
+    episode: int
+    episode_return: float
+    length: int
+    terminated: bool
+    policy_id: int
+    frames: int
+
+
+@dataclass(frozen=True)
+class SamplerPlan:
+    """Everything a sampler is built from."""
+
+    settings: SamplingSettings
+    env: EnvSettings
+    spec: EnvSpec
+    seeds: Seeds
+    segments_per_batch: int
+    state_every: int = 0
+    environment: Mapping[str, str] | None = None
+    lockstep: bool = False
+    """Answer only when every group is ready: slower, but the order of decisions is fixed."""
+
+    @property
+    def workers(self) -> int:
+        return self.settings.workers or default_workers()
+
+    @property
+    def groups(self) -> int:
+        return self.workers * self.settings.groups
+
+    @property
+    def lanes_per_group(self) -> int:
+        return self.settings.envs_per_worker // self.settings.groups * self.spec.agents
+
+    @property
+    def slots(self) -> int:
+        if self.settings.mode == "serial" or self.lockstep:
+            # All groups fill up in the same round and must all find a place to go on.
+            return 2 * self.groups + self.segments_per_batch
+        return self.groups + self.segments_per_batch * (1 + self.settings.spare_batches)
+
+
+def default_workers() -> int:
+    """One worker per core this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+class Sampler:
+    """Owns the arena, the mailbox, the crew and the acting side of the policies."""
+
+    def __init__(self, plan: SamplerPlan, policies: Sequence[Policy]) -> None:
+        settings = plan.settings
+        self.plan = plan
+        layout = SegmentLayout(
+            plan.spec, settings.rollout, plan.lanes_per_group, policies[0].state_size, plan.state_every
+        )
+        self.arena = Arena(layout, plan.slots)
+        self.box = Mailbox(plan.groups, plan.workers, plan.workers * settings.envs_per_worker)
+        self.policies = policies
+        self.inference = Inference(self.arena, self.box, policies)
+        self.crew = self._build_crew()
+        self.finished: deque[int] = deque()
+        self.episodes: deque[EpisodeEnd] = deque(maxlen=10_000)
+        self.steps = 0
+        """Decisions that counted, in finished segments."""
+        self.lost_segments = 0
+        self._any_finished = threading.Condition()
+
+    @property
+    def frames(self) -> int:
+        """Simulator frames in finished segments."""
+        return self.steps * self.plan.spec.frames_per_step
+
+    def _build_crew(self) -> Crew:
+        plan, settings = self.plan, self.plan.settings
+        serial = settings.mode == "serial"
+        plans = [
+            WorkerPlan(
+                index=index,
+                env=plan.env,
+                layout=self.arena.layout,
+                seeds=plan.seeds,
+                groups=settings.groups,
+                envs_per_group=settings.envs_per_worker // settings.groups,
+                decorrelate_steps=settings.decorrelate_steps,
+                keep_actions=serial,
+            )
+            for index in range(plan.workers)
+        ]
+        if serial:
+            return LocalCrew(plans, self.arena, self.box)
+        return ProcessCrew(plans, self.arena, self.box, settings, plan.environment or os.environ)
+
+    # -- the cycle -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers and tell every group to reset."""
+        if self.plan.settings.poison:
+            for slot in range(self.arena.slots):
+                self.arena.poison(slot)
+        self.box.row[:] = -1
+        self.box.command[:] = self.box.done + 1
+        self.crew.start()
+        self.crew.post(np.arange(self.plan.groups))
+
+    def round(self, timeout: float = 0.1) -> int:
+        """Answer whatever is ready, waiting up to ``timeout`` seconds; returns the groups answered."""
+        lost = self.crew.check()
+        if lost.size:
+            self.lost_segments += int(lost.size)
+            self.crew.post(lost)
+        groups = self._answerable()
+        if not groups.size:
+            self.crew.wait(timeout)
+            groups = self._answerable()
+        if groups.size:
+            finished = self.inference.answer(groups)
+            self.box.command[groups] += 1
+            self.crew.post(groups)
+            for slot in finished:
+                self._finish(slot)
+        return int(groups.size)
+
+    def _answerable(self) -> Array:
+        ready = self.box.ready()
+        if self.plan.lockstep and ready.size < self.plan.groups:
+            return ready[:0]
+        return self.inference.answerable(ready)
+
+    def _finish(self, slot: int) -> None:
+        segment = self.arena.segment(slot)
+        self.steps += int(np.count_nonzero(segment["valid"][:-1]))
+        self.episodes.extend(self._episode_ends(slot, segment))
+        with self._any_finished:
+            self.finished.append(slot)
+            self._any_finished.notify()
+
+    def _episode_ends(self, slot: int, segment: Mapping[str, Array]) -> list[EpisodeEnd]:
+        # The slot has left its group; lanes are numbered by the group that filled it.
+        over = (segment["terminated"] | segment["truncated"])[:-1] & segment["valid"][:-1]
+        lane0 = int(self.inference.group_of_slot[slot]) * self.arena.layout.lanes
+        return [
+            EpisodeEnd(
+                lane=lane0 + int(lane),
+                episode=int(segment["episode"][row, lane]),
+                episode_return=float(segment["episode_return"][row, lane]),
+                length=int(segment["step"][row, lane]) + 1,
+                terminated=bool(segment["terminated"][row, lane]),
+                policy_id=int(segment["policy_id"][row, lane]),
+                frames=self.frames,
+            )
+            for row, lane in zip(*np.nonzero(over))
+        ]
+
+    # -- finished segments ---------------------------------------------------------------------
+
+    def take(self, count: int, timeout: float) -> list[int] | None:
+        """``count`` finished segments in the order they ended, or None after ``timeout`` seconds."""
+        with self._any_finished:
+            if not self._any_finished.wait_for(lambda: len(self.finished) >= count, timeout):
+                return None
+            return [self.finished.popleft() for _ in range(count)]
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Give slots back; their contents may be overwritten from now on."""
+        for slot in slots:
+            if self.plan.settings.poison:
+                self.arena.poison(slot)
+            self.inference.free.append(slot)
+        if isinstance(self.crew, ProcessCrew):
+            self.crew.wake()
+
+    def stop(self) -> None:
+        self.crew.stop()
+
+    # -- resume --------------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, Any]:
+        """What survives when the envs themselves cannot be continued: counts and unused episode numbers."""
+        return {
+            "steps": self.steps,
+            "frames_decided": self.inference.frames,
+            "next_episode": self.box.next_episode + 1,
+        }
+
+    def load_counters(self, state: Mapping[str, Any]) -> None:
+        """Count on from an earlier session; call before ``start``. Envs begin with fresh episodes."""
+        self.steps = state["steps"]
+        self.inference.frames = state["frames_decided"]
+        # With another number of envs, every env starts beyond all episodes that were ever used.
+        used = state["next_episode"]
+        same = used.shape == self.box.next_episode.shape
+        self.box.next_episode[:] = used if same else int(used.max())
+
+    # -- deterministic resume (serial mode) ----------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that the next round depends on. Only between rounds of serial mode."""
+        return {
+            "steps": self.steps,
+            "frames_decided": self.inference.frames,
+            "next_episode": self.box.next_episode.copy(),
+            "held": [self._held(group) for group in range(self.plan.groups)],
+            "finished": [
+                {"group": int(self.inference.group_of_slot[slot]), "fields": _copy(self.arena.segment(slot))}
+                for slot in self.finished
+            ],
+            "envs": [batch.replay_state() for batch in self._local_batches()],
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Start where ``state`` was taken (instead of ``start``); envs are replayed to where they were."""
+        self.box.next_episode[:] = state["next_episode"]
+        self.crew.start()
+        self.steps = state["steps"]
+        self.inference.frames = state["frames_decided"]
+        for group, (batch, env_state) in enumerate(zip(self._local_batches(), state["envs"])):
+            held = state["held"][group]
+            if held["row"] >= 0:
+                batch.replay(env_state, RowOut(self.arena, int(self.box.slot[group]), held["row"] - 1))
+                self._restore_held(group, held)
+        self.box.command[:] = self.box.done + 1
+        for entry in state["finished"]:
+            slot = self.inference.free.popleft()
+            for name, array in self.arena.fields.items():
+                array[slot] = entry["fields"][name]
+            self.inference.group_of_slot[slot] = entry["group"]
+            self.finished.append(slot)
+
+    def _local_batches(self) -> list[EnvBatch]:
+        assert isinstance(self.crew, LocalCrew), "only serial mode can be continued bit for bit"
+        return [batch for worker in self.crew.workers for batch in worker.batches]
+
+    def _held(self, group: int) -> dict[str, Any]:
+        """The part of a group's unfinished segment that is already written."""
+        slot, row = int(self.box.slot[group]), int(self.box.row[group])
+        return {"row": row, "fields": _copy(self.arena.head(slot, row))}
+
+    def _restore_held(self, group: int, held: Mapping[str, Any]) -> None:
+        slot, row = int(self.box.slot[group]), held["row"]
+        self.box.row[group] = row
+        for name, array in self.arena.obs.items():
+            if not np.array_equal(array[slot, row], held["fields"][OBS + name][row]):
+                log.warning(
+                    "%s is not reproducible from its seeds and actions (group %d, field %r differs after the "
+                    "replay): this run does not continue bit for bit",
+                    self.plan.env.id,
+                    group,
+                    name,
+                )
+        for name, view in self.arena.head(slot, row).items():
+            view[:] = held["fields"][name]
+
+
+def _copy(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: array.copy() for name, array in arrays.items()}
+
+
+class SamplerThread:
+    """Runs rounds in the background; an error there is raised to whoever asks for segments."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._sampler.round()
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread by check()
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()

@@ -1,0 +1,71 @@
+"""How experience is gathered."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rollmill.core.config import settings
+
+
+@settings
+class SamplingSettings:
+    """Workers, lanes and time-outs of the sampling side."""
+
+    mode: Literal["async", "sync", "serial"] = "async"
+    """async: sample while learning; sync: sample, then learn; serial: everything in one process, deterministic."""
+
+    workers: int = 0
+    """Worker processes; 0 takes one per core. In serial mode the same workers run inside the process."""
+
+    envs_per_worker: int = 8
+    """Environments stepped by each worker."""
+
+    groups: int = 2
+    """Parts of a worker's envs that take turns: one is stepped while the others wait for actions."""
+
+    rollout: int = 32
+    """Steps of one segment (T)."""
+
+    decorrelate_steps: int = 0
+    """Each env first walks a random number of random steps, up to this many, so that lanes differ in phase."""
+
+    affinity: bool = True
+    """Pin each worker, and the simulator processes it starts, to one core (Linux)."""
+
+    step_timeout: float = 60.0
+    """Seconds an env may take for one step before its worker is replaced; 0 waits for ever."""
+
+    reset_timeout: float = 120.0
+    """Seconds an env may take for one reset; 0 waits for ever."""
+
+    start_timeout: float = 120.0
+    """Seconds an env's constructor may take; 0 waits for ever."""
+
+    worker_restarts: int = 3
+    """How often one worker may be replaced within ten minutes before the run stops."""
+
+    spare_batches: int = 1
+    """Finished batches that may wait for the learner before sampling pauses (bounds the policy lag)."""
+
+    poison: bool = False
+    """Fill fresh slots with NaN and impossible numbers, so that a use before writing shows (debugging)."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError("workers must be 0 (automatic) or positive")
+        for name in ("envs_per_worker", "groups", "rollout", "spare_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.envs_per_worker % self.groups:
+            raise ValueError(
+                f"envs_per_worker={self.envs_per_worker} cannot be split into groups={self.groups} equal parts"
+            )
+        for name in (
+            "step_timeout",
+            "reset_timeout",
+            "start_timeout",
+            "decorrelate_steps",
+            "worker_restarts",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")

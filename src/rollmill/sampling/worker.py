@@ -1,0 +1,216 @@
+"""The worker: steps its groups of envs when told to, writes into the slots, rings the bell.
+
+The same ``Worker`` object serves a process of its own (``python -m rollmill.sampling.worker``) and
+serial mode, where the sampler calls ``work`` directly. It never imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollmill.core.errors import RollmillError
+from rollmill.core.seeds import Seeds
+from rollmill.core.slots import Arena, RowOut, SegmentLayout, SharedBlock
+from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch
+from rollmill.envs.make import EnvInstance, make_env
+from rollmill.envs.settings import EnvSettings
+from rollmill.sampling.mailbox import Bell, Mailbox, SharedWatch
+
+PARENT_CHECK_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """Which part of the run one worker does."""
+
+    index: int
+    env: EnvSettings
+    layout: SegmentLayout
+    seeds: Seeds
+    groups: int
+    """Groups of this worker; they are numbered ``index * groups`` onwards over the run."""
+    envs_per_group: int
+    decorrelate_steps: int = 0
+    keep_actions: bool = False
+
+    def envs_of(self, group: int) -> range:
+        """Run-wide env numbers of this worker's ``group``-th group."""
+        first = (self.index * self.groups + group) * self.envs_per_group
+        return range(first, first + self.envs_per_group)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who hears what happens in the envs besides the data."""
+
+    on_fault: Callable[[Fault], None]
+    on_episode: Callable[[int, int, dict[str, float]], None]
+
+
+class Worker:
+    """Steps the groups of one worker; all state that others need is in the arena and the mailbox."""
+
+    def __init__(self, plan: WorkerPlan, arena: Arena, box: Mailbox, watch: Watch, listener: Listener) -> None:
+        self._arena = arena
+        self._box = box
+        self.groups = range(plan.index * plan.groups, (plan.index + 1) * plan.groups)
+        self.batches = [self._build(plan, g, watch, listener) for g in range(plan.groups)]
+
+    def _build(self, plan: WorkerPlan, group: int, watch: Watch, listener: Listener) -> EnvBatch:
+        envs = plan.envs_of(group)
+        setup = BatchSetup(
+            spec=plan.layout.spec,
+            make=lambda env: make_env(plan.env, EnvInstance(index=env, worker=plan.index)),
+            envs=envs,
+            seeds=plan.seeds.branch("worker", plan.index),
+            watch=watch,
+            on_fault=listener.on_fault,
+            on_episode=listener.on_episode,
+            first_episode=self._box.next_episode[envs.start : envs.stop].copy(),
+            decorrelate_steps=plan.decorrelate_steps,
+            keep_actions=plan.keep_actions,
+        )
+        return EnvBatch(plan.env, setup)
+
+    def work(self) -> int:
+        """Do every command that waits; returns how many there were."""
+        box, count = self._box, 0
+        for group, batch in zip(self.groups, self.batches):
+            command = int(box.command[group])
+            if command == box.done[group]:
+                continue
+            self._step(batch, int(box.slot[group]), int(box.row[group]))
+            self._note_episodes(batch)
+            box.done[group] = command
+            count += 1
+        return count
+
+    def _step(self, batch: EnvBatch, slot: int, row: int) -> None:
+        out = RowOut(self._arena, slot, row)
+        if row < 0:
+            batch.reset(out)
+        else:
+            batch.step(self._arena["action"][slot, row], out)
+
+    def _note_episodes(self, batch: EnvBatch) -> None:
+        """Publish the episode numbers in use: a replacement of this worker must not repeat them."""
+        envs = batch.envs
+        self._box.next_episode[envs.start : envs.stop] = batch.next_episode
+
+    def close(self) -> None:
+        for batch in self.batches:
+            batch.close()
+
+
+# -- the process ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProcessSetup:
+    """What a worker process is given: its plan and the inherited file descriptors."""
+
+    plan: WorkerPlan
+    slots: int
+    arena: tuple[int, int]  # fd, bytes
+    mailbox: tuple[int, int]
+    shape: tuple[int, int, int]  # groups, workers, envs of the whole run
+    main_bell: tuple[int, int]
+    own_bell: tuple[int, int]
+    events_fd: int
+    parent: int
+    core: int | None
+    path: list[str]
+
+
+class WorkerProcess:
+    """The life of a worker process: attach, build the envs, serve until told to stop."""
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        self._parent = setup.parent
+        self._events_fd = setup.events_fd
+        arena_block, box_block = SharedBlock(*setup.arena), SharedBlock(*setup.mailbox)
+        self._box = Mailbox(*setup.shape, block=box_block)
+        self._main_bell = Bell(*setup.main_bell)
+        self._own_bell = Bell(*setup.own_bell)
+        self._index = setup.plan.index
+        arena = Arena(setup.plan.layout, setup.slots, block=arena_block)
+        for block in (arena_block, box_block):
+            block.close_fd()  # simulators started from here must not keep our memory alive
+        listener = Listener(
+            on_fault=lambda fault: self._tell("fault", fault.to_dict()),
+            on_episode=lambda lane, episode, stats: self._tell(
+                "episode", {"lane": lane, "episode": episode, "stats": stats}
+            ),
+        )
+        self._worker = Worker(setup.plan, arena, self._box, SharedWatch(self._box, self._index), listener)
+
+    def serve(self) -> None:
+        box, index = self._box, self._index
+        idle_since = time.perf_counter()
+        while not box.stop[0]:
+            self._own_bell.hush()
+            begun = time.perf_counter()
+            if self._worker.work():
+                box.seconds_wait[index] += begun - idle_since
+                self._main_bell.ring()
+                idle_since = time.perf_counter()
+                box.seconds_env[index] += idle_since - begun
+            elif not self._own_bell.wait(PARENT_CHECK_SECONDS) and os.getppid() != self._parent:
+                return  # the run is gone: end quietly
+        self._worker.close()
+
+    def _tell(self, kind: str, data: dict[str, Any]) -> None:
+        send_event(self._events_fd, kind, data)
+
+
+def send_event(fd: int, kind: str, data: dict[str, Any]) -> None:
+    """One JSON line into the events pipe (rare things only: faults, episode statistics)."""
+    line = json.dumps({"kind": kind, **data}, default=str).encode() + b"\n"
+    while line:
+        line = line[os.write(fd, line) :]
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, whatever the parent died of."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def main(setup_fd: int) -> int:
+    # Stopping is the main process's business: a Ctrl-C reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    with os.fdopen(setup_fd, "rb") as pipe:
+        setup: ProcessSetup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
+    if os.getppid() != setup.parent:
+        return 1
+    if setup.core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {setup.core})
+    for fd in (*setup.main_bell, *setup.own_bell, setup.events_fd):
+        os.set_inheritable(fd, False)
+    sys.path[:] = setup.path
+    try:
+        WorkerProcess(setup).serve()
+    except RollmillError as error:
+        send_event(setup.events_fd, "fatal", {"type": type(error).__name__, "error": str(error)})
+        return 3
+    except Exception:  # noqa: BLE001 - the traceback goes home instead of being lost
+        send_event(setup.events_fd, "crash", {"trace": traceback.format_exc()})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
