@@ -1,0 +1,73 @@
+"""The terms of the PPO loss and the figures that tell how training goes.
+
+Losses are returned per sample; ``masked_mean`` reduces them over the rows that count. All results
+stay on their device, so that reading metrics is one transfer at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """Clipped surrogate loss per sample, to be minimised.
+
+    ``log_ratio``: new minus old log-probability of the action taken. Once the ratio has left
+    ``[1 - clip, 1 + clip]`` in the direction the advantage asks for, the gradient is 0.
+    """
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None = None) -> Tensor:
+    """Half the squared error per sample, all in the same units (usually those of normalised returns).
+
+    With ``clip`` the larger of this error and that of a value moved at most ``clip`` from the old one.
+    """
+    loss = (values - targets).square()
+    if clip is not None:
+        near = old_values + (values - old_values).clamp(-clip, clip)
+        loss = torch.maximum(loss, (near - targets).square())
+    return 0.5 * loss
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``x`` where ``mask`` is True; 0 (with zero gradient) where nothing is.
+
+    Masked entries are never read: a NaN there does no harm.
+    """
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def explained_variance(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Share of the targets' variance that the values account for: 1 is perfect, 0 no better than a constant.
+
+    NaN where the targets have no variance, because then it is not defined.
+    """
+    targets, values = targets.double(), values.double()
+    spread = _variance(targets, mask)
+    # Equal targets still leave some 1e-32 of their square as rounding error.
+    defined = spread > 1e-20 * masked_mean(targets, mask).square()
+    return 1 - _variance(targets - values, mask) / torch.where(defined, spread, torch.nan)
+
+
+@torch.no_grad()
+def approximate_kl(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """Estimate of KL(old || new) from actions of the old policy: mean of ``ratio - 1 - log_ratio``.
+
+    Never negative and of low variance (Schulman's k3).
+    """
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
+
+
+@torch.no_grad()
+def clip_fraction(log_ratio: Tensor, clip: float, mask: Tensor) -> Tensor:
+    """Share of samples whose probability ratio lies outside ``[1 - clip, 1 + clip]``."""
+    return masked_mean((torch.expm1(log_ratio).abs() > clip).float(), mask)
+
+
+def _variance(x: Tensor, mask: Tensor) -> Tensor:
+    return masked_mean((x - masked_mean(x, mask)).square(), mask)

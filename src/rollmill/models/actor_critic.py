@@ -1,0 +1,309 @@
+"""The whole network: observations in, action distribution and value out.
+
+Two forms that agree: ``step`` decides for n lanes at once, ``unroll`` reads T steps of B lanes when
+learning. ``build_model`` makes the network the settings ask for, the user's own included.
+
+A network of your own (``model.custom``) is a class with the constructor
+``(spec: EnvSpec, settings: ModelSettings, **custom_args)`` and is one of two things:
+
+- a subclass of ``ActorCritic``: used whole. Overriding parts is fine as long as ``step`` and ``unroll``
+  keep their shapes and ``state_size`` tells the truth.
+- any other ``nn.Module`` with an int attribute ``output_size`` (see ``encoders.CustomEncoder``): used as
+  the encoder; memory and heads follow it. It maps observations ``[n, *shape]`` to ``[n, output_size]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import MASK_FIELD, EnvSpec
+from rollmill.core.text import nearest
+from rollmill.models.encoders import (
+    ObservationNormaliser,
+    Observations,
+    RunningMoments,
+    build_encoder,
+    initialise,
+)
+from rollmill.models.heads import build_head
+from rollmill.models.memory import build_memory
+from rollmill.models.settings import ModelSettings
+
+
+class Output(NamedTuple):
+    """What the network says. Leading axes are ``[n]`` for ``step`` and ``[T, B]`` for ``unroll``."""
+
+    params: Tensor  # [..., P] parameters of the action distribution; see ActorCritic.head
+    value: Tensor  # [...] normalised; ActorCritic.denormalise gives units of the return
+    state: Tensor  # [n, S] or [B, S]: the recurrent state after the (last) step
+
+
+class Trunk(nn.Module):
+    """An encoder and the memory behind it."""
+
+    def __init__(self, encoder: nn.Module, settings: ModelSettings) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.memory = build_memory(cast(int, encoder.output_size), settings)
+        self.output_size = self.memory.output_size
+        self.state_size = self.memory.state_size
+
+    def step(self, obs: Observations, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.memory.step(self.encoder(obs), state, first)
+
+    def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        rows = {name: x.flatten(0, 1) for name, x in obs.items()}
+        features = self.encoder(rows).unflatten(0, first.shape)
+        return self.memory.unroll(features, state, first)
+
+
+class ActorCritic(nn.Module):
+    """Policy and value function, with a shared trunk or one each.
+
+    ``make_encoder`` replaces the built-in encoder; it is called once per trunk.
+    """
+
+    state_size: int
+    """Floats of recurrent state per lane; 0 without memory. Two trunks: the policy's, then the critic's."""
+
+    def __init__(
+        self, spec: EnvSpec, settings: ModelSettings, make_encoder: Callable[[], nn.Module] | None = None
+    ) -> None:
+        super().__init__()
+        _check_mask_field(spec)
+        if make_encoder is None:
+
+            def make_encoder() -> nn.Module:
+                return build_encoder(spec.inputs, settings)
+
+        scaled = spec.inputs if settings.normalize_observations else ()
+        self.observation_moments = ObservationNormaliser(scaled)
+        self.return_moments = RunningMoments()
+        self.trunk = Trunk(make_encoder(), settings)
+        self.critic_trunk = Trunk(make_encoder(), settings) if settings.separate_critic else None
+        self.state_size = self.trunk.state_size
+        value_input = self.trunk.output_size
+        if self.critic_trunk is not None:
+            self.state_size += self.critic_trunk.state_size
+            value_input = self.critic_trunk.output_size
+        self.head = build_head(spec.action, self.trunk.output_size, settings)
+        self.value_head = initialise(nn.Linear(value_input, 1), settings.value_gain)
+
+    def initial_state(self, n: int) -> Tensor:
+        """The state of ``n`` lanes at the start of an episode: zeros ``[n, S]``."""
+        return torch.zeros(n, self.state_size, device=self.return_moments.shift.device)
+
+    def step(self, obs: Observations, first: Tensor, state: Tensor) -> Output:
+        """One decision for n lanes.
+
+        ``obs``: ``[n, *shape]`` by field name (an action mask among them is not read); ``first``: ``[n]``
+        bool, the row begins an episode, so its state counts as zero; ``state``: ``[n, S]``.
+        """
+        obs = self.observation_moments(obs)
+        if self.critic_trunk is None:
+            features, state = self.trunk.step(obs, first, state)
+            return self._output(features, features, state)
+        own, other = self._split_state(state)
+        features, own = self.trunk.step(obs, first, own)
+        value_features, other = self.critic_trunk.step(obs, first, other)
+        return self._output(features, value_features, torch.cat([own, other], dim=1))
+
+    def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Output:
+        """T steps of B lanes.
+
+        ``obs``: ``[T, B, *shape]`` by field name; ``first``: ``[T, B]`` bool; ``state``: ``[B, S]``, as it
+        was before row 0.
+        """
+        obs = self.observation_moments(obs)
+        if self.critic_trunk is None:
+            features, state = self.trunk.unroll(obs, first, state)
+            return self._output(features, features, state)
+        own, other = self._split_state(state)
+        features, own = self.trunk.unroll(obs, first, own)
+        value_features, other = self.critic_trunk.unroll(obs, first, other)
+        return self._output(features, value_features, torch.cat([own, other], dim=1))
+
+    def _split_state(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.trunk.state_size
+        return state[:, :size], state[:, size:]
+
+    def _output(self, features: Tensor, value_features: Tensor, state: Tensor) -> Output:
+        return Output(self.head(features), self.value_head(value_features).squeeze(-1), state)
+
+    def update_normalizer(self, obs: Observations, valid: Tensor | None = None) -> None:
+        """Take observations ``[..., *shape]`` into the moments; ``valid`` ``[...]``: the rows that count.
+
+        A no-op where the settings or the fields leave nothing to normalise. Never happens by itself:
+        acting and learning on the same data must see the same scaling.
+        """
+        self.observation_moments.update(obs, valid)
+
+    def normalise(self, returns: Tensor) -> Tensor:
+        """Returns in the units the value output uses."""
+        return self.return_moments.normalise(returns)
+
+    def denormalise(self, value: Tensor) -> Tensor:
+        """The value output in units of the return."""
+        return self.return_moments.denormalise(value)
+
+
+def build_model(spec: EnvSpec, settings: ModelSettings) -> ActorCritic:
+    """The network for this environment; ConfigError where the settings do not fit it."""
+    if settings.custom is None:
+        return ActorCritic(spec, settings)
+    found = load_class(settings.custom)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"model.custom={settings.custom} is not a class derived from torch.nn.Module")
+    _check_arguments(found, spec, settings)
+    if issubclass(found, ActorCritic):
+        model = found(spec, settings, **settings.custom_args)
+    else:
+        model = _with_custom_encoder(found, spec, settings)
+    _check_output_shapes(model, spec, settings)
+    return model
+
+
+def load_class(target: str) -> Any:
+    """What ``module:Class`` or ``path/to/file.py:Class`` names; ConfigError lists what there is instead."""
+    source, _, name = target.rpartition(":")
+    module = _load_file(source) if source.endswith(".py") else _load_module(source)
+    found = getattr(module, name, None)
+    if found is None:
+        names = sorted(key for key, value in vars(module).items() if _is_own_network(value))
+        guess = nearest(name, names)
+        raise ConfigError(
+            f"model.custom={target}: no class {name!r} there{guess and f', {guess}'} "
+            f"(it has: {', '.join(names) or 'none'})"
+        )
+    return found
+
+
+def _is_own_network(value: Any) -> bool:
+    """Whether this is a network of the user's, not one their module imported from torch or from here."""
+    if not (isinstance(value, type) and issubclass(value, nn.Module)):
+        return False
+    return value.__module__.partition(".")[0] not in ("torch", "rollmill")
+
+
+def _load_file(source: str) -> ModuleType:
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise ConfigError(f"model.custom: there is no file {path}")
+    name = f"rollmill_custom_{path.stem}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None  # both hold for every .py file
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module  # dataclasses and pickling look the module up by name
+    module_spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(source: str) -> ModuleType:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # as for a Python script
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{source}.".startswith(f"{error.name}."):
+            raise  # the module exists, something it imports does not
+        raise ConfigError(
+            f"model.custom: no module named {source!r} (searched: the current folder and sys.path); "
+            "a file can be given as path/to/file.py:Class"
+        ) from error
+
+
+def _check_arguments(found: type, spec: EnvSpec, settings: ModelSettings) -> None:
+    signature = inspect.signature(found)
+    try:
+        signature.bind(spec, settings, **settings.custom_args)
+    except TypeError as error:
+        accepted = [str(parameter) for parameter in list(signature.parameters.values())[2:]]
+        raise ConfigError(
+            f"model.custom={settings.custom} is called with (spec, settings, **custom_args): {error}; "
+            f"its further parameters: {', '.join(accepted) or 'none'}"
+        ) from error
+
+
+def _with_custom_encoder(found: type[nn.Module], spec: EnvSpec, settings: ModelSettings) -> ActorCritic:
+    if settings.encoder != "auto":
+        raise ConfigError(
+            f"model.encoder={settings.encoder} contradicts model.custom={settings.custom}, "
+            "which is an encoder itself; leave encoder=auto"
+        )
+
+    def make_encoder() -> nn.Module:
+        encoder = found(spec, settings, **settings.custom_args)
+        size = getattr(encoder, "output_size", None)
+        if not isinstance(size, int):
+            raise ConfigError(
+                f"model.custom={settings.custom}: an encoder needs an int attribute output_size; "
+                "a whole network must derive from rollmill.models.actor_critic.ActorCritic"
+            )
+        with _evaluating(encoder):
+            shape = tuple(encoder(_blank_observations(spec, 2)).shape)
+        if shape != (2, size):
+            raise ConfigError(
+                f"model.custom={settings.custom} gives features of shape {shape} for 2 rows, "
+                f"but its output_size says {size}"
+            )
+        return encoder
+
+    return ActorCritic(spec, settings, make_encoder)
+
+
+def _check_output_shapes(model: ActorCritic, spec: EnvSpec, settings: ModelSettings) -> None:
+    """Run both forms on blank observations, so that a wrong shape is found before anything starts."""
+    steps, lanes = 3, 2
+    first = torch.zeros(steps, lanes, dtype=torch.bool)
+    state = model.initial_state(lanes)
+    with _evaluating(model):
+        stepped = model.step(_blank_observations(spec, lanes), first[0], state)
+        unrolled = model.unroll(_blank_observations(spec, steps, lanes), first, state)
+    for form, output, lead in (("step", stepped, (lanes,)), ("unroll", unrolled, (steps, lanes))):
+        wanted = ((*lead, model.head.param_size), lead, (lanes, model.state_size))
+        for name, tensor, shape in zip(Output._fields, output, wanted):
+            if tuple(tensor.shape) != shape:
+                raise ConfigError(
+                    f"model.custom={settings.custom}: {form} gives {name} of shape {tuple(tensor.shape)}, "
+                    f"expected {shape} (leading axes {lead})"
+                )
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Without gradients and without side effects of training (batch statistics, dropout)."""
+    training = module.training
+    module.eval()
+    with torch.no_grad():
+        yield
+    module.train(training)
+
+
+def _blank_observations(spec: EnvSpec, *lead: int) -> dict[str, Tensor]:
+    blank = {f.name: np.zeros((*lead, *f.shape), f.dtype) for f in spec.observation}
+    return {name: torch.from_numpy(array) for name, array in blank.items()}
+
+
+def _check_mask_field(spec: EnvSpec) -> None:
+    mask = next((f for f in spec.observation if f.name == MASK_FIELD), None)
+    if mask is None:
+        return
+    if spec.action.kind == "continuous":
+        raise ConfigError(f"{spec.name} has an action mask, but continuous actions cannot be masked")
+    if mask.shape != (spec.action.mask_size,):
+        raise ConfigError(f"{spec.name}: action mask has shape {mask.shape}, not ({spec.action.mask_size},)")

@@ -1,0 +1,339 @@
+"""From observation fields to one feature vector per row.
+
+Images (uint8, rank 3) go through a convnet each, everything else is flattened, joined and goes
+through an MLP; where there are images, all features meet in the ``fc`` layers. Float fields are
+scaled by running moments first (``ObservationNormaliser``), which the policy and the critic share.
+
+``n`` below is the number of rows: lanes when acting, steps times lanes when learning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import Field
+from rollmill.models.settings import ModelSettings
+
+Observations = Mapping[str, Tensor]
+"""Observation tensors by field name, each ``[n, *shape]`` in the dtype of its field."""
+
+HIDDEN_GAIN = math.sqrt(2)
+"""Gain of the orthogonal initial weights of hidden layers."""
+
+CLIP = 10.0
+"""Normalised observations stay within this many standard deviations."""
+
+CONVNETS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
+    "convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+}
+"""(channels, kernel, stride) of each layer."""
+
+IMPALA_CHANNELS = (16, 32, 32)
+
+INPLACE = {"elu": functional.elu_, "relu": torch.relu_, "tanh": torch.tanh_}
+"""Activations that overwrite their input; the layer before them does not need it for its gradient."""
+
+Module = TypeVar("Module", bound=nn.Module)
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far, elementwise over ``shape``; kept as buffers.
+
+    Accumulates in float64: float32 sums drift once there are some ten million rows. The float32
+    buffers ``shift`` and ``std`` are what the hot path reads. All five are saved and published with
+    the weights; none needs recomputing after a plain tensor-by-tensor copy.
+    """
+
+    EPSILON = 1e-5  # added to the variance: a constant input is not blown up
+
+    count: Tensor  # [] float64, rows seen
+    mean: Tensor  # [*shape] float64
+    var: Tensor  # [*shape] float64, population variance
+    shift: Tensor  # [*shape] float32, the mean
+    std: Tensor  # [*shape] float32, sqrt(var + EPSILON); 1 before the first update
+
+    def __init__(self, shape: Sequence[int] = ()) -> None:
+        super().__init__()
+        shape = tuple(shape)
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+
+    @torch.no_grad()
+    def update(self, x: Tensor, valid: Tensor | None = None) -> None:
+        """Take in ``x`` ``[..., *shape]``; rows where ``valid`` ``[...]`` is False do not count.
+
+        Merges the batch's moments with the running ones (Chan et al.), without a device sync.
+        """
+        rows = x.reshape(-1, *self.mean.shape).double()
+        if valid is None:
+            keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        else:
+            keep = valid.reshape(-1).bool()
+        wide = keep.reshape(-1, *[1] * self.mean.dim())
+        added = keep.sum().double()
+        batch_mean = torch.where(wide, rows, 0.0).sum(0) / added.clamp(min=1)
+        batch_var = torch.where(wide, rows - batch_mean, 0.0).square().sum(0) / added.clamp(min=1)
+
+        total = self.count + added
+        weight = added / total.clamp(min=1)  # 0 when nothing counted: the moments stay as they are
+        delta = batch_mean - self.mean
+        self.mean += delta * weight
+        self.var += weight * (batch_var - self.var + delta.square() * (1 - weight))
+        self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        # Until something was seen the scaling stays the identity.
+        self.std.copy_(torch.where(total > 0, (self.var + self.EPSILON).sqrt(), 1.0))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., *shape]`` in units of standard deviations from the mean."""
+        return (x - self.shift).div_(self.std)
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        """The inverse of ``normalise``."""
+        return x * self.std + self.shift
+
+
+class ObservationNormaliser(nn.Module):
+    """Scales the float fields of an observation by their running moments; passes the others on."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        super().__init__()
+        floats = [field for field in fields if field.is_float]
+        self.names = tuple(field.name for field in floats)
+        self.moments = _modules(RunningMoments(field.shape) for field in floats)
+
+    def forward(self, obs: Observations) -> Observations:
+        if not self.names:
+            return obs
+        scaled = {
+            name: moments.normalise(obs[name]).clamp_(-CLIP, CLIP) for name, moments in zip(self.names, self.moments)
+        }
+        return {**obs, **scaled}
+
+    def update(self, obs: Observations, valid: Tensor | None = None) -> None:
+        """Take in observations ``[..., *shape]``; rows where ``valid`` ``[...]`` is False do not count."""
+        for name, moments in zip(self.names, self.moments):
+            moments.update(obs[name], valid)
+
+
+class CustomEncoder(nn.Module):
+    """What an encoder of your own looks like; inheriting from this class is optional.
+
+    The constructor is called with ``(spec: EnvSpec, settings: ModelSettings, **custom_args)`` and
+    sets ``output_size``. Image fields arrive as they are stored: uint8, usually ``[n, H, W, C]``.
+    """
+
+    output_size: int
+
+    def forward(self, obs: Observations) -> Tensor:
+        """Features ``[n, output_size]`` of observations ``[n, *shape]``."""
+        raise NotImplementedError
+
+
+def build_encoder(fields: Sequence[Field], settings: ModelSettings) -> Encoder:
+    """The encoder for these fields; ConfigError where they cannot be read as the settings say."""
+    if not fields:
+        raise ConfigError("the environment has no observation fields for a network to read")
+    for field in fields:
+        if len(field.shape) > 2 and not field.is_image:
+            raise ConfigError(
+                f"observation field {field.name!r} ({field.dtype}, shape {field.shape}) has no encoder: "
+                "images are uint8 of rank 3, vectors have rank 2 at most; convert it in the environment, "
+                "or set model.custom to an encoder of your own"
+            )
+    if settings.encoder not in ("auto", "mlp") and not any(field.is_image for field in fields):
+        names = ", ".join(f"{field.name} {field.dtype}{field.shape}" for field in fields)
+        raise ConfigError(
+            f"model.encoder={settings.encoder} reads images (uint8, rank 3), and the environment has none: "
+            f"{names}; use encoder=auto or encoder=mlp"
+        )
+    return Encoder(fields, settings)
+
+
+class Encoder(nn.Module):
+    """The built-in encoder: convnets for images, an MLP for the rest, ``fc`` over both."""
+
+    def __init__(self, fields: Sequence[Field], settings: ModelSettings) -> None:
+        super().__init__()
+        flatten = settings.encoder == "mlp"
+        images = [field for field in fields if field.is_image and not flatten]
+        vectors = [field for field in fields if flatten or not field.is_image]
+
+        self.image_names = tuple(field.name for field in images)
+        self.convnets = _modules(build_convnet(field, settings) for field in images)
+        self.vector_inputs = tuple((field.name, math.prod(field.shape), field.is_image) for field in vectors)
+        vector_size = sum(size for _, size, _ in self.vector_inputs)
+        self.mlp = Mlp(vector_size, settings.mlp if vectors else (), settings.nonlinearity)
+        joined = sum(net.output_size for net in self.convnets) + self.mlp.output_size
+        self.fc = Mlp(joined, settings.fc if images else (), settings.nonlinearity)
+        self.output_size = self.fc.output_size
+
+    def forward(self, obs: Observations) -> Tensor:
+        """Features ``[n, output_size]``."""
+        features: Tensor
+        if not self.image_names:  # the usual case for small, fast environments: nothing else to do
+            features = self.mlp(self._vector(obs))
+            return features
+        parts = [net(obs[name]) for name, net in zip(self.image_names, self.convnets)]
+        if self.vector_inputs:
+            parts.append(self.mlp(self._vector(obs)))
+        features = self.fc(_join(parts))
+        return features
+
+    def _vector(self, obs: Observations) -> Tensor:
+        """All fields without a convnet as one float vector ``[n, D]``."""
+        parts = []
+        for name, size, is_image in self.vector_inputs:
+            x = obs[name].float()
+            if x.dim() != 2:
+                x = x.reshape(len(x), size)
+            parts.append(x * (1 / 255) if is_image else x)
+        return _join(parts)
+
+
+def _modules(modules: Iterable[Module]) -> Sequence[Module]:
+    """A ModuleList that remembers the type of what it holds."""
+    return cast("Sequence[Module]", nn.ModuleList(modules))
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+class Convnet(nn.Module):
+    """Reads one image field, uint8 ``[n, H, W, C]`` or ``[n, C, H, W]``, into features ``[n, output_size]``.
+
+    Slots hold images channels-last, and that is the layout CPU and GPU convolutions are fastest in,
+    so the image is only viewed differently, never transposed in memory.
+    """
+
+    def __init__(self, body: nn.Module, field: Field) -> None:
+        super().__init__()
+        self.layout = image_layout(field)
+        self.body = body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.no_grad():
+            self.output_size = self.forward(torch.zeros((1, *field.shape), dtype=torch.uint8)).shape[1]
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.dtype != torch.uint8:
+            raise TypeError(f"images are uint8 from 0 to 255, not {image.dtype}")
+        x = image.permute(0, 3, 1, 2) if self.layout == "HWC" else image
+        x = x.to(torch.float32, memory_format=torch.channels_last).mul_(1 / 255)
+        y: Tensor = self.body(x)
+        return y.permute(0, 2, 3, 1).flatten(1)  # a view: the activations are channels-last too
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions around which the input is added (IMPALA)."""
+
+    def __init__(self, channels: int, nonlinearity: str) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            activation(nonlinearity, inplace=False),  # the input is needed again for the sum
+            _conv(channels, channels, 3, 1, padding=1),
+            activation(nonlinearity),
+            _conv(channels, channels, 3, 1, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch: Tensor = self.branch(x)
+        return x + branch
+
+
+def build_convnet(field: Field, settings: ModelSettings) -> Convnet:
+    """The convnet the settings name, for one image field."""
+    channels = field.shape[2] if image_layout(field) == "HWC" else field.shape[0]
+    if settings.encoder == "impala":
+        return Convnet(_impala(channels, settings.nonlinearity), field)
+    name = "convnet_simple" if settings.encoder == "auto" else settings.encoder
+    _check_image_size(field, name)
+    layers: list[nn.Module] = []
+    for width, kernel, stride in CONVNETS[name]:
+        layers += [_conv(channels, width, kernel, stride), activation(settings.nonlinearity)]
+        channels = width
+    return Convnet(nn.Sequential(*layers), field)
+
+
+def _impala(channels: int, nonlinearity: str) -> nn.Module:
+    layers: list[nn.Module] = []
+    for width in IMPALA_CHANNELS:
+        layers += [
+            _conv(channels, width, 3, 1, padding=1),
+            nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+            ResidualBlock(width, nonlinearity),
+            ResidualBlock(width, nonlinearity),
+        ]
+        channels = width
+    return nn.Sequential(*layers, activation(nonlinearity))
+
+
+def image_layout(field: Field) -> Literal["HWC", "CHW"]:
+    """Channels come last unless the first axis is the smaller one."""
+    return "CHW" if field.shape[0] < field.shape[2] else "HWC"
+
+
+def _check_image_size(field: Field, name: str) -> None:
+    smallest = 1
+    for _, kernel, stride in reversed(CONVNETS[name]):
+        smallest = (smallest - 1) * stride + kernel
+    height, width = field.shape[:2] if image_layout(field) == "HWC" else field.shape[1:]
+    if min(height, width) < smallest:
+        raise ConfigError(
+            f"image field {field.name!r} is {height}x{width} (height x width), {name} needs at least "
+            f"{smallest}x{smallest}; use model.encoder=impala (any size) or model.encoder=mlp"
+        )
+
+
+class Mlp(nn.Module):
+    """Linear layers of these sizes, each followed by the activation; no sizes: the identity.
+
+    Calls functions instead of modules: for a handful of rows, what ``nn.Sequential`` adds per layer
+    costs as much as the layer itself.
+    """
+
+    def __init__(self, inputs: int, sizes: Sequence[int], nonlinearity: str) -> None:
+        super().__init__()
+        self.layers = _modules(
+            initialise(nn.Linear(a, b), HIDDEN_GAIN) for a, b in itertools.pairwise((inputs, *sizes))
+        )
+        self.output_size = sizes[-1] if sizes else inputs
+        self.activate = INPLACE[nonlinearity]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.activate(functional.linear(x, layer.weight, layer.bias))
+        return x
+
+
+def activation(name: str, inplace: bool = True) -> nn.Module:
+    """The activation module of that name; in place it saves a tensor (the layer before it needs none)."""
+    if name == "elu":
+        return nn.ELU(inplace=inplace)
+    if name == "relu":
+        return nn.ReLU(inplace=inplace)
+    return nn.Tanh()
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Module:
+    return initialise(nn.Conv2d(inputs, outputs, kernel, stride, padding), HIDDEN_GAIN)
+
+
+def initialise(layer: Layer, gain: float) -> Layer:
+    """Orthogonal weights of this gain, zero bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,80 @@
+"""A network that acts: decides for lanes, keeps their recurrent states, follows published weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollmill.core.fields import MASK_FIELD, Array
+from rollmill.core.protocols import ActRequest
+from rollmill.models.actor_critic import ActorCritic
+from rollmill.models.weights import WeightBoard
+
+
+@dataclass
+class Answer:
+    """Decisions for n lanes (``protocols.ActAnswer``)."""
+
+    action: Array
+    log_prob: Array
+    value: Array
+    state: Array
+
+
+class TorchPolicy:
+    """Acts with its own copy of the network, so that learning may change the original meanwhile.
+
+    ``lanes``: lanes of the whole run, for the recurrent states. ``deterministic`` takes the mode of
+    every distribution instead of sampling.
+    """
+
+    def __init__(
+        self, model: ActorCritic, board: WeightBoard, lanes: int, seed: int, deterministic: bool = False
+    ) -> None:
+        self._model = model.eval()
+        self._board = board
+        self._device = next(model.parameters()).device
+        self._states = model.initial_state(lanes)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._deterministic = deterministic
+        self.state_size = model.state_size
+        self.version = -1
+        self.refresh()
+
+    def refresh(self) -> int:
+        if self._board.version != self.version:
+            self.version = self._board.load_into(self._model)
+        return self.version
+
+    @torch.inference_mode()
+    def act(self, request: ActRequest) -> Answer:
+        self.refresh()
+        obs = {name: self._tensor(array) for name, array in request.obs.items()}
+        lanes = torch.from_numpy(request.lanes)
+        before = self._states[lanes]
+        output = self._model.step(obs, self._tensor(request.first), before)
+        if self.state_size:
+            self._states[lanes] = output.state
+        head, mask = self._model.head, obs.get(MASK_FIELD)
+        action = head.sample(output.params, mask, self._generator, self._deterministic)
+        return Answer(
+            action=action.cpu().numpy(),
+            log_prob=head.log_prob(output.params, action, mask).cpu().numpy(),
+            value=self._model.denormalise(output.value).cpu().numpy(),
+            state=before.cpu().numpy(),
+        )
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def state(self) -> dict[str, Any]:
+        return {"states": self._states.cpu().numpy().copy(), "generator": self._generator.get_state().numpy()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._states.copy_(torch.from_numpy(np.asarray(state["states"])))
+        self._generator.set_state(torch.from_numpy(np.asarray(state["generator"])))

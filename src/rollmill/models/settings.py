@@ -1,0 +1,82 @@
+"""What the network looks like."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+from rollmill.core.config import settings
+
+LOG_STD_BOUNDS = (-5.0, 2.0)
+"""The logarithm of a Gaussian policy's standard deviation stays between these."""
+
+
+@settings
+class ModelSettings:
+    """Encoder (images through a convnet, the rest through an MLP), then memory, then the two heads."""
+
+    encoder: Literal["auto", "mlp", "convnet_simple", "convnet_atari", "impala"] = "auto"
+    """How images are read: ``convnet_simple`` (32 8x8/4, 64 4x4/2, 128 3x3/2), ``convnet_atari`` (32 8x8/4,
+    64 4x4/2, 64 3x3/1), ``impala`` (residual 16/32/32) or ``mlp`` (flattened). ``auto`` is ``convnet_simple``
+    for images; whatever is not an image always goes through an MLP."""
+
+    mlp: tuple[int, ...] = (128, 128)
+    """Layer sizes of the MLP that reads vectors; empty passes them on as they are."""
+
+    fc: tuple[int, ...] = (512,)
+    """Layer sizes after the convnet, where image and vector features meet."""
+
+    nonlinearity: Literal["elu", "relu", "tanh"] = "elu"
+    """Activation function of every hidden layer."""
+
+    memory: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent memory between the encoder and the heads."""
+
+    hidden_size: int = 512
+    """Units of each memory layer."""
+
+    memory_layers: int = 1
+    """Stacked memory layers."""
+
+    separate_critic: bool = False
+    """Give the value function its own encoder and memory instead of sharing the policy's."""
+
+    normalize_observations: bool = True
+    """Scale float observation fields by their running mean and deviation (not images and integers)."""
+
+    policy_gain: float = 0.01
+    """Gain of the orthogonal initial weights of the policy head; small means nearly uniform first actions."""
+
+    value_gain: float = 1.0
+    """Gain of the orthogonal initial weights of the value head."""
+
+    initial_log_std: float = 0.0
+    """Continuous actions: logarithm of the initial standard deviation."""
+
+    log_std: Literal["free", "state"] = "free"
+    """Continuous actions: the deviation is a parameter (``free``) or depends on the state (``state``)."""
+
+    custom: str | None = None
+    """Your own network: ``module:Class`` or ``path/to/file.py:Class`` (code that is imported and run). A
+    subclass of ``ActorCritic`` is used whole, another ``nn.Module`` with ``output_size`` as the encoder."""
+
+    custom_args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the constructor of ``custom``."""
+
+    def __post_init__(self) -> None:
+        for name in ("mlp", "fc"):
+            if any(size < 1 for size in getattr(self, name)):
+                raise ValueError(f"{name} must hold positive layer sizes, not {getattr(self, name)}")
+        if self.hidden_size < 1 or self.memory_layers < 1:
+            raise ValueError("hidden_size and memory_layers must be at least 1")
+        if self.memory == "none" and self.memory_layers != 1:
+            raise ValueError(f"memory_layers={self.memory_layers} needs memory=gru or memory=lstm")
+        if self.policy_gain < 0 or self.value_gain < 0:
+            raise ValueError("policy_gain and value_gain must not be negative")
+        low, high = LOG_STD_BOUNDS
+        if not low <= self.initial_log_std <= high:
+            raise ValueError(f"initial_log_std must lie between {low:g} and {high:g}, not {self.initial_log_std:g}")
+        if self.custom is not None and not all(self.custom.rpartition(":")[::2]):
+            raise ValueError(f'custom must read "module:Class" or "path/to/file.py:Class", not {self.custom!r}')
+        if self.custom_args and self.custom is None:
+            raise ValueError("custom_args are given but custom is not")

@@ -1,0 +1,36 @@
+"""The board on which a learner publishes its weights and policies pick them up.
+
+A publication is a plain copy of every parameter and buffer under a lock, so a policy never sees half
+of an update. Only the version number is read without the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import nn
+
+
+class WeightBoard:
+    """Newest weights of one policy; written by its learner, read by everyone who acts with it."""
+
+    def __init__(self, model: nn.Module, version: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._tensors = [tensor.detach().clone() for tensor in model.state_dict().values()]
+        self.version = version
+
+    @torch.no_grad()
+    def publish(self, model: nn.Module, version: int) -> None:
+        with self._lock:
+            for kept, new in zip(self._tensors, model.state_dict().values(), strict=True):
+                kept.copy_(new)
+            self.version = version
+
+    @torch.no_grad()
+    def load_into(self, model: nn.Module) -> int:
+        """Copy the newest weights into ``model``; returns their version."""
+        with self._lock:
+            for own, kept in zip(model.state_dict().values(), self._tensors, strict=True):
+                own.copy_(kept)
+            return self.version
