@@ -1,0 +1,170 @@
+"""Meters of a run: episodes, averages, frames per second, time left.
+
+Clocks are given in (seconds, monotonic), so that tests do not wait.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Clock = Callable[[], float]
+
+
+class MetricWindow:
+    """Means by name over the last ``size`` values of each; a NaN stays visible in the mean."""
+
+    def __init__(self, size: int = 100) -> None:
+        self._size = _positive(size)
+        self._values: dict[str, deque[float]] = {}
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._values.setdefault(name, deque(maxlen=self._size)).append(float(value))
+
+    def means(self) -> dict[str, float]:
+        return {name: _mean(values) for name, values in self._values.items()}
+
+    def clear(self) -> None:
+        self._values.clear()
+
+
+class EpisodeStats:
+    """Return and length (in steps) of the last ``size`` finished episodes, and how many there were in all."""
+
+    def __init__(self, size: int = 100) -> None:
+        self._returns: deque[float] = deque(maxlen=_positive(size))
+        self._lengths: deque[float] = deque(maxlen=size)
+        self.count = 0
+
+    def add(self, returns: Iterable[float], lengths: Iterable[float]) -> None:
+        """Add finished episodes, oldest first: one return and one length for each."""
+        for episode_return, length in zip(returns, lengths, strict=True):
+            self._returns.append(float(episode_return))
+            self._lengths.append(float(length))
+            self.count += 1
+
+    @property
+    def mean_return(self) -> float | None:
+        """None before the first episode has ended."""
+        return _mean(self._returns) if self._returns else None
+
+    @property
+    def mean_length(self) -> float | None:
+        return _mean(self._lengths) if self._lengths else None
+
+    def metrics(self) -> dict[str, float]:
+        """``episode/count``, and once an episode has ended its return (mean, min, max) and length."""
+        metrics = {"episode/count": float(self.count)}
+        if self._returns:
+            metrics |= {
+                "episode/return": _mean(self._returns),
+                "episode/return_min": min(self._returns),
+                "episode/return_max": max(self._returns),
+                "episode/length": _mean(self._lengths),
+            }
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        return {"returns": list(self._returns), "lengths": list(self._lengths), "count": self.count}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._returns.clear()
+        self._lengths.clear()
+        self.add(state["returns"], state["lengths"])
+        self.count = state["count"]
+
+
+class Rate:
+    """Frames per second over the last ``window_s`` seconds."""
+
+    _SAMPLES = 64  # kept at most per window, however often ``update`` is called
+
+    def __init__(self, window_s: float = 30.0, clock: Clock = time.monotonic) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._samples: deque[tuple[float, int]] = deque()  # (time, total frames)
+
+    def update(self, total_frames: int) -> None:
+        """Tell the meter how many frames there have been in all; the first call starts it."""
+        now = self._clock()
+        samples = self._samples
+        if len(samples) > 1 and now - samples[-2][0] < self._window_s / self._SAMPLES:
+            samples[-1] = (now, total_frames)
+        else:
+            samples.append((now, total_frames))
+        self._forget(now)
+
+    def per_second(self) -> float:
+        """0 while nothing is known, and when nothing has happened for a whole window."""
+        now = self._clock()
+        self._forget(now)
+        if not self._samples:
+            return 0.0
+        start, frames = self._samples[0]
+        passed = now - start
+        return (self._samples[-1][1] - frames) / passed if passed > 0 else 0.0
+
+    def _forget(self, now: float) -> None:
+        """Drop samples until only the first one is older than the window."""
+        while len(self._samples) > 1 and self._samples[1][0] <= now - self._window_s:
+            self._samples.popleft()
+
+
+class Progress:
+    """How far a run has come, given its limits (0: no such limit).
+
+    ``seconds_before``: what earlier sessions of a resumed run have used of ``max_seconds``.
+    """
+
+    def __init__(
+        self,
+        max_frames: int = 0,
+        max_seconds: float = 0.0,
+        seconds_before: float = 0.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.max_frames = max_frames
+        self.max_seconds = max_seconds if math.isfinite(max_seconds) else 0.0
+        self._clock = clock
+        self._start = clock() - seconds_before
+
+    def elapsed(self) -> float:
+        """Seconds of all sessions."""
+        return self._clock() - self._start
+
+    def reached(self, frames: int) -> bool:
+        """True when a limit is reached."""
+        fraction = self.fraction(frames)
+        return fraction is not None and fraction >= 1.0
+
+    def fraction(self, frames: int) -> float | None:
+        """Part done of the limit that will end the run, 0 to 1; None without a limit."""
+        parts = []
+        if self.max_frames > 0:
+            parts.append(frames / self.max_frames)
+        if self.max_seconds > 0:
+            parts.append(self.elapsed() / self.max_seconds)
+        return min(1.0, max(parts)) if parts else None
+
+    def seconds_left(self, frames: int, frames_per_s: float) -> float | None:
+        """Seconds until the first limit at this rate; None where that cannot be told."""
+        left = []
+        if self.max_frames > 0 and (frames >= self.max_frames or frames_per_s > 0):
+            left.append(max(0, self.max_frames - frames) / max(frames_per_s, 1e-9))
+        if self.max_seconds > 0:
+            left.append(max(0.0, self.max_seconds - self.elapsed()))
+        return min(left) if left else None
+
+
+def _mean(values: deque[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _positive(size: int) -> int:
+    if size < 1:
+        raise ValueError(f"the size of a window must be at least 1, not {size}")
+    return size
