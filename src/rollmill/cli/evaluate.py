@@ -1,0 +1,52 @@
+"""``rollmill eval``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rollmill.runs.evaluate import EvalOptions, table
+from rollmill.runs.evaluate import evaluate as run_evaluation
+
+
+def evaluate(
+    target: tyro.conf.Positional[Path],
+    overrides: tyro.conf.Positional[tuple[str, ...]] = (),
+    /,
+    episodes: int = 100,
+    deterministic: bool = False,
+    seed: int = 1,
+    workers: int = 0,
+    envs_per_worker: int = 8,
+    best: bool = False,
+    random: bool = False,
+    json_: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> int:
+    """Evaluate a run or a checkpoint over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
+
+    Args:
+        target: A run folder, or a checkpoint file.
+        overrides: Settings that differ from the run's own, as key=value.
+        episodes: How many episodes to play.
+        deterministic: Take the most likely action instead of sampling one.
+        seed: Seed of environments and actions; the same seed gives the same figures.
+        workers: Worker processes; 0 takes one per core.
+        envs_per_worker: Environments of each worker.
+        best: Take the checkpoint with the highest training return instead of the newest.
+        random: Evaluate a random policy beside it.
+        json_: Print the result as JSON on stdout, and nothing else there.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    options = EvalOptions(episodes, deterministic, seed, workers, envs_per_worker, best, random, overrides)
+    result = run_evaluation(target, options, _progress if sys.stderr.isatty() else None)
+    print(json.dumps(result.to_dict(), allow_nan=False, default=str) if json_ else table(result))
+    return 0
+
+
+def _progress(done: int, wanted: int) -> None:
+    print(f"\r{done}/{wanted} episodes", end="\n" if done == wanted else "", file=sys.stderr, flush=True)

@@ -1,0 +1,74 @@
+"""The ``rollmill`` command: finds the verb, runs it, and turns errors into a message and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong configuration or command line, 128 + n ended by signal n.
+Verbs are imported when they are used, so that ``rollmill --help`` and a typing error answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from rollmill import __version__
+from rollmill.core.errors import RollmillError
+from rollmill.core.text import nearest
+
+VERBS: dict[str, tuple[str, str]] = {
+    "train": ("rollmill.cli.train:train", "train an agent"),
+    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate a run or a checkpoint"),
+    "envs": ("rollmill.cli.info:envs", "list the built-in environments"),
+    "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"rollmill {__version__}")
+        return 0
+    if words[0] not in VERBS:
+        print(f"rollmill: no verb {words[0]!r}{_hint(words[0])}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return _run(words[0], words[1:])
+
+
+def usage() -> str:
+    lines = ["usage: rollmill VERB ...", "", "verbs:"]
+    lines += [f"  {name:10} {summary}" for name, (_, summary) in VERBS.items()]
+    lines += ["", "`rollmill VERB --help` explains a verb."]
+    return "\n".join(lines)
+
+
+def _run(verb: str, words: list[str]) -> int:
+    import tyro
+
+    try:
+        return tyro.cli(_load(verb), args=words, prog=f"rollmill {verb}", description=None)
+    except RollmillError as error:
+        print(f"rollmill {verb}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"rollmill {verb}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        return 141
+
+
+def _load(verb: str) -> Callable[..., int]:
+    module, _, name = VERBS[verb][0].partition(":")
+    found: Callable[..., int] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _hint(word: str) -> str:
+    hint = nearest(word, VERBS)
+    return f"; {hint}" if hint else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""``rollmill eval``: what a trained policy is worth, over a number of whole episodes.
+
+Episodes are shared out to the lanes beforehand, so that short episodes do not count more often than
+long ones. All lanes step together (lockstep): the same seed gives the same figures.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.config import load_config
+from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.protocols import Policy
+from rollmill.core.run_folder import RunFolder
+from rollmill.core.seeds import Seeds
+from rollmill.runs.household import household
+from rollmill.runs.settings import TrainConfig
+from rollmill.sampling.random_policy import RandomPolicy
+from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
+
+log = logging.getLogger("rollmill")
+
+Progress = Callable[[int, int], None]
+"""Called with (episodes done, episodes wanted)."""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How to evaluate."""
+
+    episodes: int = 100
+    deterministic: bool = False
+    """Take the most likely action instead of sampling."""
+    seed: int = 1
+    workers: int = 0
+    """Worker processes; 0 takes one per core."""
+    envs_per_worker: int = 8
+    best: bool = False
+    """Evaluate the checkpoint with the highest training return instead of the newest."""
+    random: bool = False
+    """Evaluate a random policy in the same way, beside the trained one."""
+    overrides: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        if self.episodes < 1 or self.envs_per_worker < 1 or self.workers < 0:
+            raise ConfigError("--episodes and --envs-per-worker must be at least 1, --workers not negative")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Returns and lengths (steps) of some episodes."""
+
+    returns: list[float]
+    lengths: list[int]
+
+    def summary(self) -> dict[str, float]:
+        values = np.asarray(self.returns)
+        count = len(values)
+        return {
+            "episodes": count,
+            "mean": float(values.mean()),
+            "standard_error": float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
+            "median": float(np.median(values)),
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "mean_length": float(np.mean(self.lengths)),
+        }
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What ``rollmill eval`` prints."""
+
+    checkpoint: str
+    frames: int
+    env: str
+    policy: Score
+    random: Score | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint,
+            "frames": self.frames,
+            "env": self.env,
+            **self.policy.summary(),
+            "random": self.random.summary() if self.random else None,
+            "returns": self.policy.returns,
+            "lengths": self.policy.lengths,
+            "options": self.options,
+        }
+
+
+def evaluate(target: Path, options: EvalOptions, progress: Progress | None = None) -> EvalResult:
+    """Evaluate a run folder's checkpoint, or a checkpoint file."""
+    options.check()
+    loaded = find_checkpoint(target, options.best)
+    config = load_config(TrainConfig, [], options.overrides, base=loaded.state["config"])
+    spec = EnvSpec.from_dict(loaded.state["spec"])
+    plan = _plan(config, spec, options)
+    with household() as environment:
+        plan = replace(plan, environment=environment)
+        score = play(plan, _trained(config, loaded, plan, options), options.episodes, progress)
+        comparator = None
+        if options.random:
+            seed = Seeds(options.seed).branch("random").integer()
+            comparator = play(plan, RandomPolicy(spec, seed), options.episodes, progress)
+    return EvalResult(str(loaded.path), loaded.frames, config.env.id, score, comparator, asdict(options))
+
+
+def find_checkpoint(target: Path, best: bool) -> Loaded:
+    """The checkpoint a path means: a file itself, or the newest (best) of a run folder."""
+    if target.is_file():
+        return load_checkpoint(target)
+    folder = RunFolder(target)
+    if not folder.checkpoints.is_dir():
+        raise CheckpointError(f"{target}: neither a checkpoint nor a run folder with checkpoints")
+    checkpoints = Checkpoints(folder.checkpoints)
+    if not best:
+        return checkpoints.load_newest()
+    found = checkpoints.best()
+    if found is None:
+        raise CheckpointError(f"{target}: no checkpoint has a known return; leave out --best")
+    return load_checkpoint(found.path)
+
+
+def _plan(config: TrainConfig, spec: EnvSpec, options: EvalOptions) -> SamplerPlan:
+    """No more lanes than episodes; one group per worker, because all lanes step together."""
+    wanted = -(-options.episodes // spec.agents)
+    workers = min(options.workers or default_workers(), wanted)
+    per_worker = min(options.envs_per_worker, -(-wanted // workers))
+    settings = replace(
+        config.sampling,
+        mode="sync",
+        workers=workers,
+        envs_per_worker=per_worker,
+        groups=1,
+        decorrelate_steps=0,
+    )
+    return SamplerPlan(
+        settings=settings,
+        env=config.env,
+        spec=spec,
+        seeds=Seeds(options.seed).branch("evaluation"),
+        segments_per_batch=1,
+        environment=os.environ,
+        lockstep=True,
+    )
+
+
+def _trained(config: TrainConfig, loaded: Loaded, plan: SamplerPlan, options: EvalOptions) -> Policy:
+    from rollmill.learning.appo import load_weights
+    from rollmill.models.actor_critic import build_model
+    from rollmill.models.policy import TorchPolicy
+    from rollmill.models.weights import WeightBoard
+    from rollmill.runs.build import choose_device
+
+    model = build_model(plan.spec, config.model)
+    load_weights(model, loaded.state["learners"][0]["model"])
+    model.to(choose_device(config.learning.device))
+    seed = Seeds(options.seed).branch("actions").integer()
+    lanes = plan.groups * plan.lanes_per_group
+    return TorchPolicy(model, WeightBoard(model), lanes, seed, options.deterministic)
+
+
+def play(plan: SamplerPlan, policy: Policy, episodes: int, progress: Progress | None = None) -> Score:
+    """Play ``episodes`` whole episodes, shared out evenly over the lanes in advance."""
+    sampler = Sampler(plan, [policy])
+    lanes = plan.groups * plan.lanes_per_group
+    quota = np.full(lanes, episodes // lanes)
+    quota[: episodes % lanes] += 1
+    kept: list[EpisodeEnd] = []
+    try:
+        sampler.start()
+        while len(kept) < episodes:
+            sampler.round()
+            if (slots := sampler.take(1, timeout=0)) is not None:
+                sampler.release(slots)
+            before = len(kept)
+            kept += _within_quota(sampler.episodes, quota)
+            if progress is not None and len(kept) > before:
+                progress(len(kept), episodes)
+    finally:
+        sampler.stop()
+    kept.sort(key=lambda e: (e.lane, e.episode))
+    return Score([e.episode_return for e in kept], [e.length for e in kept])
+
+
+def _within_quota(ended: Any, quota: np.ndarray) -> Sequence[EpisodeEnd]:
+    kept = []
+    while ended:
+        episode = ended.popleft()
+        if quota[episode.lane] > 0:
+            quota[episode.lane] -= 1
+            kept.append(episode)
+    return kept
+
+
+def table(result: EvalResult) -> str:
+    """The result as text."""
+    rows: list[tuple[str, Mapping[str, float]]] = [("policy", result.policy.summary())]
+    if result.random is not None:
+        rows.append(("random", result.random.summary()))
+    lines = [f"{result.env}, {result.checkpoint} ({result.frames:,} frames)"]
+    for name, s in rows:
+        lines.append(
+            f"{name:8} return {s['mean']:.4g} +- {s['standard_error']:.2g} (standard error), median {s['median']:.4g}, "
+            f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""The whole configuration of a training run, and the checks that need more than one room's settings."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+
+from rollmill.core.config import settings
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.envs.make import check_env_settings
+from rollmill.envs.settings import EnvSettings
+from rollmill.learning.settings import LearningSettings
+from rollmill.models.settings import ModelSettings
+from rollmill.sampling.settings import SamplingSettings
+
+
+@settings
+class RunSettings:
+    """Where the run lives, and the seed everything random grows from."""
+
+    dir: Path = Path("runs")
+    """Folder of all experiments."""
+
+    experiment: str = "default"
+    """Name of the experiment the run belongs to."""
+
+    name: str | None = None
+    """Name of the run; unset: environment and seed."""
+
+    seed: int = 0
+    """Root of the run's seed tree."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError("seed must not be negative")
+        for name in (self.experiment, self.name or "x"):
+            if not name or name.startswith(".") or "/" in name:
+                raise ValueError(f"{name!r} cannot be a folder name")
+
+
+@settings
+class StopSettings:
+    """When the run is over: whatever comes first."""
+
+    frames: int = 1_000_000
+    """Simulator frames (frame skip included); 0 is no limit."""
+
+    seconds: float = 0.0
+    """Seconds of training, earlier sessions of the same run included; 0 is no limit."""
+
+    mean_return: float | None = None
+    """Mean return of the last ``report.window`` episodes."""
+
+    batches: int = 0
+    """Training steps; 0 is no limit. ``stop.batches=1`` is a test run."""
+
+    def __post_init__(self) -> None:
+        if min(self.frames, self.seconds, self.batches) < 0:
+            raise ValueError("limits must be 0 (off) or positive")
+        if not self.frames and not self.seconds and not self.batches and self.mean_return is None:
+            raise ValueError("give at least one of frames, seconds, batches and mean_return")
+
+
+@settings
+class CheckpointSettings:
+    """How often the run is saved and what is kept."""
+
+    every_seconds: float = 120.0
+    """Seconds between checkpoints; one is always written at the end."""
+
+    keep_last: int = 3
+    """Newest checkpoints to keep; 0 keeps all."""
+
+    keep_best: int = 1
+    """Checkpoints with the highest mean return to keep besides."""
+
+    milestone_frames: int = 0
+    """Keep one checkpoint for ever every so many frames; 0 is off."""
+
+    min_free_mb: int = 200
+    """Never fill the disk below this many megabytes with a checkpoint."""
+
+    def __post_init__(self) -> None:
+        if min(self.every_seconds, self.keep_last, self.keep_best, self.milestone_frames, self.min_free_mb) < 0:
+            raise ValueError("checkpoint settings must not be negative")
+
+
+@settings
+class ReportSettings:
+    """What is written down while the run goes on."""
+
+    every_frames: int = 0
+    """Frames between rows of metrics; 0: about 500 rows over the run."""
+
+    console_seconds: float = 5.0
+    """Seconds between console lines when there is no live panel."""
+
+    window: int = 100
+    """Episodes behind a mean return."""
+
+    tensorboard: bool = True
+    """Write TensorBoard files beside metrics.jsonl."""
+
+    def __post_init__(self) -> None:
+        if self.every_frames < 0 or self.console_seconds < 0 or self.window < 1:
+            raise ValueError("every_frames and console_seconds must not be negative, window must be at least 1")
+
+
+@settings
+class TrainConfig:
+    """Everything ``rollmill train`` can be told."""
+
+    run: RunSettings = field(default_factory=RunSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    learning: LearningSettings = field(default_factory=LearningSettings)
+    stop: StopSettings = field(default_factory=StopSettings)
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder: ``<dir>/<experiment>/<name>``."""
+        plain = self.env.id.replace("/", "-").replace(":", "-")
+        return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
+
+    @property
+    def report_frames(self) -> int:
+        """Frames between two rows of metrics."""
+        return self.report.every_frames or max(1, self.stop.frames // 500 or 10_000)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse what can be seen to be wrong before any process starts."""
+    check_env_settings(config.env)
+    s, learning = config.sampling, config.learning
+    if learning.recurrence and s.rollout % learning.recurrence:
+        raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
+    if learning.recurrence and config.model.memory == "none" and config.model.custom is None:
+        raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
+
+
+def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
+    """How many segments make a batch; ConfigError when they do not fit evenly, or cannot be trained on."""
+    s, learning = config.sampling, config.learning
+    lanes = s.envs_per_worker // s.groups * spec.agents
+    rows = s.rollout * lanes
+    if learning.batch_size % rows:
+        near = sorted({max(1, learning.batch_size // rows) * rows, -(-learning.batch_size // rows) * rows})
+        raise ConfigError(
+            f"learning.batch_size={learning.batch_size} is not a multiple of a segment's {rows} rows "
+            f"(sampling.rollout={s.rollout} x {lanes} lanes of a group); near: {', '.join(map(str, near))}"
+        )
+    if learning.exploration == "symmetric_kl" and spec.action.kind == "continuous":
+        raise ConfigError("learning.exploration=symmetric_kl needs discrete actions; use learning.exploration=entropy")
+    return learning.batch_size // rows

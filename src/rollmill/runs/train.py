@@ -1,0 +1,215 @@
+"""``rollmill train``: everything around the loop of an online run, in the order it happens.
+
+Take the run folder, write down what is about to happen, start the janitor, learn the env's spec, build
+the parts, load a checkpoint if asked, train, and leave the place tidy whatever ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rollmill.core import atomic
+from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.config import differences, dump_yaml, to_dict
+from rollmill.core.diary import Diary
+from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.run_folder import Mode, RunFolder, State, open_log
+from rollmill.core.tree_file import stored_checksum
+from rollmill.envs.probe import Probe, probe_here
+from rollmill.envs.settings import EnvSettings
+from rollmill.runs.household import household
+from rollmill.runs.observers import Observer
+from rollmill.runs.reporting import Reporter, live_panel
+from rollmill.runs.settings import TrainConfig, check
+
+if TYPE_CHECKING:
+    from rollmill.runs.online import OnlineRun
+
+log = logging.getLogger("rollmill")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for besides the config."""
+
+    mode: Mode = "new"
+    restore: Path | None = None
+    """Start from this checkpoint instead of from scratch (or, resuming, from the newest)."""
+    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    console: Literal["auto", "plain", "off"] = "auto"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    state: Literal["finished", "interrupted"]
+    reason: str
+    frames: int
+    mean_return: float | None
+    folder: Path
+    signal: int = 0
+    """Number of the signal that ended it, or 0."""
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
+
+def train(config: TrainConfig, request: Request | None = None, observers: Sequence[Observer] = ()) -> Outcome:
+    """Run a training to its end. Raises RollmillError when it fails; the folder says why, too."""
+    request = request or Request()
+    check(config)
+    loaded = _find_checkpoint(config, request)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
+        handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
+        stack.callback(handle.close)
+        diary = _open_diary(folder, config, request, loaded)
+        environment = stack.enter_context(household())
+        ending = stack.enter_context(_Ending(folder, diary, loaded.frames if loaded else 0))
+        spec = _learn_spec(config, environment)
+        run = _build(config, spec, environment, folder, request, observers)
+        ending.run = run
+        if loaded is not None:
+            _continue_from(run, loaded)
+        run.tell("on_init")
+        stack.callback(run.tell, "on_stop")
+        folder.set_state("running", frames=run.frames)
+        run.loop()
+        run.save()
+    return ending.outcome()
+
+
+def _find_checkpoint(config: TrainConfig, request: Request) -> Loaded | None:
+    """The checkpoint to go on from, read and verified before anything is changed."""
+    if request.restore is not None:
+        return load_checkpoint(request.restore)
+    if request.mode == "resume" and config.folder.is_dir():
+        return Checkpoints(RunFolder(config.folder).checkpoints).load_newest()
+    return None
+
+
+def _open_diary(folder: RunFolder, config: TrainConfig, request: Request, loaded: Loaded | None) -> Diary:
+    """Write down config and origin before anything starts."""
+    changes = differences(loaded.state["config"], to_dict(config)) if loaded else {}
+    if request.mode == "resume" and folder.diary.exists():
+        diary = Diary.open(folder.diary)
+    else:
+        diary = Diary.create(folder.diary, request.command)
+        if loaded is not None:
+            diary.set_parent(loaded.path, loaded.frames, stored_checksum(loaded.path), changes)
+    diary.begin_session(request.command, loaded.frames if loaded else 0, changes)
+    atomic.write_text(folder.config, dump_yaml(config))
+    log.info("run folder %s", folder.path)
+    for key, (old, new) in changes.items():
+        log.info("changed since the checkpoint: %s: %s -> %s", key, old, new)
+    return diary
+
+
+def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
+    """The env's spec, from a process of its own (serial mode: from this one) while torch is imported."""
+    if config.sampling.mode == "serial":
+        return probe_here(config.env)
+    return probe_beside(config.env, environment, config.sampling.start_timeout)
+
+
+def probe_beside(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
+    probe = Probe(env, environment)
+    try:
+        import torch  # noqa: F401 - takes a second or two, in which the probe does its work
+    except BaseException:
+        probe.close()
+        raise
+    return probe.result(timeout)
+
+
+def _build(
+    config: TrainConfig,
+    spec: EnvSpec,
+    environment: Mapping[str, str],
+    folder: RunFolder,
+    request: Request,
+    observers: Sequence[Observer],
+) -> OnlineRun:
+    from rollmill.runs.build import build_parts
+    from rollmill.runs.online import OnlineRun
+
+    parts = build_parts(config, spec, environment)
+    reporter = Reporter(config, folder, request.console)
+    return OnlineRun(config, parts, folder, reporter, observers)
+
+
+def _continue_from(run: OnlineRun, loaded: Loaded) -> None:
+    state = loaded.state
+    if state.get("kind") != "online":
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
+    if state["spec"] != run.spec.to_dict():
+        raise CheckpointError(
+            f"{loaded.path} was made for another environment: {state['spec']['name']} with "
+            f"observations {state['spec']['observation']} and actions {state['spec']['action']}"
+        )
+    run.load_state(loaded)
+    Checkpoints(run.folder.checkpoints).set_aside_after(run.frames)
+    log.info("continuing from %s (%s frames)", loaded.path, f"{loaded.frames:,}")
+
+
+class _Ending(contextlib.AbstractContextManager["_Ending"]):
+    """Writes how the run ended into its folder, and saves what can be saved when it failed."""
+
+    def __init__(self, folder: RunFolder, diary: Diary, frames: int) -> None:
+        self.run: OnlineRun | None = None
+        self._folder, self._diary, self._frames = folder, diary, frames
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        frames = self.run.frames if self.run else self._frames
+        if self.run is not None:
+            self._rescue(self.run, error)
+            self.run.close()
+        state: State
+        if error is None:
+            outcome = self.outcome()
+            state, reason = outcome.state, outcome.reason
+        else:
+            state, reason = "failed", f"{type(error).__name__}: {error}"
+            if isinstance(error, KeyboardInterrupt):
+                state, reason = "interrupted", "interrupted twice, ended at once"
+        log.log(
+            logging.INFO if error is None else logging.ERROR,
+            "%s: %s (%s frames)",
+            state,
+            reason,
+            f"{frames:,}",
+        )
+        self._folder.set_state(state, reason, frames)
+        self._diary.end_session(f"{state}: {reason}"[:2000], frames)
+
+    def _rescue(self, run: OnlineRun, error: BaseException | None) -> None:
+        """A run that failed outside the learner still has good weights: keep them."""
+        if not isinstance(error, RollmillError) or isinstance(error, (NonFiniteError, CheckpointError)):
+            return
+        if run.iteration and type(error).__name__ != "ValueCollapseError":
+            try:
+                run.save()
+            except CheckpointError as second:
+                log.error("the last weights could not be saved either: %s", second)
+
+    def outcome(self) -> Outcome:
+        run = self.run
+        assert run is not None
+        number = run.interrupt.signal
+        return Outcome(
+            state="interrupted" if number else "finished",
+            reason=run.stop_reason,
+            frames=run.frames,
+            mean_return=run.mean_return,
+            folder=self._folder.path,
+            signal=int(number) if number else 0,
+        )
