@@ -8,7 +8,6 @@ import torch
 from rollmill.learning.losses import (
     approximate_kl,
     clip_fraction,
-    explained_variance,
     masked_mean,
     ppo_policy_loss,
     value_loss,
@@ -71,22 +70,6 @@ def test_masked_mean_of_nothing_is_zero_with_zero_gradient():
     mean.backward()
     assert mean.item() == 0
     assert not x.grad.any()
-
-
-def test_explained_variance():
-    targets = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert explained_variance(targets, targets, ALL).item() == 1
-    assert explained_variance(targets + 7, targets, ALL).item() == 1, "a constant offset is not variance"
-    assert explained_variance(torch.zeros(4), targets, ALL).item() == 0
-    assert explained_variance(-targets, targets, ALL).item() == pytest.approx(-3)
-    values = torch.tensor([1.0, 2.0, NAN, 100.0])
-    assert explained_variance(values, targets, torch.tensor([True, True, False, False])).item() == 1
-
-
-@pytest.mark.parametrize("constant", [0.0, 0.1, -123.456])
-def test_explained_variance_of_equal_targets_is_undefined(constant):
-    targets = torch.full((1000,), constant)
-    assert explained_variance(torch.randn(1000), targets, torch.ones(1000, dtype=torch.bool)).isnan()
 
 
 def test_approximate_kl_on_hand_worked_numbers():

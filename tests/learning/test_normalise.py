@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollmill.learning.normalise import normalise_advantages, normalise_returns
-from rollmill.models.encoders import RunningMoments
+from rollmill.learning.normalise import normalise_advantages
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +37,3 @@ def test_nothing_that_counts_gives_zeros():
 
 def test_advantages_with_gradient_come_out_without():
     assert not normalise_advantages(torch.randn(3, requires_grad=True), torch.ones(3, dtype=torch.bool)).requires_grad
-
-
-def test_returns_are_scaled_by_everything_seen_so_far():
-    moments = RunningMoments()
-    first, second = torch.randn(8, 2) + 10, torch.randn(8, 2) * 3
-    mask = torch.rand(8, 2) < 0.8
-    normalise_returns(first, torch.ones_like(mask), moments)
-    scaled = normalise_returns(second, mask, moments)
-    seen = np.concatenate([first.flatten(), second[mask]]).astype(np.float64)
-    expected = (second.numpy() - seen.mean()) / np.sqrt(seen.var() + moments.EPSILON)
-    np.testing.assert_allclose(scaled.numpy(), expected, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,8 @@ import torch
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, EnvSpec, Field
-from rollmill.models.actor_critic import ActorCritic, build_model, load_class
+from rollmill.core.imports import import_object
+from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.models.settings import ModelSettings
 
 DISCRETE = ActionSpec("discrete", nvec=(3,), start=(0,))
@@ -228,14 +229,14 @@ def test_a_custom_actor_critic_is_used_whole(custom_file):
 
 def test_a_custom_class_is_found_by_module_name(custom_file, monkeypatch):
     monkeypatch.syspath_prepend(str(custom_file.parent))
-    assert load_class("my_nets:Wide").__module__ == "my_nets"
+    assert import_object("my_nets:Wide", "model.custom").__module__ == "my_nets"
 
 
 def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
     (tmp_path / "nets_in_this_folder.py").write_text("class Net: pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
-    assert load_class("nets_in_this_folder:Net").__name__ == "Net"
+    assert import_object("nets_in_this_folder:Net", "model.custom").__name__ == "Net"
 
 
 @pytest.mark.parametrize(
@@ -246,8 +247,8 @@ def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
             {},
             r"no class 'Widde' there, did you mean 'Wide'\? \(it has: Clumsy, Crooked, Sizeless, W",
         ),
-        ("zzz", {}, r"no class 'zzz' there \(it has: Clumsy, Crooked, Sizeless, Whole, Wide\)"),
-        ("function", {}, "not a class derived from torch.nn.Module"),
+        ("zzz", {}, r"has no 'zzz' \(it has: Clumsy, Crooked, Sizeless, Whole, Wide\)"),
+        ("function", {}, "has nothing fitting under the name 'function'"),
         (
             "Wide",
             {"breadth": 3},
@@ -276,14 +277,14 @@ def test_a_custom_encoder_and_a_built_in_one_exclude_each_other(custom_file):
 
 def test_a_missing_file_or_module_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no file .*absent\.py"):
-        load_class(f"{tmp_path}/absent.py:Net")
+        import_object(f"{tmp_path}/absent.py:Net", "model.custom")
     for name in ("no_such_module_here", "torch.no_such_module_here"):
         with pytest.raises(ConfigError, match=f"no module named '{name}'"):
-            load_class(f"{name}:Net")
+            import_object(f"{name}:Net", "model.custom")
 
 
 def test_a_failing_import_inside_a_custom_module_is_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import no_such_library_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_library_at_all"):
-        load_class("needs_more:Net")
+        import_object("needs_more:Net", "model.custom")

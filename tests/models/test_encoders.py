@@ -17,9 +17,9 @@ from rollmill.models.encoders import (
     Mlp,
     ObservationNormaliser,
     ResidualBlock,
-    RunningMoments,
     build_encoder,
 )
+from rollmill.models.moments import RunningMoments
 from rollmill.models.settings import ModelSettings
 
 IMAGE = Field("image", "uint8", (40, 48, 3))

@@ -53,9 +53,7 @@ _WRONG_TYPE = ("_type", "_parsing", "_from_float", "literal_error", "none_requir
 def settings(cls: type[T], /) -> type[T]: ...
 @overload
 def settings(*, shorthand: str | None = None) -> Callable[[type[T]], type[T]]: ...
-@dataclass_transform(
-    frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, dataclasses.Field)
-)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, dataclasses.Field))
 def settings(cls: Any = None, /, *, shorthand: str | None = None) -> Any:
     """Make a class a settings dataclass: frozen, keyword-only, unknown keys forbidden.
 
@@ -144,13 +142,9 @@ def _override_layer(text: str) -> _Layer:
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals:
-        raise ConfigError(
-            f"{source}: an override is written key.sub=value; did you mean '{key.strip()}=VALUE'?"
-        )
+        raise ConfigError(f"{source}: an override is written key.sub=value; did you mean '{key.strip()}=VALUE'?")
     if not all(path):
-        raise ConfigError(
-            f"{source}: the part before '=' must be a key; an override is written key.sub=value"
-        )
+        raise ConfigError(f"{source}: the part before '=' must be a key; an override is written key.sub=value")
     data = parse_value(value, source)
     for part in reversed(path):
         data = {part: data}
@@ -203,9 +197,7 @@ class _Stack:
                     self._put(tree, name, None, here, layer)
                 else:
                     expected = f"expected a block with the keys {', '.join(_keys(key.block))}"
-                    self.problems.append(
-                        f"{layer.where(here)}: {'.'.join(here)}: {expected}; got {show(value)}"
-                    )
+                    self.problems.append(f"{layer.where(here)}: {'.'.join(here)}: {expected}; got {show(value)}")
 
     def _merge_leaf(
         self, tree: dict[str, Any], name: str, value: Any, here: KeyPath, layer: _Layer, free: bool
@@ -427,9 +419,7 @@ def _keys(cls: type) -> dict[str, _Key]:
             continue
         blocks = [part for part in alternatives(hints[field.name]) if dataclasses.is_dataclass(part)]
         if len(blocks) > 1:
-            raise TypeError(
-                f"{cls.__qualname__}.{field.name}: a key can hold one settings class, not several"
-            )
+            raise TypeError(f"{cls.__qualname__}.{field.name}: a key can hold one settings class, not several")
         block = blocks[0] if blocks and isinstance(blocks[0], type) else None
         keys[field.name] = _Key(field.name, hints[field.name], field, block)
     return keys
@@ -450,9 +440,7 @@ def to_dict(config: object) -> dict[str, Any]:
     """The settings as nested plain values (dict, list, str, int, float, bool, None), in declared order."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise TypeError(f"expected settings, got {config!r}")
-    return {
-        field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init
-    }
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
 
 
 def dump_yaml(config: object) -> str:

@@ -65,9 +65,7 @@ class Diary:
             raise RunFolderError(f"{path}: not the diary of a run (no list of sessions)")
         return cls(path, content)
 
-    def set_parent(
-        self, checkpoint: Path, frames: int, checksum: str, difference: Mapping[str, Sequence[Any]]
-    ) -> None:
+    def set_parent(self, checkpoint: Path, frames: int, checksum: str, difference: Mapping[str, Sequence[Any]]) -> None:
         """Record the checkpoint this run was born from and what was changed (see ``config_difference``)."""
         self.content["parent"] = {
             "checkpoint": str(checkpoint),

@@ -118,11 +118,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def _text_after(source: str, node: ast.AnnAssign, after: ast.stmt | None) -> str:
-    if (
-        isinstance(after, ast.Expr)
-        and isinstance(after.value, ast.Constant)
-        and isinstance(after.value.value, str)
-    ):
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
         return " ".join(after.value.value.split())
     assert node.end_lineno is not None
     line = source.split("\n")[node.end_lineno - 1].encode()  # ast counts columns in bytes

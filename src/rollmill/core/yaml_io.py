@@ -101,9 +101,7 @@ def parse_mapping(text: str, source: str) -> YamlMapping:
     if node is None or node.tag == _TAG + "null":  # nothing at all, or nothing but '---'
         return YamlMapping()
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(
-            f"{source}, line {_line(node)}: expected settings as 'key: value' lines, found {_kind(node)}"
-        )
+        raise ConfigError(f"{source}, line {_line(node)}: expected settings as 'key: value' lines, found {_kind(node)}")
     reader = _Reader(source)
     data = reader.value(node, ())
     if reader.problems:

@@ -5,16 +5,14 @@ There is no registration by import: ``NAMED`` is the whole list, and a test reso
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
+from rollmill.core.imports import import_object
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
 from rollmill.envs.settings import EnvSettings
@@ -95,10 +93,10 @@ def check_env_settings(settings: EnvSettings) -> None:
 def _find_maker(name: str) -> Callable[..., Any]:
     if name in NAMED:
         entry = NAMED[name]
-        maker = import_target(entry.target)
-        return _with_defaults(maker, entry.args)
+        return _with_defaults(import_object(entry.target, "env"), entry.args)
     if ":" in name:
-        return import_target(name)
+        maker: Callable[..., Any] = import_object(name, "env")
+        return maker
     return _gymnasium_maker(name)
 
 
@@ -108,29 +106,6 @@ def _with_defaults(maker: Callable[..., Any], args: Mapping[str, Any]) -> Callab
 
     make.__signature__ = inspect.signature(maker)  # type: ignore[attr-defined]
     return make
-
-
-def import_target(target: str) -> Callable[..., Any]:
-    """Import ``module:callable``; the current folder is searched too, as for a Python script."""
-    module_name, _, attribute = target.partition(":")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # the module exists, something it imports does not
-        raise ConfigError(
-            f"{target}: no module named {module_name!r} (searched: the current folder and sys.path)"
-        ) from error
-    found: Callable[..., Any] | None = getattr(module, attribute, None)
-    if found is None or not callable(found):
-        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise ConfigError(
-            f"{target}: module {module_name!r} has no callable {attribute!r}; {nearest(attribute, names)}"
-            f" (it has: {', '.join(sorted(names)) or 'none'})"
-        )
-    return found
 
 
 def _gymnasium_maker(name: str) -> Callable[..., Any]:

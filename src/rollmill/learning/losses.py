@@ -42,19 +42,6 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def explained_variance(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Share of the targets' variance that the values account for: 1 is perfect, 0 no better than a constant.
-
-    NaN where the targets have no variance, because then it is not defined.
-    """
-    targets, values = targets.double(), values.double()
-    spread = _variance(targets, mask)
-    # Equal targets still leave some 1e-32 of their square as rounding error.
-    defined = spread > 1e-20 * masked_mean(targets, mask).square()
-    return 1 - _variance(targets - values, mask) / torch.where(defined, spread, torch.nan)
-
-
-@torch.no_grad()
 def approximate_kl(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """Estimate of KL(old || new) from actions of the old policy: mean of ``ratio - 1 - log_ratio``.
 
@@ -67,7 +54,3 @@ def approximate_kl(log_ratio: Tensor, mask: Tensor) -> Tensor:
 def clip_fraction(log_ratio: Tensor, clip: float, mask: Tensor) -> Tensor:
     """Share of samples whose probability ratio lies outside ``[1 - clip, 1 + clip]``."""
     return masked_mean((torch.expm1(log_ratio).abs() > clip).float(), mask)
-
-
-def _variance(x: Tensor, mask: Tensor) -> Tensor:
-    return masked_mean((x - masked_mean(x, mask)).square(), mask)

@@ -1,11 +1,9 @@
-"""Bringing advantages and returns to a common scale."""
+"""Bringing advantages to a common scale."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from rollmill.models.encoders import RunningMoments
 
 EPSILON = 1e-8
 
@@ -22,10 +20,3 @@ def normalise_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
     centred = torch.where(mask, x - x.sum() / count, 0.0)
     std = (centred.square().sum() / count).sqrt()
     return (centred / (std + EPSILON)).to(advantages.dtype)
-
-
-@torch.no_grad()
-def normalise_returns(returns: Tensor, mask: Tensor, moments: RunningMoments) -> Tensor:
-    """Take the returns where ``mask`` is True into the running ``moments``, then scale all of them by it."""
-    moments.update(returns, mask)
-    return moments.normalise(returns)

@@ -14,16 +14,10 @@ A network of your own (``model.custom``) is a class with the constructor
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,16 +25,16 @@ from torch import Tensor, nn
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, EnvSpec
-from rollmill.core.text import nearest
+from rollmill.core.imports import import_object
 from rollmill.models.encoders import (
     ObservationNormaliser,
     Observations,
-    RunningMoments,
     build_encoder,
     initialise,
 )
 from rollmill.models.heads import build_head
 from rollmill.models.memory import build_memory
+from rollmill.models.moments import RunningMoments
 from rollmill.models.settings import ModelSettings
 
 
@@ -165,66 +159,14 @@ def build_model(spec: EnvSpec, settings: ModelSettings) -> ActorCritic:
     """The network for this environment; ConfigError where the settings do not fit it."""
     if settings.custom is None:
         return ActorCritic(spec, settings)
-    found = load_class(settings.custom)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"model.custom={settings.custom} is not a class derived from torch.nn.Module")
+    found = import_object(settings.custom, "model.custom", lambda v: isinstance(v, type) and issubclass(v, nn.Module))
     _check_arguments(found, spec, settings)
     if issubclass(found, ActorCritic):
-        model = found(spec, settings, **settings.custom_args)
+        model: ActorCritic = found(spec, settings, **settings.custom_args)
     else:
         model = _with_custom_encoder(found, spec, settings)
     _check_output_shapes(model, spec, settings)
     return model
-
-
-def load_class(target: str) -> Any:
-    """What ``module:Class`` or ``path/to/file.py:Class`` names; ConfigError lists what there is instead."""
-    source, _, name = target.rpartition(":")
-    module = _load_file(source) if source.endswith(".py") else _load_module(source)
-    found = getattr(module, name, None)
-    if found is None:
-        names = sorted(key for key, value in vars(module).items() if _is_own_network(value))
-        guess = nearest(name, names)
-        raise ConfigError(
-            f"model.custom={target}: no class {name!r} there{guess and f', {guess}'} "
-            f"(it has: {', '.join(names) or 'none'})"
-        )
-    return found
-
-
-def _is_own_network(value: Any) -> bool:
-    """Whether this is a network of the user's, not one their module imported from torch or from here."""
-    if not (isinstance(value, type) and issubclass(value, nn.Module)):
-        return False
-    return value.__module__.partition(".")[0] not in ("torch", "rollmill")
-
-
-def _load_file(source: str) -> ModuleType:
-    path = Path(source).resolve()
-    if not path.is_file():
-        raise ConfigError(f"model.custom: there is no file {path}")
-    name = f"rollmill_custom_{path.stem}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None  # both hold for every .py file
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module  # dataclasses and pickling look the module up by name
-    module_spec.loader.exec_module(module)
-    return module
-
-
-def _load_module(source: str) -> ModuleType:
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # as for a Python script
-    try:
-        return importlib.import_module(source)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{source}.".startswith(f"{error.name}."):
-            raise  # the module exists, something it imports does not
-        raise ConfigError(
-            f"model.custom: no module named {source!r} (searched: the current folder and sys.path); "
-            "a file can be given as path/to/file.py:Class"
-        ) from error
 
 
 def _check_arguments(found: type, spec: EnvSpec, settings: ModelSettings) -> None:

@@ -194,9 +194,7 @@ class ConsoleSink:
         if self._tail.warnings:
             heading = Text(f"warnings ({self._tail.warning_count})", "yellow")
             parts.append(Rule(heading, align="left", style="dim"))
-            parts += [
-                _log_text(line[:_WARNING_CHARS], "yellow", wrap=True) for line in tuple(self._tail.warnings)
-            ]
+            parts += [_log_text(line[:_WARNING_CHARS], "yellow", wrap=True) for line in tuple(self._tail.warnings)]
         if self._tail.lines:
             parts.append(Rule(Text("log"), align="left", style="dim"))
             parts += [_log_text(line, "dim") for line in tuple(self._tail.lines)]

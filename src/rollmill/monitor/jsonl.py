@@ -34,9 +34,7 @@ class JsonlSink:
     before the kill) are removed; they will be written again.
     """
 
-    def __init__(
-        self, path: Path, resume_frames: int | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: Path, resume_frames: int | None = None, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
         try:
@@ -44,9 +42,7 @@ class JsonlSink:
                 _cut_torn_row(path)
                 if resume_frames is not None:
                     _remove_rows_after(path, resume_frames)
-            self._file: int | None = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-            )
+            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _cannot_write(path, error) from error
 

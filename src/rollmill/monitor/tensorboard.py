@@ -45,9 +45,7 @@ class TensorBoardSink:
             self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
             if resume_frames is not None:
                 start = SessionLog(status=SessionLog.START)
-                self._writer.write_event(
-                    Event(wall_time=time.time(), step=resume_frames + 1, session_log=start)
-                )
+                self._writer.write_event(Event(wall_time=time.time(), step=resume_frames + 1, session_log=start))
             self._writer.flush()
         except OSError as error:
             raise self._failed(error) from error
@@ -75,6 +73,4 @@ class TensorBoardSink:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> RunFolderError:
-        return RunFolderError(
-            f"{self._folder}: TensorBoard events cannot be written: {error.strerror or error}"
-        )
+        return RunFolderError(f"{self._folder}: TensorBoard events cannot be written: {error.strerror or error}")

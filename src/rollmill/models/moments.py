@@ -1,0 +1,68 @@
+"""Running mean and deviation, kept with the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far, elementwise over ``shape``; kept as buffers.
+
+    Accumulates in float64: float32 sums drift once there are some ten million rows. The float32
+    buffers ``shift`` and ``std`` are what the hot path reads. All five are saved and published with
+    the weights; none needs recomputing after a plain tensor-by-tensor copy.
+    """
+
+    EPSILON = 1e-5  # added to the variance: a constant input is not blown up
+
+    count: Tensor  # [] float64, rows seen
+    mean: Tensor  # [*shape] float64
+    var: Tensor  # [*shape] float64, population variance
+    shift: Tensor  # [*shape] float32, the mean
+    std: Tensor  # [*shape] float32, sqrt(var + EPSILON); 1 before the first update
+
+    def __init__(self, shape: Sequence[int] = ()) -> None:
+        super().__init__()
+        shape = tuple(shape)
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+
+    @torch.no_grad()
+    def update(self, x: Tensor, valid: Tensor | None = None) -> None:
+        """Take in ``x`` ``[..., *shape]``; rows where ``valid`` ``[...]`` is False do not count.
+
+        Merges the batch's moments with the running ones (Chan et al.), without a device sync.
+        """
+        rows = x.reshape(-1, *self.mean.shape).double()
+        if valid is None:
+            keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        else:
+            keep = valid.reshape(-1).bool()
+        wide = keep.reshape(-1, *[1] * self.mean.dim())
+        added = keep.sum().double()
+        batch_mean = torch.where(wide, rows, 0.0).sum(0) / added.clamp(min=1)
+        batch_var = torch.where(wide, rows - batch_mean, 0.0).square().sum(0) / added.clamp(min=1)
+
+        total = self.count + added
+        weight = added / total.clamp(min=1)  # 0 when nothing counted: the moments stay as they are
+        delta = batch_mean - self.mean
+        self.mean += delta * weight
+        self.var += weight * (batch_var - self.var + delta.square() * (1 - weight))
+        self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        # Until something was seen the scaling stays the identity.
+        self.std.copy_(torch.where(total > 0, (self.var + self.EPSILON).sqrt(), 1.0))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., *shape]`` in units of standard deviations from the mean."""
+        return (x - self.shift).div_(self.std)
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        """The inverse of ``normalise``."""
+        return x * self.std + self.shift
