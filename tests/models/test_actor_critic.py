@@ -245,7 +245,7 @@ def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
         (
             "Widde",
             {},
-            r"no class 'Widde' there, did you mean 'Wide'\? \(it has: Clumsy, Crooked, Sizeless, W",
+            r"has no 'Widde'; did you mean 'Wide'\? \(it has: Clumsy, Crooked, Sizeless, W",
         ),
         ("zzz", {}, r"has no 'zzz' \(it has: Clumsy, Crooked, Sizeless, Whole, Wide\)"),
         ("function", {}, "has nothing fitting under the name 'function'"),
