@@ -121,6 +121,21 @@ def test_the_best_stay(tmp_path: Path) -> None:
     assert best.frames == 2
 
 
+def test_a_metric_that_is_not_a_number_is_never_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(), 1, float("nan"))
+    assert checkpoints.best() is None
+
+
+def test_the_metric_of_a_checkpoint_that_is_saved_again_is_looked_up_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for n, metric in [(1, 3.0), (2, 5.0), (2, 1.0)]:
+        checkpoints.save(state(), n, metric)
+        best = checkpoints.best()
+    assert best is not None
+    assert best.frames == 1
+
+
 def test_of_equal_metrics_the_newer_is_best(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     for n in (1, 2, 3):
@@ -173,9 +188,7 @@ def test_a_file_that_cannot_be_removed_does_not_fail_the_save(
 
 
 def test_files_of_others_are_neither_listed_nor_removed(tmp_path: Path) -> None:
-    others = [
-        tmp_path / n for n in ("notes.txt", "frames-1.ckpt", "frames-000000000001.ckpt.bak", "best.ckpt")
-    ]
+    others = [tmp_path / n for n in ("notes.txt", "frames-1.ckpt", "frames-000000000001.ckpt.bak", "best.ckpt")]
     for path in others:
         path.write_text("mine")
     checkpoints = Checkpoints(tmp_path, keep_last=1)
@@ -211,9 +224,7 @@ def test_without_any_good_one_the_error_says_so(tmp_path: Path) -> None:
         checkpoints.load_newest()
 
 
-def test_a_checkpoint_whose_header_is_damaged_is_never_best(
-    tmp_path: Path, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_whose_header_is_damaged_is_never_best(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     first = Checkpoints(tmp_path).save(state(), 1, 100.0)
     Checkpoints(tmp_path).save(state(), 2, 1.0)
     os.truncate(first, 40)
@@ -227,9 +238,7 @@ def test_a_run_restored_from_an_older_one_sets_the_later_ones_aside(tmp_path: Pa
     checkpoints = Checkpoints(tmp_path, keep_last=0)
     for n in (10, 20, 30):
         checkpoints.save(state(), n, float(n))
-    with pytest.raises(
-        CheckpointError, match=r"0030.ckpt is ahead .*\(set_aside_after\(15\)\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"0030.ckpt is ahead .*\(set_aside_after\(15\)\)"):
         checkpoints.save(state(), 15, None)
     moved = checkpoints.set_aside_after(10)
     assert [p.name for p in moved] == [f"frames-0000000000{n}.ckpt.abandoned" for n in (20, 30)]
@@ -290,9 +299,7 @@ def test_a_disk_that_fills_up_during_the_write_keeps_all_older_ones(
     assert checkpoints.load_newest().state["w"][0] == 1.0
 
 
-def test_other_errors_of_the_disk_are_named_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_of_the_disk_are_named_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

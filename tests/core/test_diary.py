@@ -19,9 +19,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 def git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-    done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -145,9 +143,7 @@ def test_versions_are_found_without_importing_and_missing_packages_are_none(
     assert found["numpy"] is not None
     assert found["no-such-package"] is None
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    program = (
-        "import sys; from rollmill.core.diary import versions; versions(); assert 'torch' not in sys.modules"
-    )
+    program = "import sys; from rollmill.core.diary import versions; versions(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

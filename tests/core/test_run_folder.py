@@ -24,13 +24,18 @@ LOG = logging.getLogger("rollmill")
 
 def make_run(path: Path) -> Path:
     """A folder as a finished training leaves it."""
-    with RunFolder.create(path, "new") as folder:
-        folder.config.write_text("seed: 1\n")
-        folder.diary.write_text("{}")
-        folder.checkpoints.mkdir()
-        (folder.checkpoints / "frames-000000000001.ckpt").write_text("weights")
-        folder.set_state("finished", frames=10)
+    with RunFolder.create(path, "new"):
+        make_run_files(path)
     return path
+
+
+def make_run_files(path: Path) -> None:
+    folder = RunFolder(path)
+    folder.config.write_text("seed: 1\n")
+    folder.diary.write_text("{}")
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "frames-000000000001.ckpt").write_text("weights")
+    folder.set_state("finished", frames=10)
 
 
 def contents(path: Path) -> set[str]:
@@ -173,9 +178,7 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     holder = RunFolder.create(path, "resume")
     for mode in ("resume", "overwrite"):
-        with pytest.raises(
-            RunFolderError, match=f"run: in use by pid {os.getpid()} on {socket.gethostname()}"
-        ):
+        with pytest.raises(RunFolderError, match=f"run: in use by pid {os.getpid()} on {socket.gethostname()}"):
             RunFolder.create(path, mode)  # type: ignore[arg-type]
     assert (path / "config.yaml").exists()
     holder.close()
@@ -205,22 +208,29 @@ def test_the_lock_holds_between_processes_and_ends_with_a_kill(tmp_path: Path) -
     RunFolder.create(tmp_path / "run", "new").close()
 
 
-def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
-    """Neither a forked worker nor a program it starts holds the folder after the training has gone."""
+@pytest.mark.parametrize("closes", [True, False])
+def test_forked_workers_and_programs_do_not_keep_the_lock(tmp_path: Path, closes: bool) -> None:
+    """Neither holds the folder after the training has let go, nor lets go of it too early."""
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
     folder = RunFolder.create(tmp_path / "run", "new")
 
     def child() -> None:
-        folder.close()  # must not close a descriptor that is not its own any more
+        if closes:
+            folder.close()
         ready.set()
-        leave.wait()
+        leave.wait(60)
 
     worker = context.Process(target=child)
     worker.start()
-    program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    code = "print('up', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    program = subprocess.Popen([sys.executable, "-c", code], close_fds=False, **pipes)
     try:
-        ready.wait()
+        assert ready.wait(60)
+        # Popen may return before the kernel has closed the files of the new program; its first word comes after.
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"up\n"
         with pytest.raises(RunFolderError, match="in use"):
             RunFolder.create(tmp_path / "run", "new")
         folder.close()
@@ -230,6 +240,35 @@ def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
         worker.join()
         program.communicate(b"\n")
     assert worker.exitcode == 0
+
+
+def test_a_forked_child_does_not_close_a_file_that_got_the_number_of_the_lock(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "new")
+    pid = os.fork()
+    if pid == 0:  # the lock is closed here, so the next file gets its number
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        same = descriptor == folder._lock
+        folder.close()
+        os._exit(0 if same and os.fstat(descriptor) else 1)  # fstat raises where it was closed
+    _, status = os.waitpid(pid, 0)
+    folder.close()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_run_that_appeared_before_the_lock_was_held_is_not_taken_for_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = run_folder._take_lock
+
+    def another_run_was_quicker(path: Path) -> int:
+        make_run_files(path)
+        return real(path)
+
+    monkeypatch.setattr(run_folder, "_take_lock", another_run_was_quicker)
+    with pytest.raises(RunFolderError, match="exists and is not empty"):
+        RunFolder.create(tmp_path / "run", "new")
+    monkeypatch.undo()
+    RunFolder.create(tmp_path / "run", "resume").close()  # and the lock was let go
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +360,7 @@ def test_a_state_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- log
 
 
-def test_the_log_goes_to_the_file_and_is_appended_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_goes_to_the_file_and_is_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(tmp_path)
     for line in ("first", "second"):
         handle = open_log(folder, to_console=False)
@@ -357,6 +394,7 @@ def test_closing_the_log_puts_the_logger_back(tmp_path: Path) -> None:
     before = (LOG.level, LOG.propagate, list(LOG.handlers))
     handle = open_log(RunFolder(tmp_path), to_console=True)
     assert LOG.level == logging.INFO
+    assert not LOG.propagate  # or a root logger with handlers would print every line twice
     handle.close()
     handle.close()
     assert (LOG.level, LOG.propagate, list(LOG.handlers)) == before

@@ -35,12 +35,7 @@ SMALL = {"a": np.arange(3, dtype=np.int16), "b": [1, "x", float("nan")], "c": np
 def same(a: Any, b: Any) -> bool:
     """Equal in type, value and bits (NaN equals NaN, -0.0 differs from 0.0)."""
     if isinstance(a, np.ndarray):
-        return (
-            isinstance(b, np.ndarray)
-            and a.dtype == b.dtype
-            and a.shape == b.shape
-            and a.tobytes() == b.tobytes()
-        )
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -58,11 +53,7 @@ def small_arrays() -> st.SearchStrategy[np.ndarray]:
 
 
 scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**128), 2**128)
-    | st.floats()
-    | st.text(st.characters(), max_size=8)
+    st.none() | st.booleans() | st.integers(-(2**128), 2**128) | st.floats() | st.text(st.characters(), max_size=8)
 )
 keys = st.text(max_size=5) | st.sampled_from(["$array", "$float", "$", "$$array", ""])
 trees = st.recursive(
@@ -156,9 +147,7 @@ def cyclic() -> list[Any]:
         (cyclic(), f"nested more than {MAX_DEPTH} deep"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_its_place_in_the_tree(
-    tmp_path: Path, tree: Any, named: str
-) -> None:
+def test_what_cannot_be_stored_is_refused_by_its_place_in_the_tree(tmp_path: Path, tree: Any, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         save_tree(tmp_path / "a", tree)
     assert list(tmp_path.iterdir()) == []
@@ -265,10 +254,10 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
         save_tree(tmp_path / "none" / "a", 1)
 
 
-def forge(path: Path, header: bytes, payload: bytes = b"") -> None:
+def forge(path: Path, header: bytes, payload: bytes = b"", version: int = 1) -> None:
     """A file with correct checksums around a header that ``save_tree`` would not write."""
     start = -(-(32 + len(header) + 32) // 64) * 64
-    head = struct.pack("<8sQQQ", b"rollmill", 1, len(header), start + len(payload) + 32) + header
+    head = struct.pack("<8sQQQ", b"rollmill", version, len(header), start + len(payload) + 32) + header
     head += hashlib.sha256(head).digest()
     body = head.ljust(start, b"\0") + payload
     path.write_bytes(body + hashlib.sha256(body).digest())
@@ -288,7 +277,7 @@ def forge(path: Path, header: bytes, payload: bytes = b"") -> None:
         b'{"$array": [[], [1], 0]}',
         b'{"$array": ["|u1", [1000000000000], 0]}',
         b'{"$array": ["|u1", [0, 1180591620717411303424], 0]}',
-        b'{"$array": ["|u1", [4], 64]}',
+        b'{"$array": ["|u1", [64], 64]}',
         b'[{"$array": ["|u1", [4], 0]}, {"$array": ["|u1", [4], 0]}]',
         b'{"$float": "x"}',
         b"1",  # leaves the payload unread
@@ -300,14 +289,18 @@ def test_a_forged_header_is_refused_without_damage(tmp_path: Path, header: bytes
         load_tree(tmp_path / "a")
 
 
+def test_a_version_that_never_was_is_refused(tmp_path: Path) -> None:
+    forge(tmp_path / "a", b"1", version=0)
+    with pytest.raises(CheckpointError, match="start of the file"):
+        load_tree(tmp_path / "a")
+
+
 def test_the_forger_of_these_tests_can_write_a_good_file(tmp_path: Path) -> None:
     forge(tmp_path / "a", b'{"$array": ["|u1", [64], 0]}', bytes(range(64)))
     assert same(load_tree(tmp_path / "a"), np.arange(64, dtype=np.uint8))
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_cut_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
     save_tree(path, np.zeros(1000))
     size, real = path.stat().st_size, os.fstat

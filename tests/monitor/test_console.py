@@ -121,9 +121,7 @@ def test_numbers(value: float, text: str) -> None:
 def test_the_panel_reads_well_at_80_columns(tmp_path: Path, clock: FakeClock) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard").write_bytes(bytes(12_345))
-    sink = ConsoleSink(
-        "health / seed1", Progress(100_000_000, clock=clock), tmp_path, console=terminal(), clock=clock
-    )
+    sink = ConsoleSink("health / seed1", Progress(100_000_000, clock=clock), tmp_path, console=terminal(), clock=clock)
     LOG.info("started 16 workers")
     LOG.warning("worker 3: env 2 raised ValueError and was restarted (1 of 10); the text is in log.txt")
     clock.now = 3725.0
@@ -212,17 +210,13 @@ def test_the_disk_is_walked_now_and_then(tmp_path: Path, clock: FakeClock) -> No
     sink.close()
 
 
-def test_files_that_vanish_during_the_walk_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_vanish_during_the_walk_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(bytes(10))
     monkeypatch.setattr(os, "walk", lambda folder: [(str(folder), [], ["a", "gone"])])
     assert console_module._bytes_below(tmp_path) == 10
 
 
-def test_a_nearly_full_disk_is_marked(
-    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nearly_full_disk_is_marked(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = ConsoleSink("t", folder=tmp_path, console=terminal(), clock=clock)
     for free, style in ((5e8, "bold red"), (5e9, "")):
         monkeypatch.setattr(console_module._Disk, "free", lambda _, free=free: free)
@@ -334,7 +328,5 @@ def test_a_real_terminal_gets_the_panel() -> None:
 
 def test_a_pipe_gets_lines_even_where_colours_are_forced() -> None:
     environment = {**os.environ, "TERM": "xterm", "FORCE_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["1.23K frames | return 5.000", "False"]

@@ -29,9 +29,7 @@ SINKS: dict[str, Make] = {
 def test_a_sink_takes_any_numbers_in_any_order_and_can_be_closed_twice(tmp_path: Path, name: str) -> None:
     sink = SINKS[name](tmp_path)
     sink.write(0, {})
-    sink.write(
-        10**13, {"episode/return": np.float64(1.0), "kl": math.nan, "entropy": -math.inf, "frames_per_s": 0}
-    )
+    sink.write(10**13, {"episode/return": np.float64(1.0), "kl": math.nan, "entropy": -math.inf, "frames_per_s": 0})
     sink.write(5, {"new/name with spaces": 1.0})
     sink.close()
     sink.close()
