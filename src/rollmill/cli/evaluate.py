@@ -15,8 +15,8 @@ from rollmill.runs.evaluate import evaluate as run_evaluation
 
 
 def evaluate(
+    overrides: tuple[str, ...],
     target: tyro.conf.Positional[Path],
-    overrides: tyro.conf.Positional[tuple[str, ...]] = (),
     /,
     episodes: int = 100,
     deterministic: bool = False,
@@ -30,8 +30,8 @@ def evaluate(
     """Evaluate a run or a checkpoint over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
 
     Args:
+        overrides: KEY=VALUE words: settings that differ from the run's own.
         target: A run folder, or a checkpoint file.
-        overrides: Settings that differ from the run's own, as key=value.
         episodes: How many episodes to play.
         deterministic: Take the most likely action instead of sampling one.
         seed: Seed of environments and actions; the same seed gives the same figures.

@@ -6,7 +6,9 @@ Verbs are imported when they are used, so that ``rollmill --help`` and a typing 
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -20,6 +22,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "envs": ("rollmill.cli.info:envs", "list the built-in environments"),
     "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
 }
+CONFIGURED = ("train", "eval")
+"""Verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
+
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+_TAKES_PATH = ("-f", "--config", "--restore")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,8 +54,12 @@ def usage() -> str:
 def _run(verb: str, words: list[str]) -> int:
     import tyro
 
+    function = _load(verb)
+    if verb in CONFIGURED:
+        words, overrides = split_overrides(words)
+        function = functools.partial(function, overrides)
     try:
-        return tyro.cli(_load(verb), args=words, prog=f"rollmill {verb}", description=None)
+        return tyro.cli(function, args=words, prog=f"rollmill {verb}", config=(tyro.conf.FlagCreatePairsOff,))
     except RollmillError as error:
         print(f"rollmill {verb}: {error}", file=sys.stderr)
         return error.exit_code
@@ -57,6 +68,16 @@ def _run(verb: str, words: list[str]) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         return 141
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Take KEY=VALUE words out, wherever they stand between the flags."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for word, before in zip(words, ("", *words)):
+        is_override = _OVERRIDE.match(word) and before not in _TAKES_PATH
+        (overrides if is_override else flags).append(word)
+    return flags, tuple(overrides)
 
 
 def _load(verb: str) -> Callable[..., int]:

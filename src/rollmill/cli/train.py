@@ -24,7 +24,7 @@ Configs = Annotated[
 
 
 def train(
-    overrides: tyro.conf.Positional[tuple[str, ...]] = (),
+    overrides: tuple[str, ...],
     /,
     config: Configs = (),
     resume: bool = False,
@@ -38,7 +38,7 @@ def train(
     key. The run lives in ``<run.dir>/<run.experiment>/<run.name>``.
 
     Args:
-        overrides: Settings as key=value, for example env=doom_basic learning.gamma=0.995.
+        overrides: The KEY=VALUE words, for example env=doom_basic learning.gamma=0.995.
         config: A YAML file with settings; may be given several times, later files win.
         resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
         overwrite: Delete the run in the folder and start anew.

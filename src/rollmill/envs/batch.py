@@ -20,9 +20,9 @@ from rollmill.core.protocols import Env, StepOut
 from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
 
-MAKE, RESET, STEP = 1, 2, 3
+MAKE, RESET, STEP, CLOSE = 1, 2, 3, 4
 """What an env is doing right now, as told to the watch (0 = nothing)."""
-PHASES = {0: "idle", MAKE: "constructor", RESET: "reset", STEP: "step"}
+PHASES = {MAKE: "constructor", RESET: "reset", STEP: "step", CLOSE: "close"}
 
 
 class Watch(Protocol):
@@ -107,6 +107,8 @@ class EnvBatch:
         self._steps = np.zeros(self.lanes, np.int32)
         self._returns = np.zeros(self.lanes, np.float64)
         self._float_fields = [f.name for f in self.spec.observation if f.is_float]
+        nvec = np.asarray(self.spec.action.nvec, np.int64)
+        self._mask_starts = np.cumsum(nvec) - nvec  # where each action component begins in a mask
         for i in range(count):
             self._build(i)
 
@@ -137,7 +139,7 @@ class EnvBatch:
                 self._begin_episode(i, out)
             else:
                 self._step_env(i, lanes, actions[lanes], out)
-        self._repair_non_finite(out)
+        self._repair_nonsense(out)
         self._account(out)
 
     def close(self) -> None:
@@ -182,7 +184,7 @@ class EnvBatch:
             self._setup.watch.enter(self._setup.envs[i], RESET, int(self._episode[i]), 0)
             try:
                 self._env(i).reset(self._episode_seed(i), self._views(lanes, out))
-                self._check_finite(lanes, out)
+                self._check_observation(lanes, out)
             except Exception as error:  # noqa: BLE001 - as above
                 self._note_fault(i, RESET, error)
                 self._close_env(i)
@@ -207,7 +209,7 @@ class EnvBatch:
 
     def _build(self, i: int) -> None:
         while True:
-            self._setup.watch.enter(self._setup.envs[i], MAKE, int(self._episode[i]), 0)
+            self._setup.watch.enter(self._setup.envs[i], MAKE, self._episode_number(i), 0)
             try:
                 env = self._setup.make(self._setup.envs[i])
                 if env.spec != self.spec:
@@ -221,11 +223,14 @@ class EnvBatch:
 
     def _close_env(self, i: int) -> None:
         env, self._envs[i] = self._envs[i], None
+        self._setup.watch.enter(self._setup.envs[i], CLOSE, self._episode_number(i), 0)
         try:
             if env is not None:
                 env.close()
         except Exception as error:  # noqa: BLE001 - a broken env may fail to close; say so, go on
-            self._report(i, 0, error)
+            self._report(i, CLOSE, error)
+        finally:
+            self._setup.watch.leave()
 
     def _note_fault(self, i: int, phase: int, error: Exception) -> None:
         """Report a fault; raise EnvError when this env has used up its limit."""
@@ -245,9 +250,9 @@ class EnvBatch:
         fault = Fault(
             env_id=self._settings.id,
             env=self._setup.envs[i],
-            phase=PHASES[phase] if phase else "close",
+            phase=PHASES[phase],
             seed=self._episode_seed(i),
-            episode=int(self._episode[i]),
+            episode=self._episode_number(i),
             step=int(self._steps[self._lanes(i).start]),
             error=f"{type(error).__name__}: {error}",
             trace="".join(traceback.format_exception(error)),
@@ -290,24 +295,42 @@ class EnvBatch:
         out.step[:] = self._steps
         out.episode.reshape(-1, self.agents)[:] = self._episode[:, None]
 
-    def _repair_non_finite(self, out: StepOut) -> None:
-        """NaN or infinity in an observation or reward is a fault of the env that made it."""
+    def _repair_nonsense(self, out: StepOut) -> None:
+        """NaN, infinity or a mask that forbids everything is a fault of the env that made it."""
         good = np.isfinite(out.reward)
         for name in self._float_fields:
             values = out.obs[name]
             if not np.isfinite(values).all():
                 good &= np.isfinite(values.reshape(self.lanes, -1)).all(axis=1)
+        if self.spec.masked:
+            # Where an episode is over there is nothing to choose: such a mask may be empty.
+            over = self._ended | out.terminated | out.truncated
+            good &= over | self._allows_some(out.obs[MASK_FIELD])
         if good.all():
             return
         for i in np.unique(np.nonzero(~good)[0] // self.agents):
             lanes = self._lanes(int(i))
-            what = "reward" if not np.isfinite(out.reward[lanes]).all() else "observation"
-            self._recover(int(i), STEP, ValueError(f"{what} is NaN or infinite"), out)
+            try:
+                self._check_row(lanes, out)
+            except ValueError as error:
+                self._recover(int(i), STEP, error, out)
 
-    def _check_finite(self, lanes: slice, out: StepOut) -> None:
+    def _check_row(self, lanes: slice, out: StepOut) -> None:
+        if not np.isfinite(out.reward[lanes]).all():
+            raise ValueError(f"reward is NaN or infinite: {out.reward[lanes].tolist()}")
+        self._check_observation(lanes, out)
+
+    def _check_observation(self, lanes: slice, out: StepOut) -> None:
         for name in self._float_fields:
             if not np.isfinite(out.obs[name][lanes]).all():
                 raise ValueError(f"observation {name!r} is NaN or infinite")
+        if self.spec.masked and not self._allows_some(out.obs[MASK_FIELD][lanes]).all():
+            raise ValueError(f"{MASK_FIELD} forbids every choice: {out.obs[MASK_FIELD][lanes].tolist()}")
+
+    def _allows_some(self, mask: Array) -> Array:
+        """[lanes] bool: whether every action component has an allowed choice left."""
+        some: Array = np.logical_or.reduceat(mask != 0, self._mask_starts, axis=1).all(axis=1)
+        return some
 
     # -- decorrelation and replay --------------------------------------------------------------
 
@@ -317,20 +340,23 @@ class EnvBatch:
             return
         rng = self._branch(i).branch("decorrelate", int(self._episode[i])).generator()
         lanes = self._lanes(i)
+        limit = self._settings.max_episode_steps
         for _ in range(int(rng.integers(self._setup.decorrelate_steps + 1))):
             action = random_actions(self.spec, rng, self._views(lanes, out), self.agents)
             if not self._step_env(i, lanes, action, out):
                 continue
-            if (out.terminated[lanes] | out.truncated[lanes]).any():
+            over = (out.terminated[lanes] | out.truncated[lanes]).any()
+            if over or self._steps[lanes.start] + 1 == limit:
                 self._begin_episode(i, out)
+                continue
+            try:
+                self._check_row(lanes, out)
+            except ValueError as error:
+                self._recover(i, STEP, error, out)
                 continue
             self._steps[lanes] += 1
             self._returns[lanes] += out.reward[lanes]
             out.first[lanes] = False
-        try:
-            self._check_finite(lanes, out)
-        except ValueError as error:
-            self._recover(i, STEP, error, out)
 
     def replay_state(self) -> dict[str, Any]:
         """Enough to bring every env back to where it is, given that it is deterministic."""
@@ -378,8 +404,12 @@ class EnvBatch:
     def _branch(self, i: int) -> Seeds:
         return self._setup.seeds.branch(self._setup.envs[i])
 
+    def _episode_number(self, i: int) -> int:
+        """The running episode; before the first one, the one to come."""
+        return max(0, int(self._episode[i]))
+
     def _episode_seed(self, i: int) -> int:
-        return self._branch(i).branch("episode", int(self._episode[i])).integer()
+        return self._branch(i).branch("episode", self._episode_number(i)).integer()
 
 
 def random_actions(spec: EnvSpec, rng: np.random.Generator, obs: Obs, lanes: int) -> Array:

@@ -7,7 +7,7 @@ What is added here:
 - Killing the engine inside a queue's critical section leaves the queue locked for ever, and the call
   that waits for the engine with it (seen in 1 of 20 kills at random moments). A thread per engine
   waits for its death and opens such locks; ViZDoom then reports the death by itself.
-- ``close`` ends an engine that does not end when asked.
+- ``close`` ends an engine that does not answer, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ SHARED_MEMORY = Path("/dev/shm")
 QUEUES = ("ViZDoomMQCtr", "ViZDoomMQDoom")
 NEEDED_SHARED_MEMORY = 4 << 20
 """Bytes; more than an engine touches at common screen sizes."""
-CLOSE_SECONDS = 5.0
-"""How long ``close`` waits for the engine to end by itself."""
 
 GLIBC_MUTEX = struct.Struct("@iIiIi")  # lock, count, owner (thread id), nusers, kind
 PROCESS_SHARED = 128  # bit of ``kind``
@@ -60,13 +58,13 @@ class Engine:
         except BaseException:
             self._scratch.cleanup()
             raise
-        if sys.platform == "linux":
-            threading.Thread(
-                target=_open_locks_after_death,
-                args=(self.pid, game.get_instance_id()),
-                name=f"vizdoom-{self.pid}",
-                daemon=True,
-            ).start()
+        self._watch = threading.Thread(
+            target=_open_locks_after_death,
+            args=(self.pid, game.get_instance_id()),
+            name=f"vizdoom-{self.pid}",
+            daemon=True,
+        )
+        self._watch.start()
 
     def _start(self) -> int:
         engine = _engine_path()
@@ -80,22 +78,20 @@ class Engine:
             raise EnvError(f"the ViZDoom engine did not start: {error}") from error
 
     def close(self) -> None:
-        """End the engine, free its shared memory and remove its folder. May be called again."""
+        """End the engine, free its shared memory and remove its folder. May be called again.
+
+        The engine is killed, not asked: it has nothing to save, and ``DoomGame.close`` would wait for a
+        stuck one for ever, and keep Python's global lock meanwhile.
+        """
         if self._closed:
             return
         self._closed = True
-        impatience = threading.Timer(CLOSE_SECONDS, self._kill)
-        impatience.daemon = True
-        impatience.start()
-        try:
-            self._game.close()
-        finally:
-            impatience.cancel()
-            self._scratch.cleanup()
-
-    def _kill(self) -> None:
-        """Only while ``close`` waits: ViZDoom has not reaped the engine, so the number is still its own."""
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # raised if ViZDoom has reaped it: not ours any more
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.kill(self.pid, signal.SIGKILL)
+        self._watch.join()
+        self._game.close()
+        self._scratch.cleanup()
 
 
 def _engine_path() -> Path:

@@ -230,7 +230,8 @@ class Appo:
         if self.settings.lr_schedule == "kl_adaptive":
             rate = KlAdaptiveRate(self.settings.kl_target)
             self._rate = rate.next(self._rate, metrics["kl"])
-        self._alarms.check(metrics, self.version)
+        spread = float(self.model.return_moments.std) if self.settings.normalize_returns else 0.0
+        self._alarms.check(metrics, spread, self.version)
         metrics["alarms"] = float(self._alarms.active)
         return metrics
 

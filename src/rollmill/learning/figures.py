@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -26,11 +27,11 @@ class Sums:
         return float(self._sums.get(name, 0.0))
 
     def means(self) -> dict[str, float]:
-        """Means over minibatches; the moments of the value error become ``explained_variance``."""
+        """Means over minibatches; the moments of targets and errors become figures of the value function."""
         count = max(1.0, self.total("minibatches"))
         means = {name: float(x) / count for name, x in self._sums.items() if name != "minibatches"}
         if "target" in means:
-            means["explained_variance"] = _explained({name: means.pop(name) for name in _MOMENTS})
+            means |= _value_figures({name: means.pop(name) for name in _MOMENTS})
         return means
 
 
@@ -42,9 +43,17 @@ def value_moments(predicted: Tensor, target: Tensor, mask: Tensor) -> dict[str, 
     return {name: masked_mean(x, mask) for name, x in zip(_MOMENTS, columns, strict=True)}
 
 
-def _explained(m: Mapping[str, float]) -> float:
-    """1 is a perfect value function, 0 no better than a constant, negative worse than one; 0 if undefined."""
-    spread = m["target_square"] - m["target"] ** 2
-    if spread <= 1e-12 * max(1.0, m["target_square"]):
-        return 0.0
-    return 1.0 - (m["error_square"] - m["error"] ** 2) / spread
+def _value_figures(m: Mapping[str, float]) -> dict[str, float]:
+    """``explained_variance``: 1 is a perfect value function, 0 no better than a constant, negative worse.
+
+    It is 0 where the targets have no variance, because then it is not defined. The deviations of targets
+    and of errors are in units of the return.
+    """
+    spread = max(0.0, m["target_square"] - m["target"] ** 2)
+    error = max(0.0, m["error_square"] - m["error"] ** 2)
+    defined = spread > 1e-12 * max(1.0, m["target_square"])
+    return {
+        "explained_variance": 1.0 - error / spread if defined else 0.0,
+        "target_deviation": math.sqrt(spread),
+        "error_deviation": math.sqrt(error),
+    }

@@ -80,8 +80,10 @@ def _first_bad_layer(model: ActorCritic, pieces: Pieces) -> str:
 class Alarms:
     """Counts how long a figure has been bad; warns once per spell, and stops on lasting value collapse."""
 
-    COLLAPSED = -1.0
-    """Explained variance below this is collapse: the values add more error than they remove, twice over."""
+    COLLAPSED = 2.0
+    """The errors of the values vary this many times as much as what they should predict."""
+    FLOOR = 0.1
+    """A batch whose targets hardly vary (a solved task) is judged by this share of the run's variance of returns."""
     WARN_AFTER = 50
 
     def __init__(self, collapse_patience: int, max_grad_norm: float) -> None:
@@ -92,19 +94,21 @@ class Alarms:
         self.active = 0
         """How many alarms are on right now (a metric)."""
 
-    def check(self, metrics: Mapping[str, float], version: int) -> None:
-        variance = metrics["explained_variance"]
-        self._collapsed = self._collapsed + 1 if variance < self.COLLAPSED else 0
+    def check(self, metrics: Mapping[str, float], return_std: float, version: int) -> None:
+        """Look at one batch's figures; ``return_std`` is the run's deviation of returns (0 if unknown)."""
+        usual = max(metrics["target_deviation"] ** 2, self.FLOOR * return_std**2)
+        collapsed = metrics["error_deviation"] ** 2 > self.COLLAPSED * usual
+        self._collapsed = self._collapsed + 1 if collapsed else 0
         steep = bool(self._max_grad_norm) and metrics["grad_norm"] > 10 * self._max_grad_norm
         self._steep = self._steep + 1 if steep else 0
         self.active = (self._collapsed >= self.WARN_AFTER) + (self._steep >= self.WARN_AFTER)
         if self._collapsed == self.WARN_AFTER:
             log.warning(
-                "explained variance below %g for %d batches (now %.2f): the value function is collapsing; "
-                "try a lower learning rate or learning.normalize_returns=true",
-                self.COLLAPSED,
+                "the value function is collapsing: for %d batches its errors vary more than the returns do "
+                "(%.3g against %.3g); try a lower learning rate or learning.normalize_returns=true",
                 self.WARN_AFTER,
-                variance,
+                metrics["error_deviation"],
+                metrics["target_deviation"],
             )
         if self._steep == self.WARN_AFTER:
             log.warning(
@@ -115,6 +119,7 @@ class Alarms:
             )
         if self._patience and self._collapsed >= self._patience:
             raise ValueCollapseError(
-                f"value collapse: explained variance stayed below {self.COLLAPSED:g} for {self._collapsed} batches "
-                f"(now {variance:.2f}, at batch {version}); learning.collapse_patience={self._patience} stops the run"
+                f"value collapse: for {self._collapsed} batches (now batch {version}) the value function's errors have "
+                f"varied more than the returns do ({metrics['error_deviation']:.3g} against "
+                f"{metrics['target_deviation']:.3g}); learning.collapse_patience={self._patience} stops the run"
             )

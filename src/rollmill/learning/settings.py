@@ -103,7 +103,7 @@ class LearningSettings:
     """Batches by which experience may be older than the learner; older segments are dropped and counted."""
 
     collapse_patience: int = 200
-    """Stop when values explain less than nothing (explained variance below -1) for this many batches; 0 is off."""
+    """Stop when the value function's errors vary more than the returns themselves for this many batches; 0 is off."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "minibatches", "epochs", "threads"):

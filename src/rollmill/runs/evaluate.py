@@ -63,13 +63,14 @@ class Score:
     returns: list[float]
     lengths: list[int]
 
-    def summary(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float | None]:
+        """Mean, standard error (None for a single episode), median, extremes, mean length."""
         values = np.asarray(self.returns)
         count = len(values)
         return {
             "episodes": count,
             "mean": float(values.mean()),
-            "standard_error": float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
+            "standard_error": float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else None,
             "median": float(np.median(values)),
             "min": float(values.min()),
             "max": float(values.max()),
@@ -208,13 +209,14 @@ def _within_quota(ended: Any, quota: np.ndarray) -> Sequence[EpisodeEnd]:
 
 def table(result: EvalResult) -> str:
     """The result as text."""
-    rows: list[tuple[str, Mapping[str, float]]] = [("policy", result.policy.summary())]
+    rows: list[tuple[str, Mapping[str, float | None]]] = [("policy", result.policy.summary())]
     if result.random is not None:
         rows.append(("random", result.random.summary()))
     lines = [f"{result.env}, {result.checkpoint} ({result.frames:,} frames)"]
     for name, s in rows:
+        error = "" if s["standard_error"] is None else f" +- {s['standard_error']:.2g} (standard error)"
         lines.append(
-            f"{name:8} return {s['mean']:.4g} +- {s['standard_error']:.2g} (standard error), median {s['median']:.4g}, "
+            f"{name:8} return {s['mean']:.4g}{error}, median {s['median']:.4g}, "
             f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
         )
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import tempfile
 import uuid
@@ -16,14 +17,25 @@ log = logging.getLogger("rollmill")
 
 
 @contextlib.contextmanager
-def household() -> Iterator[dict[str, str]]:
-    """Gives the environment variables for child processes; when it ends, none of them is left."""
+def household(inside: bool = False) -> Iterator[dict[str, str]]:
+    """Gives the environment variables for child processes; when it ends, none of them is left.
+
+    ``inside``: this process starts simulators itself (serial mode), so the variables are set here, too.
+    The janitor goes by the environment a process was born with: it never takes this one for a leftover.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="rollmill-"))
     token = uuid.uuid4().hex
     janitor = Janitor.start(token, scratch)
+    environment = child_environment(token, scratch)
+    before = dict(os.environ)
     try:
-        yield child_environment(token, scratch)
+        if inside:
+            os.environ.update(environment)
+        yield environment
     finally:
+        if inside:
+            os.environ.clear()
+            os.environ.update(before)
         report = janitor.finish()
         if report.killed:
             log.warning("ended leftover processes: %s", ", ".join(map(str, report.killed)))

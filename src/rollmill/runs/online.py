@@ -59,7 +59,6 @@ class OnlineRun:
         self._reporter = reporter
         self.interrupt = Interrupt()
         self._buffers: dict[str, Array] | None = None
-        self._pending: list[int] = []
         self._thread: SamplerThread | None = None
         self._sampler_is_set = False
         s = config.checkpoints
@@ -134,7 +133,7 @@ class OnlineRun:
 
     def _collect(self) -> list[int] | None:
         """A batch of finished segments that are fresh enough, or None when it is time to look around."""
-        sampler, wanted = self.parts.sampler, self.parts.segments_per_batch - len(self._pending)
+        sampler, wanted = self.parts.sampler, self.parts.segments_per_batch
         if self._thread is not None:
             self._thread.check()
             taken = sampler.take(wanted, timeout=0.2)
@@ -144,11 +143,11 @@ class OnlineRun:
                 sampler.round()
         if taken is None:
             return None
-        self._pending += self._drop_stale(taken)
-        if len(self._pending) < self.parts.segments_per_batch:
+        fresh = self._drop_stale(taken)
+        if len(fresh) < wanted:
+            sampler.put_back(fresh)
             return None
-        slots, self._pending = self._pending, []
-        return slots
+        return fresh
 
     def _drop_stale(self, slots: list[int]) -> list[int]:
         versions = self.parts.sampler.arena["version"]
@@ -204,9 +203,12 @@ class OnlineRun:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def save(self) -> Path:
+    def save(self, with_envs: bool = True) -> Path:
         """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
-        path = self._checkpoints.save(self.state(), self.frames, self.mean_return)
+        state = self.state(with_envs)
+        # Not self.frames: the sampler's thread may have counted on while the weights were copied.
+        frames = state["sampler"]["steps"] * self.spec.frames_per_step
+        path = self._checkpoints.save(state, frames, self.mean_return)
         self._saved_at = time.monotonic()
         log.info("checkpoint %s", path)
         return path
@@ -219,9 +221,12 @@ class OnlineRun:
             self._reporter.checkpoint_failures += 1
             log.error("no checkpoint was written, training goes on: %s", error)
 
-    def state(self) -> dict[str, Any]:
-        """Everything needed to go on; in serial mode, bit for bit."""
-        serial = self.config.sampling.mode == "serial"
+    def state(self, with_envs: bool = True) -> dict[str, Any]:
+        """Everything needed to go on; in serial mode bit for bit, unless the envs are to be left out.
+
+        After a failure in the middle of a step the envs stand between two rows: they begin anew.
+        """
+        exact = with_envs and self.config.sampling.mode == "serial"
         return {
             "format": CHECKPOINT_FORMAT,
             "kind": "online",
@@ -231,8 +236,8 @@ class OnlineRun:
             "seconds": self.seconds,
             "dropped_segments": self.dropped_segments,
             "learners": [learner.state() for learner in self.parts.learners],
-            "policies": [policy.state() for policy in self.parts.policies] if serial else [],
-            "sampler": self.parts.sampler.state() if serial else self.parts.sampler.counters(),
+            "policies": [policy.state() for policy in self.parts.policies] if exact else [],
+            "sampler": self.parts.sampler.state() if exact else self.parts.sampler.counters(),
             "reporter": self._reporter.state(),
         }
 
@@ -246,11 +251,20 @@ class OnlineRun:
         self.dropped_segments = state["dropped_segments"]
         self._reporter.load_state(state["reporter"])
         sampler = self.parts.sampler
-        same = state["config"]["sampling"] == to_dict(self.config)["sampling"]
-        if self.config.sampling.mode == "serial" and state["policies"] and same:
+        if state["policies"] and self._can_replay(state):
             for policy, entry in zip(self.parts.policies, state["policies"], strict=True):
                 policy.load_state(entry)
             sampler.resume(state["sampler"])
             self._sampler_is_set = True
         else:
             sampler.load_counters(state["sampler"])
+
+    def _can_replay(self, state: Mapping[str, Any]) -> bool:
+        """Whether the saved rows and envs fit this run; if not, it goes on with fresh episodes."""
+        old, new = state["config"], to_dict(self.config)
+        return (
+            old["sampling"] == new["sampling"]
+            and old["env"] == new["env"]
+            and old["learning"]["recurrence"] == new["learning"]["recurrence"]
+            and len(state["sampler"]["held"]) == self.parts.sampler.plan.groups  # workers=0 is a matter of the machine
+        )

@@ -73,15 +73,15 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
         stack.callback(handle.close)
         diary = _open_diary(folder, config, request, loaded)
-        environment = stack.enter_context(household())
+        environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
         ending = stack.enter_context(_Ending(folder, diary, loaded.frames if loaded else 0))
         spec = _learn_spec(config, environment)
         run = _build(config, spec, environment, folder, request, observers)
         ending.run = run
         if loaded is not None:
             _continue_from(run, loaded)
-        run.tell("on_init")
         stack.callback(run.tell, "on_stop")
+        run.tell("on_init")
         folder.set_state("running", frames=run.frames)
         run.loop()
         run.save()
@@ -188,8 +188,11 @@ class _Ending(contextlib.AbstractContextManager["_Ending"]):
             reason,
             f"{frames:,}",
         )
-        self._folder.set_state(state, reason, frames)
-        self._diary.end_session(f"{state}: {reason}"[:2000], frames)
+        try:
+            self._folder.set_state(state, reason, frames)
+            self._diary.end_session(f"{state}: {reason}"[:2000], frames)
+        except RollmillError as second:  # a full disk: the first error is the one to report
+            log.error("how the run ended could not be written down: %s", second)
 
     def _rescue(self, run: OnlineRun, error: BaseException | None) -> None:
         """A run that failed outside the learner still has good weights: keep them."""
@@ -197,7 +200,7 @@ class _Ending(contextlib.AbstractContextManager["_Ending"]):
             return
         if run.iteration and type(error).__name__ != "ValueCollapseError":
             try:
-                run.save()
+                run.save(with_envs=False)
             except CheckpointError as second:
                 log.error("the last weights could not be saved either: %s", second)
 

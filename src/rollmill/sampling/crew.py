@@ -24,7 +24,7 @@ import numpy as np
 from rollmill.core.errors import EnvError, WorkerError
 from rollmill.core.fields import Array
 from rollmill.core.slots import Arena
-from rollmill.envs.batch import MAKE, PHASES, RESET, STEP, Fault, NoWatch
+from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
 from rollmill.sampling.mailbox import Bell, Mailbox
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan
@@ -157,6 +157,7 @@ class ProcessCrew:
         if now < self._next_check:
             return np.zeros(0, np.int64)
         self._next_check = now + WATCH_SECONDS
+        self.wait(0)  # a sampler that is never idle must still hear its workers
         lost = [self._replace(index, reason) for index, reason in self._troubles(now)]
         return np.concatenate(lost) if lost else np.zeros(0, np.int64)
 
@@ -203,7 +204,8 @@ class ProcessCrew:
     def _hang(self, index: int, now: float) -> str:
         box, s = self._box, self._settings
         phase = int(box.phase[index])
-        limit = {MAKE: s.start_timeout, RESET: s.reset_timeout, STEP: s.step_timeout}.get(phase, 0.0)
+        limits = {MAKE: s.start_timeout, RESET: s.reset_timeout, STEP: s.step_timeout, CLOSE: s.reset_timeout}
+        limit = limits.get(phase, 0.0)
         if not limit or now - float(box.since[index]) < limit:
             return ""
         env, episode = int(box.env[index]), int(box.episode[index])

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -134,13 +134,16 @@ class Sampler:
 
     def start(self) -> None:
         """Start the workers and tell every group to reset."""
-        if self.plan.settings.poison:
-            for slot in range(self.arena.slots):
-                self.arena.poison(slot)
+        self._poison_fresh()
         self.box.row[:] = -1
         self.box.command[:] = self.box.done + 1
         self.crew.start()
         self.crew.post(np.arange(self.plan.groups))
+
+    def _poison_fresh(self) -> None:
+        if self.plan.settings.poison:
+            for slot in range(self.arena.slots):
+                self.arena.poison(slot)
 
     def round(self, timeout: float = 0.1) -> int:
         """Answer whatever is ready, waiting up to ``timeout`` seconds; returns the groups answered."""
@@ -200,6 +203,11 @@ class Sampler:
                 return None
             return [self.finished.popleft() for _ in range(count)]
 
+    def put_back(self, slots: Sequence[int]) -> None:
+        """Return segments that were taken, unused; they are the next to be taken."""
+        with self._any_finished:
+            self.finished.extendleft(reversed(slots))
+
     def release(self, slots: Sequence[int]) -> None:
         """Give slots back; their contents may be overwritten from now on."""
         for slot in slots:
@@ -211,33 +219,49 @@ class Sampler:
 
     def stop(self) -> None:
         self.crew.stop()
+        for block in (self.arena.block, self.box.block):
+            block.close_fd()  # the memory goes with the last array that refers to it
 
     # -- resume --------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, Any]:
         """What survives when the envs themselves cannot be continued: counts and unused episode numbers."""
-        return {
-            "steps": self.steps,
-            "frames_decided": self.inference.frames,
-            "next_episode": self.box.next_episode + 1,
-        }
+        return {**self._counts(), "next_episode": self.box.next_episode + 1}
 
     def load_counters(self, state: Mapping[str, Any]) -> None:
         """Count on from an earlier session; call before ``start``. Envs begin with fresh episodes."""
-        self.steps = state["steps"]
-        self.inference.frames = state["frames_decided"]
+        self._load_counts(state)
         # With another number of envs, every env starts beyond all episodes that were ever used.
         used = state["next_episode"]
         same = used.shape == self.box.next_episode.shape
         self.box.next_episode[:] = used if same else int(used.max())
+
+    def _counts(self) -> dict[str, Any]:
+        report = self.crew.report
+        return {
+            "steps": self.steps,
+            "frames_decided": self.inference.frames,
+            "lost_segments": self.lost_segments,
+            "env_faults": report.env_faults,
+            "worker_restarts": report.worker_restarts,
+            # Ended, but not yet counted by whoever reports.
+            "episodes": [asdict(episode) for episode in self.episodes.copy()],
+        }
+
+    def _load_counts(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.inference.frames = state["frames_decided"]
+        self.lost_segments = state["lost_segments"]
+        self.crew.report.env_faults = state["env_faults"]
+        self.crew.report.worker_restarts = state["worker_restarts"]
+        self.episodes.extend(EpisodeEnd(**episode) for episode in state["episodes"])
 
     # -- deterministic resume (serial mode) ----------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """All that the next round depends on. Only between rounds of serial mode."""
         return {
-            "steps": self.steps,
-            "frames_decided": self.inference.frames,
+            **self._counts(),
             "next_episode": self.box.next_episode.copy(),
             "held": [self._held(group) for group in range(self.plan.groups)],
             "finished": [
@@ -249,10 +273,11 @@ class Sampler:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Start where ``state`` was taken (instead of ``start``); envs are replayed to where they were."""
+        self._poison_fresh()
+        self._load_counts(state)
         self.box.next_episode[:] = state["next_episode"]
+        self.box.row[:] = -1
         self.crew.start()
-        self.steps = state["steps"]
-        self.inference.frames = state["frames_decided"]
         for group, (batch, env_state) in enumerate(zip(self._local_batches(), state["envs"])):
             held = state["held"][group]
             if held["row"] >= 0:

@@ -36,7 +36,7 @@ class SamplingSettings:
     """Seconds an env may take for one step before its worker is replaced; 0 waits for ever."""
 
     reset_timeout: float = 120.0
-    """Seconds an env may take for one reset; 0 waits for ever."""
+    """Seconds an env may take for one reset, or to close; 0 waits for ever."""
 
     start_timeout: float = 120.0
     """Seconds an env's constructor may take; 0 waits for ever."""

@@ -1,0 +1,144 @@
+"""Checks that agents really learn: trains every task of the table, evaluates it, prints what was reached.
+
+    python benchmarks/learn.py                  everything (about an hour on 2 cores)
+    python benchmarks/learn.py cartpole masked  some of it
+    python benchmarks/learn.py --seeds 1        one seed each
+
+Exit code 1 when a task misses its mark. Results are kept in ``runs/learn/results.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line of the table: what is trained and what the evaluation must show."""
+
+    name: str
+    settings: tuple[str, ...]
+    at_least: float | None = None
+    at_most: float | None = None
+    """For tasks that must fail: a policy without memory cannot solve a memory task."""
+    seeds: int = 3
+    deterministic: bool = False
+    no_faults: bool = False
+    """The env raises when it is treated wrongly (an illegal action), so faults must be 0."""
+
+    def passed(self, mean: float, faults: int) -> bool:
+        if self.no_faults and faults:
+            return False
+        return (self.at_least is None or mean >= self.at_least) and (self.at_most is None or mean <= self.at_most)
+
+    @property
+    def mark(self) -> str:
+        return f">= {self.at_least:g}" if self.at_least is not None else f"<= {self.at_most:g}"
+
+
+TASKS = (
+    Task("doom_basic", ("-f", "configs/doom_basic.yaml"), at_least=70),
+    Task("cartpole", ("-f", "configs/cartpole.yaml"), at_least=475),
+    Task("cartpole_async", ("-f", "configs/cartpole.yaml", "sampling.mode=async"), at_least=475),
+    Task("pendulum", ("-f", "configs/pendulum.yaml"), at_least=-250, deterministic=True),
+    Task("memory_gru", ("-f", "configs/toy_memory.yaml", "model.memory=gru"), at_least=0.95),
+    Task("memory_lstm", ("-f", "configs/toy_memory.yaml", "model.memory=lstm"), at_least=0.95),
+    Task("memory_none", ("-f", "configs/toy_memory.yaml", "model.memory=none"), at_most=0.3),
+    Task("masked", ("-f", "configs/toy.yaml", "env=toy_masked", "stop.frames=200_000"), at_least=9.5, no_faults=True),
+    Task("image", ("-f", "configs/toy.yaml", "env=toy_image", "stop.frames=30_000"), at_least=9.5),
+    Task("agents", ("-f", "configs/toy.yaml", "env=toy_agents"), at_least=9.5),
+    Task("reach", ("-f", "configs/toy.yaml", "env=toy_reach", "stop.frames=300_000"), at_least=-3, deterministic=True),
+    Task("rollout_32", ("-f", "configs/cartpole.yaml", "sampling.rollout=32"), at_least=475),
+    Task(
+        "rollout_128",
+        ("-f", "configs/cartpole.yaml", "sampling.rollout=128", "learning.batch_size=4096", "learning.minibatches=16"),
+        at_least=475,
+    ),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", choices=[[], *(t.name for t in TASKS)], help="names; none: all")
+    parser.add_argument("--seeds", type=int, default=0, help="seeds per task; 0: as the table says")
+    parser.add_argument("--dir", type=Path, default=ROOT / "runs", help="folder of the runs")
+    options = parser.parse_args()
+    chosen = [t for t in TASKS if not options.tasks or t.name in options.tasks]
+    rows = [run(task, seed, options.dir) for task in chosen for seed in range(options.seeds or task.seeds)]
+    print("\n" + table(rows))
+    folder = options.dir / "learn"
+    (folder / "results.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+    return 0 if all(row["passed"] for row in rows) else 1
+
+
+def run(task: Task, seed: int, folder: Path) -> dict[str, object]:
+    """Train and evaluate one task with one seed."""
+    name = f"{task.name}-s{seed}"
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    begun = time.monotonic()
+    place = (f"run.dir={folder}", "run.experiment=learn", f"run.name={name}", f"run.seed={seed}")
+    trained = rollmill("train", *task.settings, *place, "--overwrite", "--json")
+    seconds = time.monotonic() - begun
+    path = folder / "learn" / name
+    how = ("--deterministic",) if task.deterministic else ()
+    score = rollmill("eval", str(path), "--episodes", "100", *how, "--json")
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    faults = int(last["sample/env_faults"])
+    row: dict[str, object] = {
+        "task": task.name,
+        "seed": seed,
+        "frames": trained["frames"],
+        "seconds": round(seconds, 1),
+        "mean": score["mean"],
+        "standard_error": score["standard_error"],
+        "mark": task.mark,
+        "env_faults": faults,
+        "passed": task.passed(float(score["mean"]), faults),
+    }
+    print(table([row]), file=sys.stderr, flush=True)
+    return row
+
+
+def rollmill(*words: str) -> dict[str, float]:
+    """Run the command as a user would and read its JSON."""
+    command = [sys.executable, "-m", "rollmill.cli.main", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-4000:]}")
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    lines = ["| task | seed | frames | seconds | return (100 episodes) | wanted | env faults | passed |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    lines += [
+        f"| {r['task']} | {r['seed']} | {r['frames']:,} | {r['seconds']} | {r['mean']:.4g} +- "
+        f"{r['standard_error']:.2g} | {r['mark']} | {r['env_faults']} | {'yes' if r['passed'] else 'NO'} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, object]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
