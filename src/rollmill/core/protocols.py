@@ -12,9 +12,12 @@ Shapes use these letters: ``L`` lanes of a group, ``A`` agents of one env, ``T``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rollmill.core.fields import Array, EnvSpec, Obs
+
+if TYPE_CHECKING:
+    from rollmill.core.slots import Arena
 
 StepReturn = tuple[Any, Any, Any, Mapping[str, Any]]
 """(reward, terminated, truncated, info); scalars, or arrays ``[A]`` for several agents."""
@@ -88,6 +91,9 @@ class Policy(Protocol):
     state_size: int
     """Floats of recurrent state per lane; 0 for policies without memory."""
 
+    def attach(self, arena: Arena) -> None:
+        """Told once, before the first request, where the rows are that will be asked about."""
+
     def act(self, request: ActRequest) -> ActAnswer:
         """One decision for each lane of the request."""
 
@@ -96,16 +102,25 @@ class Policy(Protocol):
 
 
 class ActRequest(Protocol):
-    obs: Obs  # [n, *shape] each, the action mask included
+    """Lanes that wait for a decision: gathered arrays, and where in the arena they come from."""
+
     first: Array  # [n] bool
     lanes: Array  # [n] int64, global lane numbers
+    groups: Array  # [g] int64, where whole groups ask (n = g * L); empty otherwise
+    slots: Array  # [g] int64
+    rows: Array  # [g] int64
+    closing: Array  # [g] int64: the full slot whose bootstrap row this is as well, or -1
+
+    @property
+    def obs(self) -> Obs:
+        """``[n, *shape]`` each, the action mask included; gathered when first asked for."""
 
 
 class ActAnswer(Protocol):
     action: Array  # [n, ...]
     log_prob: Array  # [n] float32
     value: Array  # [n] float32, in units of the return
-    state: Array  # [n, state_size] float32: the recurrent state *before* this step
+    state: Array | None  # [n, state_size] float32: the recurrent state *before* this step; None: kept elsewhere
 
 
 class Learner(Protocol):

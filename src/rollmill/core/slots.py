@@ -20,7 +20,7 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,8 +171,10 @@ class Arena:
         ends = {"state": row // every + 1}
         return {name: array[slot, : ends.get(name, row + 1)] for name, array in self.fields.items()}
 
-    def gather(self, slots: list[int], out: dict[str, Array] | None = None) -> dict[str, Array]:
-        """Copy segments side by side: ``[T + 1, len(slots) * L, ...]`` per field.
+    def gather(
+        self, slots: list[int], out: dict[str, Array] | None = None, skip: Collection[str] = ()
+    ) -> dict[str, Array]:
+        """Copy segments side by side: ``[T + 1, len(slots) * L, ...]`` per field, but for those to ``skip``.
 
         ``out`` (from an earlier call with as many slots) is filled again instead of allocating.
         """
@@ -181,10 +183,11 @@ class Arena:
             out = {
                 name: np.empty((a.shape[1], len(slots) * lanes, *a.shape[3:]), a.dtype)
                 for name, a in self.fields.items()
+                if name not in skip
             }
         for k, slot in enumerate(slots):
-            for name, array in self.fields.items():
-                out[name][:, k * lanes : (k + 1) * lanes] = array[slot]
+            for name, columns in out.items():
+                columns[:, k * lanes : (k + 1) * lanes] = self.fields[name][slot]
         return out
 
 

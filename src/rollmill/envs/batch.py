@@ -329,8 +329,9 @@ class EnvBatch:
 
     def _allows_some(self, mask: Array) -> Array:
         """[lanes] bool: whether every action component has an allowed choice left."""
-        some: Array = np.logical_or.reduceat(mask != 0, self._mask_starts, axis=1).all(axis=1)
-        return some
+        component: Array = np.logical_or.reduceat(mask != 0, self._mask_starts, axis=1)
+        every: Array = np.logical_and.reduce(component, axis=1)
+        return every
 
     # -- decorrelation and replay --------------------------------------------------------------
 
@@ -380,13 +381,23 @@ class EnvBatch:
             self._episode[i] = state["episode"][i] - 1
             self._begin_episode(i, out)
             for action in state["actions"][i]:
-                self._env(i).step(action, self._views(lanes, out))
+                self._replay_step(i, action, out)
                 self._actions[i].append(action.copy())
         self._steps[:] = state["steps"]
         self._returns[:] = state["returns"]
         self._ended[:] = state["ended"]
         self._faults[:] = state["faults"]
         self._good_steps[:] = state["good_steps"]
+
+    def _replay_step(self, i: int, action: Array, out: StepOut) -> None:
+        try:
+            self._env(i).step(action, self._views(self._lanes(i), out))
+        except Exception as error:
+            raise EnvError(
+                f"env {self._setup.envs[i]} ({self._settings.id}) cannot be brought back to where it was (seed "
+                f"{self._episode_seed(i)}, episode {self._episode[i]}, step {len(self._actions[i])}): {error!r}\n"
+                "It is not reproducible; resume with sampling.mode=sync to go on with fresh episodes."
+            ) from error
 
     # -- small things --------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from rollmill.envs.spaces import action_layout, mask_field, observation_layout
 class GymEnv:
     """Wraps one ``gymnasium.Env``; keeps its terminated/truncated semantics and its seeds.
 
-    ``mask_in_info`` takes the action mask from ``info["action_mask"]`` (as Taxi-v3 gives it); a
+    ``mask_in_info`` takes the action mask from ``info["action_mask"]`` (as Taxi gives it); a
     Dict observation with an ``action_mask`` entry needs no flag.
     """
 

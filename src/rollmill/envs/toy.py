@@ -5,9 +5,9 @@ name                      what has to be learnt                          best   
 ========================  =============================================  ======  ========
 ``toy_target``            repeat the number shown                        10      2.5
 ``toy_memory``            remember the first observation for some steps   1      0 (no memory: 0)
-``toy_masked``            pick the best of the allowed actions            10     about 6
+``toy_masked``            pick the best of the allowed actions            10      about 4.4
 ``toy_image``             say in which corner the square is               10     2.5
-``toy_reach``             move a point to the origin (continuous)         0      about -8
+``toy_reach``             move a point to the origin (continuous)         near 0  about -25
 ``toy_agents``            two agents, each repeats its own number         10     2.5
 ========================  =============================================  ======  ========
 """

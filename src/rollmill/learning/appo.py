@@ -69,7 +69,7 @@ class Appo:
 
     # -- one training step ---------------------------------------------------------------------
 
-    def train(self, segments: Mapping[str, Array], progress: float = 0.0) -> dict[str, float]:
+    def train(self, segments: Mapping[str, Array | Tensor], progress: float = 0.0) -> dict[str, float]:
         """Learn from segments ``[T + 1, B, ...]``; ``progress`` (0..1) moves the schedules."""
         self.model.train()
         self._set_rate(progress)
@@ -120,9 +120,10 @@ class Appo:
     def _losses(self, pieces: Pieces, progress: float) -> dict[str, Tensor]:
         """All loss terms and figures of some pieces, each a mean over the rows that count."""
         s, head, valid = self.settings, self.model.head, pieces.valid
-        output = self.model.unroll(pieces.obs, pieces.first, pieces.state)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=s.precision == "bfloat16"):
+            output = self.model.unroll(pieces.obs, pieces.first, pieces.state)
         steps = pieces.reward.shape[0]
-        params, values = output.params[:steps], output.value
+        params, values = output.params[:steps].float(), output.value.float()
         mask = pieces.obs[MASK_FIELD][:steps] if MASK_FIELD in pieces.obs else None
         log_ratio = head.log_prob(params, pieces.action, mask) - pieces.log_prob
         log_ratio = torch.where(valid, log_ratio, 0.0)

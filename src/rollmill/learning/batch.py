@@ -38,7 +38,7 @@ class Batch:
 
 
 def load_batch(
-    segments: Mapping[str, Array],
+    segments: Mapping[str, Array | Tensor],
     settings: LearningSettings,
     policy_id: int,
     version: int,
@@ -47,7 +47,9 @@ def load_batch(
     """Bring gathered segments (``Arena.gather``) to the device in the form learning reads."""
 
     def tensor(name: str, rows: int | None = -1) -> Tensor:
-        return torch.from_numpy(segments[name][:rows]).to(device, non_blocking=True)
+        values = segments[name][:rows]
+        own = values if isinstance(values, Tensor) else torch.from_numpy(values)
+        return own.to(device, non_blocking=True)
 
     reward = tensor("reward") * settings.reward_scale
     if settings.reward_clip:

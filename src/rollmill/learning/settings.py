@@ -17,6 +17,9 @@ class LearningSettings:
     threads: int = 1
     """Threads torch may use inside one operation on the CPU."""
 
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the network. bfloat16 pays on GPUs and on CPUs with bfloat16 units, and is slow on others."""
+
     targets: Literal["gae", "vtrace"] = "gae"
     """gae: advantages from the values stored while acting; vtrace: corrected for the age of the experience."""
 

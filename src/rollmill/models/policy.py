@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import ActRequest
+from rollmill.core.slots import Arena
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.weights import WeightBoard
 
@@ -23,7 +24,7 @@ class Answer:
     action: Array
     log_prob: Array
     value: Array
-    state: Array
+    state: Array | None
 
 
 class TorchPolicy:
@@ -34,7 +35,13 @@ class TorchPolicy:
     """
 
     def __init__(
-        self, model: ActorCritic, board: WeightBoard, lanes: int, seed: int, deterministic: bool = False
+        self,
+        model: ActorCritic,
+        board: WeightBoard,
+        lanes: int,
+        seed: int,
+        deterministic: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self._model = model.eval()
         self._board = board
@@ -42,6 +49,7 @@ class TorchPolicy:
         self._states = model.initial_state(lanes)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._deterministic = deterministic
+        self._autocast = autocast
         self.state_size = model.state_size
         self.version = -1
         self.refresh()
@@ -51,21 +59,25 @@ class TorchPolicy:
             self.version = self._board.load_into(self._model)
         return self.version
 
+    def attach(self, arena: Arena) -> None:
+        """Nothing to prepare: this policy reads the gathered arrays of each request."""
+
     @torch.inference_mode()
     def act(self, request: ActRequest) -> Answer:
         self.refresh()
         obs = {name: self._tensor(array) for name, array in request.obs.items()}
         lanes = torch.from_numpy(request.lanes)
         before = self._states[lanes]
-        output = self._model.step(obs, self._tensor(request.first), before)
+        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+            output = self._model.step(obs, self._tensor(request.first), before)
         if self.state_size:
-            self._states[lanes] = output.state
-        head, mask = self._model.head, obs.get(MASK_FIELD)
-        action = head.sample(output.params, mask, self._generator, self._deterministic)
+            self._states[lanes] = output.state.float()
+        head, mask, params = self._model.head, obs.get(MASK_FIELD), output.params.float()
+        action = head.sample(params, mask, self._generator, self._deterministic)
         return Answer(
             action=action.cpu().numpy(),
-            log_prob=head.log_prob(output.params, action, mask).cpu().numpy(),
-            value=self._model.denormalise(output.value).cpu().numpy(),
+            log_prob=head.log_prob(params, action, mask).cpu().numpy(),
+            value=self._model.denormalise(output.value.float()).cpu().numpy(),
             state=before.cpu().numpy(),
         )
 

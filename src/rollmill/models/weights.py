@@ -25,6 +25,7 @@ class WeightBoard:
         with self._lock:
             for kept, new in zip(self._tensors, model.state_dict().values(), strict=True):
                 kept.copy_(new)
+            self._wait(model)
             self.version = version
 
     @torch.no_grad()
@@ -33,4 +34,12 @@ class WeightBoard:
         with self._lock:
             for own, kept in zip(model.state_dict().values(), self._tensors, strict=True):
                 own.copy_(kept)
+            self._wait(model)
             return self.version
+
+    @staticmethod
+    def _wait(model: nn.Module) -> None:
+        """On a GPU copies run behind our back: hold the lock until they are done."""
+        device = next(model.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from rollmill.core.errors import ConfigError
-from rollmill.core.fields import EnvSpec
+from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.seeds import Seeds
+from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
+from rollmill.learning.settings import LearningSettings
 from rollmill.models.actor_critic import build_model
+from rollmill.models.graph_policy import GraphPolicy
+from rollmill.models.mirror import Mirror
 from rollmill.models.policy import TorchPolicy
 from rollmill.models.weights import WeightBoard
 from rollmill.runs.settings import TrainConfig, segments_per_batch
@@ -24,9 +29,11 @@ class Parts:
 
     spec: EnvSpec
     sampler: Sampler
-    policies: list[TorchPolicy]
+    policies: Sequence[TorchPolicy | GraphPolicy]
     learners: list[Appo]
     segments_per_batch: int
+    gather: Callable[[list[int]], Mapping[str, Any]]
+    """Copies segments side by side into a batch, wherever the learner wants it."""
 
 
 def build_parts(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], policies: int = 1) -> Parts:
@@ -44,17 +51,73 @@ def build_parts(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, st
         state_every=config.learning.recurrence,
         environment=environment,
     )
-    lanes = plan.groups * plan.lanes_per_group
-    actors: list[TorchPolicy] = []
+    boards: list[WeightBoard] = []
     learners: list[Appo] = []
     for k in range(policies):
         torch.manual_seed(seeds.branch("weights", k).integer())
         model = build_model(spec, config.model).to(device)
-        board = WeightBoard(model)
-        acting = build_model(spec, config.model).to(device)
-        actors.append(TorchPolicy(acting, board, lanes, seeds.branch("actions", k).integer()))
-        learners.append(Appo(model, board, config.learning, seeds.branch("learner", k).integer(), k))
-    return Parts(spec, Sampler(plan, actors), actors, learners, per_batch)
+        boards.append(WeightBoard(model))
+        learners.append(Appo(model, boards[k], config.learning, seeds.branch("learner", k).integer(), k))
+    if device.type == "cuda" and policies == 1:
+        return _on_gpu(config, plan, boards[0], learners, device)
+    lanes = plan.groups * plan.lanes_per_group
+    actors = [
+        TorchPolicy(
+            build_model(spec, config.model).to(device),
+            board,
+            lanes,
+            seeds.branch("actions", k).integer(),
+            autocast=autocast_dtype(config.learning),
+        )
+        for k, board in enumerate(boards)
+    ]
+    sampler = Sampler(plan, actors)
+    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena))
+
+
+def _on_gpu(
+    config: TrainConfig, plan: SamplerPlan, board: WeightBoard, learners: list[Appo], device: torch.device
+) -> Parts:
+    """Acting by CUDA graphs, observations resident on the device."""
+    torch.set_float32_matmul_precision("high")
+    model = build_model(plan.spec, config.model).to(device)
+    seed = Seeds(config.run.seed).branch("actions", 0).integer()
+    policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning))
+    sampler = Sampler(plan, [policy])
+    gather = DeviceGather(sampler.arena, policy.mirror)
+    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather)
+
+
+def autocast_dtype(settings: LearningSettings) -> torch.dtype | None:
+    return torch.bfloat16 if settings.precision == "bfloat16" else None
+
+
+class HostGather:
+    """Batches in host memory; the same buffers are filled again and again."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._buffers: dict[str, Array] | None = None
+
+    def __call__(self, slots: list[int]) -> Mapping[str, Any]:
+        self._buffers = self._arena.gather(slots, self._buffers)
+        return self._buffers
+
+
+class DeviceGather:
+    """Small columns from host memory; observations and states from the mirror, where they already are."""
+
+    def __init__(self, arena: Arena, mirror: Mirror) -> None:
+        self._arena, self._mirror = arena, mirror
+        self._skip = {"state", *(name for name in arena.fields if name.startswith(OBS))}
+        self._buffers: dict[str, Array] | None = None
+
+    def __call__(self, slots: list[int]) -> Mapping[str, Any]:
+        self._buffers = self._arena.gather(slots, self._buffers, self._skip)
+        large = self._mirror.segments(slots)
+        # The slots are given back next: what they hold must have been read by then.
+        torch.cuda.current_stream(self._mirror.device).synchronize()
+        return {**self._buffers, **large}
 
 
 def choose_device(name: str) -> torch.device:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rollmill.core.checkpoints import Checkpoints, Loaded
 from rollmill.core.config import to_dict
 from rollmill.core.errors import CheckpointError
@@ -49,8 +51,6 @@ class OnlineRun:
         self.observers = tuple(observers)
         self.iteration = 0
         """Training steps done, over all sessions of the run."""
-        self.segments: Mapping[str, Array] = {}
-        """The batch of the current training step: ``[T + 1, B, ...]`` per field (``core.slots``)."""
         self.dropped_segments = 0
         self.seconds = 0.0
         """Seconds of training, over all sessions of the run."""
@@ -58,7 +58,7 @@ class OnlineRun:
         """Why the run is over; empty while it goes on."""
         self._reporter = reporter
         self.interrupt = Interrupt()
-        self._buffers: dict[str, Array] | None = None
+        self._batch: Mapping[str, Any] = {}
         self._thread: SamplerThread | None = None
         self._sampler_is_set = False
         s = config.checkpoints
@@ -82,6 +82,11 @@ class OnlineRun:
         stop = self.config.stop
         pairs = ((self.frames, stop.frames), (self.seconds, stop.seconds), (self.iteration, stop.batches))
         return min(1.0, max((done / limit for done, limit in pairs if limit), default=0.0))
+
+    @property
+    def segments(self) -> Mapping[str, Array]:
+        """The batch of the last training step as numpy: ``[T + 1, B, ...]`` per field (``core.slots``)."""
+        return {name: x if isinstance(x, np.ndarray) else x.cpu().numpy() for name, x in self._batch.items()}
 
     @property
     def mean_return(self) -> float | None:
@@ -161,12 +166,10 @@ class OnlineRun:
         return fresh
 
     def _learn(self, slots: list[int]) -> None:
-        sampler = self.parts.sampler
-        self._buffers = sampler.arena.gather(slots, self._buffers)
-        sampler.release(slots)
-        self.segments = self._buffers
+        self._batch = self.parts.gather(slots)
+        self.parts.sampler.release(slots)
         for learner in self.parts.learners:
-            metrics = learner.train(self.segments, self.progress)
+            metrics = learner.train(self._batch, self.progress)
             learner.publish()
             self._reporter.add_learning(learner.policy_id, metrics)
         self.iteration += 1

@@ -7,8 +7,9 @@ becomes a finished segment.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +24,26 @@ from rollmill.sampling.mailbox import Mailbox
 class Request:
     """One batch of lanes that wait for a decision (``protocols.ActRequest``)."""
 
-    obs: Obs
     first: Array
     lanes: Array
+    groups: Array
+    slots: Array
+    rows: Array
+    closing: Array
+    gather: Callable[[], Obs]
+
+    @functools.cached_property
+    def obs(self) -> Obs:
+        return self.gather()
+
+    def part(self, mine: Array) -> Request:
+        """Some of the lanes only; these are no longer whole groups."""
+        none = self.groups[:0]
+
+        def gather() -> Obs:
+            return {name: array[mine] for name, array in self.obs.items()}
+
+        return Request(self.first[mine], self.lanes[mine], none, none, none, none, gather)
 
 
 class Inference:
@@ -61,12 +79,14 @@ class Inference:
         slots, rows = box.slot[groups], box.row[groups] + 1
         full = np.nonzero(rows == self._arena.layout.steps)[0]
         finished = slots[full].copy()
+        closing = np.full(groups.size, -1)
         if full.size:
             fresh = np.array([self.free.popleft() for _ in full])
             self._carry_over(finished, fresh)
+            closing[full] = finished
             self.group_of_slot[fresh] = groups[full]
             slots[full], rows[full] = fresh, 0
-        self._decide(groups, slots, rows)
+        self._decide(groups, slots, rows, closing)
         if full.size:
             for name in ("value", "version", "policy_id", "frames"):
                 self._arena[name][finished, -1] = self._arena[name][slots[full], 0]
@@ -79,13 +99,17 @@ class Inference:
         for array in (*arena.obs.values(), *(arena[name] for name in CARRIED_FIELDS)):
             array[new, 0] = array[old, -1]
 
-    def _decide(self, groups: Array, slots: Array, rows: Array) -> None:
+    def _decide(self, groups: Array, slots: Array, rows: Array, closing: Array) -> None:
         layout = self._arena.layout
         self.frames += groups.size * layout.lanes * layout.spec.frames_per_step
         request = Request(
-            obs={name: self._rows_of(array, slots, rows) for name, array in self._arena.obs.items()},
             first=self._rows_of(self._arena["first"], slots, rows),
             lanes=(groups[:, None] * layout.lanes + self._lane_numbers).ravel(),
+            groups=groups,
+            slots=slots,
+            rows=rows,
+            closing=closing,
+            gather=lambda: {name: self._rows_of(x, slots, rows) for name, x in self._arena.obs.items()},
         )
         if len(self._policies) == 1:
             self._ask(0, request, slots, rows, None)
@@ -93,8 +117,7 @@ class Inference:
         owner = self.policy_of_lane[groups].ravel()
         for k in np.unique(owner):
             mine = np.nonzero(owner == k)[0]
-            part = Request({n: a[mine] for n, a in request.obs.items()}, request.first[mine], request.lanes[mine])
-            self._ask(int(k), part, slots, rows, mine)
+            self._ask(int(k), request.part(mine), slots, rows, mine)
 
     def _ask(self, k: int, request: Request, slots: Array, rows: Array, mine: Array | None) -> None:
         """Ask policy ``k`` for ``request`` and write its answer; ``mine``: positions among all lanes."""
@@ -110,7 +133,7 @@ class Inference:
         }
         for name, values in columns.items():
             self._write(self._arena[name], slots, rows, mine, values)
-        if layout.state_size:
+        if layout.state_size and answer.state is not None:
             self._keep_state(answer.state, slots, rows, mine)
 
     def _keep_state(self, state: Array, slots: Array, rows: Array, mine: Array | None) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import ActRequest
+from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
 
 
@@ -18,7 +19,7 @@ class RandomAnswer:
     action: Array
     log_prob: Array
     value: Array
-    state: Array
+    state: Array | None
 
 
 class RandomPolicy:
@@ -30,6 +31,9 @@ class RandomPolicy:
     def __init__(self, spec: EnvSpec, seed: int) -> None:
         self._spec = spec
         self._rng = np.random.default_rng(seed)
+
+    def attach(self, arena: Arena) -> None:
+        """Nothing to prepare."""
 
     def act(self, request: ActRequest) -> RandomAnswer:
         lanes = len(request.lanes)

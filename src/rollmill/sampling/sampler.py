@@ -96,6 +96,8 @@ class Sampler:
         self.arena = Arena(layout, plan.slots)
         self.box = Mailbox(plan.groups, plan.workers, plan.workers * settings.envs_per_worker)
         self.policies = policies
+        for policy in policies:
+            policy.attach(self.arena)
         self.inference = Inference(self.arena, self.box, policies)
         self.crew = self._build_crew()
         self.finished: deque[int] = deque()
