@@ -6,10 +6,10 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
+from rollmill.cli.options import Json
 from rollmill.runs.evaluate import EvalOptions, table
 from rollmill.runs.evaluate import evaluate as run_evaluation
 
@@ -25,7 +25,7 @@ def evaluate(
     envs_per_worker: int = 8,
     best: bool = False,
     random: bool = False,
-    json_: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    json_: Json = False,
 ) -> int:
     """Evaluate a run or a checkpoint over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
 

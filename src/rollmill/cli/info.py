@@ -6,16 +6,14 @@ import importlib.util
 import json
 import textwrap
 from dataclasses import asdict
-from typing import Annotated
 
 import tyro
 
+from rollmill.cli.options import Json
 from rollmill.core.config import describe
 from rollmill.core.errors import ConfigError
 from rollmill.core.text import nearest
 from rollmill.envs.make import NAMED
-
-Json = Annotated[bool, tyro.conf.arg(name="json")]
 
 
 def envs(json_: Json = False) -> int:

@@ -19,10 +19,11 @@ from rollmill.core.text import nearest
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("rollmill.cli.train:train", "train an agent"),
     "eval": ("rollmill.cli.evaluate:evaluate", "evaluate a run or a checkpoint"),
+    "bench": ("rollmill.cli.bench:bench", "measure speed"),
     "envs": ("rollmill.cli.info:envs", "list the built-in environments"),
     "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
 }
-CONFIGURED = ("train", "eval")
+CONFIGURED = ("train", "eval", "bench")
 """Verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")

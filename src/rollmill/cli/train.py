@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from rollmill.cli.options import Configs, Json
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.runs.settings import TrainConfig, check
 from rollmill.runs.train import Outcome, Request
 from rollmill.runs.train import train as run_training
-
-Configs = Annotated[
-    tuple[Path, ...],
-    tyro.conf.UseAppendAction,
-    tyro.conf.arg(aliases=["-f"], metavar="FILE", help_behavior_hint=""),
-]
 
 
 def train(
@@ -30,7 +22,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     restore: Path | None = None,
-    json_: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    json_: Json = False,
 ) -> int:
     """Train an agent: ``rollmill train env=CartPole-v1 stop.frames=200_000``.
 

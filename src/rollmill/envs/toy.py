@@ -1,15 +1,15 @@
 """Tiny environments with known best returns, for tests, examples and learning checks.
 
-========================  =============================================  ======  ========
+========================  =============================================  ======  ================
 name                      what has to be learnt                          best    random
-========================  =============================================  ======  ========
+========================  =============================================  ======  ================
 ``toy_target``            repeat the number shown                        10      2.5
-``toy_memory``            remember the first observation for some steps   1      0 (no memory: 0)
-``toy_masked``            pick the best of the allowed actions            10      about 4.4
-``toy_image``             say in which corner the square is               10     2.5
-``toy_reach``             move a point to the origin (continuous)         near 0  about -25
-``toy_agents``            two agents, each repeats its own number         10     2.5
-========================  =============================================  ======  ========
+``toy_memory``            remember the first observation for some steps  1       0 (no memory: 0)
+``toy_masked``            pick the best of the allowed actions           10      about 4.4
+``toy_image``             say in which corner the square is              10      2.5
+``toy_reach``             move a point to the origin (continuous)        near 0  about -25
+``toy_agents``            two agents, each repeats its own number        10      2.5
+========================  =============================================  ======  ================
 """
 
 from __future__ import annotations

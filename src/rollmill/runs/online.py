@@ -59,6 +59,7 @@ class OnlineRun:
         self._reporter = reporter
         self.interrupt = Interrupt()
         self._batch: Mapping[str, Any] = {}
+        self._seconds_gather = self._seconds_learn = 0.0
         self._thread: SamplerThread | None = None
         self._sampler_is_set = False
         s = config.checkpoints
@@ -92,6 +93,17 @@ class OnlineRun:
     def mean_return(self) -> float | None:
         """Mean return of the last ``report.window`` episodes; None before the first has ended."""
         return self._reporter.mean_return
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Where the time of this session went so far, by process and phase (workers: mean over them)."""
+        sampler = self.parts.sampler
+        return {
+            "worker env": float(sampler.box.seconds_env.mean()),
+            "worker wait": float(sampler.box.seconds_wait.mean()),
+            "main answer": sampler.seconds_answer,
+            "main gather": self._seconds_gather,
+            "main learn": self._seconds_learn,
+        }
 
     def stop(self, reason: str) -> None:
         """End the run after the current training step (for observers)."""
@@ -166,12 +178,16 @@ class OnlineRun:
         return fresh
 
     def _learn(self, slots: list[int]) -> None:
+        begun = time.perf_counter()
         self._batch = self.parts.gather(slots)
         self.parts.sampler.release(slots)
+        gathered = time.perf_counter()
+        self._seconds_gather += gathered - begun
         for learner in self.parts.learners:
             metrics = learner.train(self._batch, self.progress)
             learner.publish()
             self._reporter.add_learning(learner.policy_id, metrics)
+        self._seconds_learn += time.perf_counter() - gathered
         self.iteration += 1
 
     def _after_step(self) -> None:

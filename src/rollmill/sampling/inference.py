@@ -86,7 +86,7 @@ class Inference:
             closing[full] = finished
             self.group_of_slot[fresh] = groups[full]
             slots[full], rows[full] = fresh, 0
-        self._decide(groups, slots, rows, closing)
+        self.decide(groups, slots, rows, closing)
         if full.size:
             for name in ("value", "version", "policy_id", "frames"):
                 self._arena[name][finished, -1] = self._arena[name][slots[full], 0]
@@ -99,7 +99,8 @@ class Inference:
         for array in (*arena.obs.values(), *(arena[name] for name in CARRIED_FIELDS)):
             array[new, 0] = array[old, -1]
 
-    def _decide(self, groups: Array, slots: Array, rows: Array, closing: Array) -> None:
+    def decide(self, groups: Array, slots: Array, rows: Array, closing: Array) -> None:
+        """Ask the policies about these rows and write what they say."""
         layout = self._arena.layout
         self.frames += groups.size * layout.lanes * layout.spec.frames_per_step
         request = Request(

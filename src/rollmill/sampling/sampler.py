@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -105,6 +106,8 @@ class Sampler:
         self.steps = 0
         """Decisions that counted, in finished segments."""
         self.lost_segments = 0
+        self.seconds_answer = 0.0
+        """Time spent answering (gathering, network, writing), as opposed to waiting for rows."""
         self._any_finished = threading.Condition()
 
     @property
@@ -158,11 +161,13 @@ class Sampler:
             self.crew.wait(timeout)
             groups = self._answerable()
         if groups.size:
+            begun = time.perf_counter()
             finished = self.inference.answer(groups)
             self.box.command[groups] += 1
             self.crew.post(groups)
             for slot in finished:
                 self._finish(slot)
+            self.seconds_answer += time.perf_counter() - begun
         return int(groups.size)
 
     def _answerable(self) -> Array:

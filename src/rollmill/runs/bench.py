@@ -1,0 +1,284 @@
+"""``rollmill bench``: how fast each layer is, as a share of the one below it.
+
+========  =============================================================================================
+sim       bare simulator processes, one per core, random actions: the upper bound
+sample    our workers and slots with a random policy, no network
+policy    the same with the real network, no learner
+train     everything
+bound     what the cores could do if nothing but env, forward and training cost time (CPU only)
+========  =============================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.errors import RollmillError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.seeds import Seeds
+from rollmill.runs.household import household
+from rollmill.runs.observers import Observer
+from rollmill.runs.settings import TrainConfig, check, segments_per_batch
+from rollmill.runs.train import Request, probe_beside, train
+from rollmill.sampling.random_policy import RandomPolicy
+from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
+
+KINDS = ("sim", "sample", "policy", "train", "bound")
+WARM_UP_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure: frames per second, and where the time went (seconds per second of the run, by process)."""
+
+    kind: str
+    frames_per_s: float
+    steps_per_s: float
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def bench(config: TrainConfig, kinds: tuple[str, ...], seconds: float) -> dict[str, Measurement]:
+    """Measure the asked kinds one after the other."""
+    check(config)
+    results: dict[str, Measurement] = {}
+    with household() as environment:
+        spec = probe_beside(config.env, environment, config.sampling.start_timeout)
+        measures: dict[str, Callable[[], Measurement]] = {
+            "sim": lambda: bench_sim(config, spec, environment, seconds),
+            "sample": lambda: bench_sampling(config, spec, environment, seconds, network=False),
+            "policy": lambda: bench_sampling(config, spec, environment, seconds, network=True),
+            "train": lambda: bench_train(config, spec, seconds),
+            "bound": lambda: bench_bound(config, spec, environment, results, seconds),
+        }
+        for kind in kinds:
+            results[kind] = measures[kind]()
+    return results
+
+
+def load_of_others(seconds: float = 1.0) -> float:
+    """Cores kept busy by other processes just now (Linux; 0 elsewhere)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+
+    def busy() -> tuple[float, float]:
+        fields = [int(x) for x in stat.read_text().splitlines()[0].split()[1:]]
+        return sum(fields) - fields[3] - fields[4], sum(fields)
+
+    busy_before, all_before = busy()
+    time.sleep(seconds)
+    busy_after, all_after = busy()
+    return (busy_after - busy_before) / max(1.0, all_after - all_before) * (os.cpu_count() or 1)
+
+
+# -- the simulator alone -----------------------------------------------------------------------------
+
+
+def bench_sim(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
+    """As many bare simulators as cores, each pinned to one, all at the same time."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * default_workers()
+    processes = [_start_simulator(config, i, core, environment, seconds) for i, core in enumerate(cores)]
+    try:
+        for process in processes:
+            _line(process)
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [json.loads(_line(process)) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    frames = sum(a["frames"] / a["seconds"] for a in answers)
+    return Measurement("sim", frames, frames / spec.frames_per_step)
+
+
+def _start_simulator(
+    config: TrainConfig, index: int, core: int | None, environment: Mapping[str, str], seconds: float
+) -> subprocess.Popen[str]:
+    setup = {"env": asdict(config.env), "index": index, "core": core, "seconds": seconds, "path": sys.path}
+    return subprocess.Popen(
+        [sys.executable, "-m", "rollmill.envs.simulate", json.dumps(setup)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        _, noise = process.communicate()
+        raise RollmillError(f"a simulator process ended early (exit code {process.returncode}):\n{noise[-2000:]}")
+    return line
+
+
+# -- our sampling ------------------------------------------------------------------------------------
+
+
+def bench_sampling(
+    config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float, network: bool
+) -> Measurement:
+    """Workers, slots and inference without a learner: finished segments are thrown away."""
+    with _sampler(config, spec, environment, network) as sampler:
+        _run_rounds(sampler, WARM_UP_SECONDS, at_least=sampler.plan.groups)
+        frames, envs, waits = sampler.inference.frames, sampler.box.seconds_env.copy(), sampler.box.seconds_wait.copy()
+        busy = sampler.seconds_answer
+        took = _run_rounds(sampler, seconds)
+        frames = sampler.inference.frames - frames
+        phases = {
+            "worker env": float((sampler.box.seconds_env - envs).mean() / took),
+            "worker wait": float((sampler.box.seconds_wait - waits).mean() / took),
+            "main answer": (sampler.seconds_answer - busy) / took,
+        }
+    kind = "policy" if network else "sample"
+    return Measurement(kind, frames / took, frames / took / spec.frames_per_step, phases)
+
+
+@contextlib.contextmanager
+def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], network: bool) -> Iterator[Sampler]:
+    if network:
+        from rollmill.runs.build import build_parts
+
+        sampler = build_parts(config, spec, environment).sampler
+    else:
+        plan = SamplerPlan(
+            settings=config.sampling,
+            env=config.env,
+            spec=spec,
+            seeds=Seeds(config.run.seed).branch("envs"),
+            segments_per_batch=segments_per_batch(config, spec),
+            environment=environment,
+        )
+        sampler = Sampler(plan, [RandomPolicy(spec, config.run.seed)])
+    try:
+        sampler.start()
+        yield sampler
+    finally:
+        sampler.stop()
+
+
+def _run_rounds(sampler: Sampler, seconds: float, at_least: int = 0) -> float:
+    """Rounds for so many seconds, and until so many groups were answered; returns the seconds it took."""
+    begun = time.perf_counter()
+    answered = 0
+    while (now := time.perf_counter()) < begun + seconds or answered < at_least:
+        answered += sampler.round()
+        while (slots := sampler.take(1, timeout=0)) is not None:
+            sampler.release(slots)
+        sampler.episodes.clear()
+    return now - begun
+
+
+# -- everything --------------------------------------------------------------------------------------
+
+
+class _Stopwatch(Observer):
+    """Notes frames and time once the run is warm, and at its end; ends it after the asked time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._started = 0.0
+        self._marks: list[tuple[float, int, dict[str, float]]] = []
+
+    def on_training_step(self, run: Any, iteration: int) -> None:
+        now = time.perf_counter()
+        self._started = self._started or now
+        if now < self._started + WARM_UP_SECONDS:
+            return
+        if not self._marks:
+            self._marks.append((now, run.frames, run.phase_seconds()))
+        elif now >= self._marks[0][0] + self._seconds:
+            self._marks.append((now, run.frames, run.phase_seconds()))
+            run.stop("measured")
+
+    def result(self) -> tuple[float, dict[str, float]]:
+        (begun, before, phases), (ended, after, later) = self._marks[0], self._marks[-1]
+        took = ended - begun
+        return (after - before) / took, {name: (later[name] - phases[name]) / took for name in later}
+
+
+def bench_train(config: TrainConfig, spec: EnvSpec, seconds: float) -> Measurement:
+    """A real training, with everything but the console, in a folder that is thrown away."""
+    stopwatch = _Stopwatch(seconds)
+    with tempfile.TemporaryDirectory(prefix="rollmill-bench-") as folder:
+        quiet = replace(config.checkpoints, every_seconds=1e9, min_free_mb=0)
+        run = replace(config.run, dir=Path(folder))
+        endless = replace(config.stop, frames=0, seconds=10 * seconds + 600, mean_return=None, batches=0)
+        settings = replace(config, run=run, checkpoints=quiet, stop=endless)
+        outcome = train(settings, Request(console="off"), [stopwatch])
+    if outcome.signal:
+        raise KeyboardInterrupt
+    frames, phases = stopwatch.result()
+    return Measurement("train", frames, frames / spec.frames_per_step, phases)
+
+
+def bench_bound(
+    config: TrainConfig,
+    spec: EnvSpec,
+    environment: Mapping[str, str],
+    results: dict[str, Measurement],
+    seconds: float,
+) -> Measurement:
+    """Cores / (env + forward + training) seconds per step, each measured alone on one thread."""
+    sim = results.get("sim") or bench_sim(config, spec, environment, seconds)
+    cores = default_workers()
+    t_env = cores / sim.steps_per_s
+    t_forward, t_train = _time_alone(config, spec, environment, seconds)
+    steps = cores / (t_env + t_forward + t_train)
+    phases = {"env ms/step": 1e3 * t_env, "forward ms/step": 1e3 * t_forward, "train ms/step": 1e3 * t_train}
+    return Measurement("bound", steps * spec.frames_per_step, steps, phases)
+
+
+def _time_alone(
+    config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float
+) -> tuple[float, float]:
+    """Seconds per step of the forward pass (for one group) and of training (one batch), with real data."""
+    from rollmill.runs.build import build_parts
+
+    parts = build_parts(config, spec, environment)
+    sampler = parts.sampler
+    try:
+        sampler.start()
+        while (slots := sampler.take(parts.segments_per_batch, timeout=0)) is None:
+            sampler.round()
+        batch = parts.gather(slots)
+    finally:
+        sampler.stop()
+    rows = config.learning.batch_size
+    t_train = _repeat(lambda: parts.learners[0].train(batch), seconds) / rows
+    zero = np.zeros(1, np.int64)  # row 0 of slot 0, for group 0: it holds real observations
+    decide = sampler.inference.decide
+    t_forward = _repeat(lambda: decide(zero, zero, zero, zero - 1), seconds / 2) / sampler.arena.layout.lanes
+    return t_forward, t_train
+
+
+def _repeat(action: Callable[[], object], seconds: float) -> float:
+    """Median seconds of one call, over as many calls as fit."""
+    action()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        begun = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begun)
+    return sorted(times)[len(times) // 2]
