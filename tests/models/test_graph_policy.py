@@ -16,7 +16,7 @@ from rollmill.models.weights import WeightBoard
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
 
-GROUPS, LANES, STEPS = 3, 2, 4
+GROUPS, LANES, STEPS = 5, 2, 4
 DISCRETE = ActionSpec("discrete", nvec=(5,), start=(0,))
 SPECS = {
     "vector": EnvSpec("vector", (Field("obs", "float32", (3,)),), DISCRETE),
@@ -44,14 +44,14 @@ def run(spec: EnvSpec, memory: str, kind: str) -> tuple[Arena, object]:
         policy = GraphPolicy(acting, board, GROUPS, seed=1, deterministic=True)
     else:
         policy = TorchPolicy(acting, board, GROUPS * LANES, seed=1, deterministic=True)
-    arena = Arena(SegmentLayout(spec, STEPS, LANES, model.state_size, 2 if memory != "none" else 0), slots=8)
+    arena = Arena(SegmentLayout(spec, STEPS, LANES, model.state_size, 2 if memory != "none" else 0), slots=12)
     box = Mailbox(GROUPS, 1, GROUPS * LANES)
     policy.attach(arena)
     inference = Inference(arena, box, [policy])
     rng = np.random.default_rng(3)
     box.row[:] = -1
     for step in range(STEPS + 3):
-        groups = np.array([[0, 1, 2], [1], [0, 2]][step % 3])
+        groups = np.array([[0, 1, 2], [1], [0, 2, 3, 4, 1]][step % 3])
         for group in groups:
             fill_row(arena, int(box.slot[group]), int(box.row[group]) + 1, rng)
         inference.answer(groups)
@@ -84,7 +84,9 @@ def test_the_same_decisions_as_without_a_mirror(name, memory):
         np.testing.assert_allclose(segments[field].numpy(), expected[field], rtol=1e-5, atol=1e-6, err_msg=field)
 
 
-def test_padding_lanes_touch_no_other_lane():
+def test_batches_are_padded_to_the_next_size_with_lanes_of_their_own():
+    """Three groups run as four: the fourth must not write into a slot or a lane of the run."""
     _, policy = run(SPECS["vector"], "gru", "graph")
-    assert [r.groups for r in policy._recordings] == [1, 2, 3]
+    assert [r.groups for r in policy._recordings] == [1, 2, 4, 5]
     assert policy._states.shape[0] == (GROUPS + 1) * LANES
+    assert policy.mirror.state.shape[0] == policy.mirror.spare + 1

@@ -94,6 +94,9 @@ class Policy(Protocol):
     def attach(self, arena: Arena) -> None:
         """Told once, before the first request, where the rows are that will be asked about."""
 
+    def detach(self) -> None:
+        """Told after the last request: the arena's memory goes away."""
+
     def act(self, request: ActRequest) -> ActAnswer:
         """One decision for each lane of the request."""
 

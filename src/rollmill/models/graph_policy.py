@@ -2,7 +2,7 @@
 
 Launching a network's kernels one by one costs the processor more time than the GPU needs to run them.
 A graph launches them all at once; it is recorded for a few batch sizes, and a batch is padded to the
-next one. Padding reads slot 0 and keeps its recurrent state in spare lanes, so it touches nothing.
+next one. Padding has a slot and lanes of its own, so it touches nothing.
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ class GraphPolicy:
             self._recordings.append(self._record(size))
         self._states.zero_()
 
+    def detach(self) -> None:
+        """Let go of the arena's memory."""
+        if self._mirror is not None:
+            self._mirror.close()
+
     def refresh(self) -> int:
         if self._board.version != self.version:
             with self._on_stream():
@@ -114,8 +119,7 @@ class GraphPolicy:
     def _fill(self, recording: Recording, request: ActRequest, count: int) -> None:
         index, first = recording.host_index.numpy(), recording.host_first.numpy()
         index[0, :count], index[1, :count], index[2, :count] = request.slots, request.rows, request.groups
-        index[:2, count:] = 0
-        index[2, count:] = self._groups
+        index[:, count:] = np.array([[self.mirror.spare], [0], [self._groups]])
         first[:count] = request.first.reshape(count, -1)
         first[count:] = True
 

@@ -14,8 +14,6 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.fields import Array
 from rollmill.core.slots import OBS, Arena
 
-ALREADY_REGISTERED = 712
-
 
 class Mirror:
     """Device copies of the fields that are large (observations) or only live there (recurrent states)."""
@@ -24,14 +22,20 @@ class Mirror:
         self.device = device
         self.layout = arena.layout
         self._host = {name: torch.from_numpy(array) for name, array in arena.obs.items()}
-        self.obs = {name: torch.zeros(x.shape, dtype=x.dtype, device=device) for name, x in self._host.items()}
+        self.spare = arena.slots
+        """A slot that belongs to nobody, for batches that are filled up to a fixed size."""
+        self.obs = {
+            name: torch.zeros(self.spare + 1, *x.shape[1:], dtype=x.dtype, device=device)
+            for name, x in self._host.items()
+        }
         layout = arena.layout
         self._every = layout.state_every or layout.steps
         # One row more than there are states: decisions in between put theirs there, to be forgotten.
-        shape = (arena.slots, layout.state_rows + 1, layout.lanes, layout.state_size)
+        shape = (self.spare + 1, layout.state_rows + 1, layout.lanes, layout.state_size)
         self.state = torch.zeros(shape, device=device)
+        self._registered: list[Array] = []
         if device.type == "cuda":
-            _register(arena)
+            self._register(arena)
 
     def upload(self, slots: Array, rows: Array, closing: Array) -> None:
         """Copy the observations of these rows to the device, on the current stream, without waiting.
@@ -63,14 +67,23 @@ class Mirror:
             fields["state"] = self.state[:, :-1]
         return {name: x[index].transpose(0, 1).flatten(1, 2) for name, x in fields.items()}
 
-
-def _register(arena: Arena) -> None:
-    """Lock the pages of the arena's observations and tell CUDA about them."""
-    for name, array in arena.obs.items():
+    def _register(self, arena: Arena) -> None:
+        """Lock the pages of the arena's observations and tell CUDA about them."""
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        result = int(cudart.cudaHostRegister(array.ctypes.data, array.nbytes, 0))
-        if result not in (0, ALREADY_REGISTERED):
-            raise RollmillError(
-                f"CUDA cannot lock the shared memory of {name!r} ({array.nbytes / 1e6:.0f} MB, error {result}); "
-                "lower sampling.envs_per_worker or raise the limit of locked memory (ulimit -l)"
-            )
+        for name, array in arena.obs.items():
+            result = int(cudart.cudaHostRegister(array.ctypes.data, array.nbytes, 0))
+            if result:
+                raise RollmillError(
+                    f"CUDA cannot lock the shared memory of {name!r} ({array.nbytes / 1e6:.0f} MB, error {result}); "
+                    "lower sampling.envs_per_worker or raise the limit of locked memory (ulimit -l)"
+                )
+            self._registered.append(array)
+
+    def close(self) -> None:
+        """Unlock the host memory; it must not be freed before."""
+        if self._registered:
+            torch.cuda.synchronize(self.device)
+            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            for array in self._registered:
+                cudart.cudaHostUnregister(array.ctypes.data)
+            self._registered.clear()

@@ -62,6 +62,9 @@ class TorchPolicy:
     def attach(self, arena: Arena) -> None:
         """Nothing to prepare: this policy reads the gathered arrays of each request."""
 
+    def detach(self) -> None:
+        """Nothing to let go of."""
+
     @torch.inference_mode()
     def act(self, request: ActRequest) -> Answer:
         self.refresh()

@@ -35,6 +35,9 @@ class RandomPolicy:
     def attach(self, arena: Arena) -> None:
         """Nothing to prepare."""
 
+    def detach(self) -> None:
+        """Nothing to let go of."""
+
     def act(self, request: ActRequest) -> RandomAnswer:
         lanes = len(request.lanes)
         blank = np.zeros(lanes, np.float32)

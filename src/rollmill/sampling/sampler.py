@@ -226,6 +226,8 @@ class Sampler:
 
     def stop(self) -> None:
         self.crew.stop()
+        for policy in self.policies:
+            policy.detach()
         for block in (self.arena.block, self.box.block):
             block.close_fd()  # the memory goes with the last array that refers to it
 
