@@ -377,7 +377,6 @@ class EnvBatch:
         The caller compares ``out.obs`` with what the interrupted run had seen.
         """
         for i in range(len(self._envs)):
-            lanes = self._lanes(i)
             self._episode[i] = state["episode"][i] - 1
             self._begin_episode(i, out)
             for action in state["actions"][i]:

@@ -120,11 +120,11 @@ class OnlineRun:
             before = self.seconds
             while not self._over():
                 slots = self._collect()
-                if slots is None:
-                    continue
-                self._learn(slots)
+                if slots is not None:
+                    self._learn(slots)
                 self.seconds = before + time.monotonic() - begun
-                self._after_step()
+                if slots is not None:
+                    self._after_step()
 
     def _over(self) -> bool:
         if self.interrupt.signal is not None:
@@ -147,6 +147,8 @@ class OnlineRun:
             if self._thread is not None:
                 self._thread.stop()
             sampler.stop()
+            if self._thread is not None:
+                self._thread.join()
 
     def _collect(self) -> list[int] | None:
         """A batch of finished segments that are fresh enough, or None when it is time to look around."""

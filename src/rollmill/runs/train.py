@@ -180,7 +180,8 @@ class _Ending(contextlib.AbstractContextManager["_Ending"]):
         else:
             state, reason = "failed", f"{type(error).__name__}: {error}"
             if isinstance(error, KeyboardInterrupt):
-                state, reason = "interrupted", "interrupted twice, ended at once"
+                twice = self.run is not None and self.run.interrupt.signal is not None
+                state, reason = "interrupted", "interrupted twice, ended at once" if twice else "interrupted"
         log.log(
             logging.INFO if error is None else logging.ERROR,
             "%s: %s (%s frames)",

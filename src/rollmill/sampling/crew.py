@@ -32,6 +32,7 @@ from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan
 log = logging.getLogger("rollmill")
 
 WATCH_SECONDS = 0.5
+STOP_SECONDS = 3.0
 RESTART_WINDOW_SECONDS = 600.0
 LINES_PER_WINDOW = 200
 """Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
@@ -134,6 +135,7 @@ class ProcessCrew:
         self._poll = select.poll()
         self._poll.register(self._bell.fd, select.POLLIN)
         self._next_check = 0.0
+        self._stopping = False
 
     # -- what the sampler calls ----------------------------------------------------------------
 
@@ -163,13 +165,13 @@ class ProcessCrew:
 
     def stop(self) -> None:
         """Ask every worker to end, give them a moment, then end them."""
+        self._stopping = True
         self._box.stop[0] = 1
         for bell in self._bells:
             bell.ring()
-        deadline = time.monotonic() + 3.0
-        for running in filter(None, self._handles):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(max(0.0, deadline - time.monotonic()))
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline and any(h and h.process.poll() is None for h in self._handles):
+            self.wait(0.02)  # a worker that is held up by a full pipe could not end
         for index, handle in enumerate(self._handles):
             if handle is not None:
                 self._end(index, handle)
@@ -299,7 +301,7 @@ class ProcessCrew:
         handle.process.wait()
         self._drain(handle)
         for fd in (handle.events, handle.output):
-            self._poll.unregister(fd)
+            self._ignore(fd)
             os.close(fd)
         self._handles[index] = None
 
@@ -316,8 +318,7 @@ class ProcessCrew:
         except BlockingIOError:
             return False
         if not data:
-            # Closed: the worker is gone and the next check sees it; polling it would spin.
-            self._poll.modify(fd, 0)
+            self._ignore(fd)  # the worker is gone, which the next check sees; polling a closed pipe would spin
             return False
         *lines, rest = (handle.pending.get(fd, b"") + data).split(b"\n")
         handle.pending[fd] = rest[-(1 << 20) :]
@@ -328,12 +329,18 @@ class ProcessCrew:
                 self._on_line(index, line.decode(errors="replace"))
         return True
 
+    def _ignore(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):  # ignored before
+            self._poll.unregister(fd)
+
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event.pop("kind")
         if kind == "fault":
             self.report.note_fault(Fault(**event))
         elif kind == "episode":
             self.report.note_episode(event["lane"], event["episode"], event["stats"])
+        elif kind == "fatal" and self._stopping:
+            log.error("while stopping: %s", event["error"])  # the run is over already; let the others end, too
         elif kind == "fatal":
             raise EnvError(event["error"])
         elif kind == "crash":

@@ -330,11 +330,17 @@ def _copy(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class SamplerThread:
-    """Runs rounds in the background; an error there is raised to whoever asks for segments."""
+    """Runs rounds in the background; an error there is raised to whoever asks for segments.
+
+    The thread outlives its last round until ``join``: Linux ends a worker with the *thread* that started it
+    (``worker.die_with_parent``), and a worker that this one has started must live to close its envs.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._stop = threading.Event()
+        self._idle = threading.Event()
+        self._end = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -347,6 +353,8 @@ class SamplerThread:
                 self._sampler.round()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread by check()
             self._error = error
+        self._idle.set()
+        self._end.wait()
 
     def check(self) -> None:
         """Raise what ended the thread, if anything did."""
@@ -354,6 +362,11 @@ class SamplerThread:
             raise self._error
 
     def stop(self) -> None:
+        """Return when the last round is done; the sampler may then be stopped from another thread."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._idle.wait()
+
+    def join(self) -> None:
+        """End the thread, after the sampler was stopped."""
+        self._end.set()
+        self._thread.join()
