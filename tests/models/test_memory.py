@@ -50,8 +50,11 @@ def check_agreement(kind, layers, first, seed):
     state = torch.randn(lanes, memory.state_size, dtype=torch.float64)
     stepped = run_and_differentiate(memory, lambda *a: step_by_step(memory, *a), x, state, first)
     unrolled = run_and_differentiate(memory, memory.unroll, x, state, first)
-    for a, b in zip(stepped, unrolled, strict=True):
+    memory.by_steps = True
+    looped = run_and_differentiate(memory, memory.unroll, x, state, first)
+    for a, b, c in zip(stepped, unrolled, looped, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-10)
 
 
 resets = st.integers(1, 7).flatmap(

@@ -103,6 +103,7 @@ class EnvBatch:
         self._faults = np.zeros(count, np.int64)
         self._good_steps = np.zeros(count, np.int64)
         self._actions: list[list[Array]] = [[] for _ in range(count)]
+        self._slices = [slice(i * self.agents, (i + 1) * self.agents) for i in range(count)]
         self._ended = np.zeros(self.lanes, bool)
         self._steps = np.zeros(self.lanes, np.int32)
         self._returns = np.zeros(self.lanes, np.float64)
@@ -132,9 +133,9 @@ class EnvBatch:
 
     def step(self, actions: Array, out: StepOut) -> None:
         self._open_row(out)
-        for i in range(len(self._envs)):
-            lanes = self._lanes(i)
-            if self._ended[lanes].all():
+        over: Array = self._ended.reshape(-1, self.agents).all(axis=1)
+        for i, (lanes, ended) in enumerate(zip(self._slices, over.tolist(), strict=True)):
+            if ended:
                 out.valid[lanes] = False
                 self._begin_episode(i, out)
             else:
@@ -406,7 +407,7 @@ class EnvBatch:
         return env
 
     def _lanes(self, i: int) -> slice:
-        return slice(i * self.agents, (i + 1) * self.agents)
+        return self._slices[i]
 
     def _views(self, lanes: slice, out: StepOut) -> Obs:
         return {name: array[lanes] for name, array in out.obs.items()}

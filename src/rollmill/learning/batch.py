@@ -94,6 +94,18 @@ class Pieces:
             **{name: getattr(self, name)[:, columns] for name in _ROW_FIELDS},
         )
 
+    def clone(self) -> Pieces:
+        """A copy with memory of its own."""
+        fields = {name: getattr(self, name).clone() for name in (*_ROW_FIELDS, "state")}
+        return Pieces(obs={name: x.clone() for name, x in self.obs.items()}, **fields)
+
+    def copy_(self, other: Pieces) -> None:
+        """Take over the values of pieces of the same shape."""
+        for name, x in self.obs.items():
+            x.copy_(other.obs[name])
+        for name in (*_ROW_FIELDS, "state"):
+            getattr(self, name).copy_(getattr(other, name))
+
 
 _ROW_FIELDS = ("first", "value", "action", "log_prob", "reward", "terminated", "valid", "advantage", "target")
 
@@ -142,9 +154,12 @@ def cut_pieces(batch: Batch, length: int, advantage: Tensor, target: Tensor) -> 
     )
 
 
-def minibatches(pieces: Pieces, count: int, generator: torch.Generator) -> Iterator[Pieces]:
-    """Shuffled minibatches; columns without a single row that counts are left out."""
-    columns = pieces.valid.any(dim=0).nonzero().squeeze(1)
+def minibatches(pieces: Pieces, count: int, generator: torch.Generator, compact: bool = True) -> Iterator[Pieces]:
+    """Shuffled minibatches; if ``compact``, columns without a single row that counts are left out."""
+    if compact:
+        columns = pieces.valid.any(dim=0).nonzero().squeeze(1)
+    else:
+        columns = torch.arange(pieces.valid.shape[1], device=pieces.valid.device)
     if count == 1 and len(columns) == pieces.valid.shape[1]:
         yield pieces  # one step over everything: the order does not matter, nothing is copied
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,22 +14,37 @@ _MOMENTS = ("target", "target_square", "error", "error_square")
 
 
 class Sums:
-    """Sums of terms as tensors, turned into numbers once at the end (one transfer from the device)."""
+    """Figures of minibatches, added up as one vector and turned into numbers when asked (one transfer)."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._total: Tensor | None = None
+        self._count = 0
 
-    def add(self, terms: Mapping[str, Tensor]) -> None:
-        for name, term in terms.items():
-            self._sums[name] = self._sums[name] + term if name in self._sums else term
+    def add(self, figures: Tensor) -> None:
+        """Add the figures ``[len(names)]`` of one minibatch."""
+        self._total = figures if self._total is None else self._total + figures
+        self._count += 1
 
-    def total(self, name: str) -> float:
-        return float(self._sums.get(name, 0.0))
+    def copy(self) -> Sums:
+        other = Sums(self._names)
+        other._total, other._count = self._total, self._count
+        return other
+
+    def since(self, before: Sums) -> dict[str, float]:
+        """Means over the minibatches that came after ``before`` was copied."""
+        part = Sums(self._names)
+        part._count = self._count - before._count
+        part._total = self._total
+        if self._total is not None and before._total is not None:
+            part._total = self._total - before._total
+        return part.means()
 
     def means(self) -> dict[str, float]:
         """Means over minibatches; the moments of targets and errors become figures of the value function."""
-        count = max(1.0, self.total("minibatches"))
-        means = {name: float(x) / count for name, x in self._sums.items() if name != "minibatches"}
+        if self._total is None or not self._count:
+            return dict.fromkeys(self._names, 0.0)
+        means = dict(zip(self._names, (self._total / self._count).tolist(), strict=True))
         if "target" in means:
             means |= _value_figures({name: means.pop(name) for name in _MOMENTS})
         return means

@@ -33,7 +33,7 @@ class Recording:
     """One batch size: inputs and outputs at fixed addresses, and the graph between them (None on a CPU)."""
 
     groups: int
-    index: Tensor  # [3, groups] int64: slot, row, group number
+    index: Tensor  # [4, groups] int64: slot, row, full slot that closes with it, group number
     first: Tensor  # [groups, L] bool
     output: Tensor  # [groups * L, components + 2] float32: action, log-probability, value
     host_index: Tensor
@@ -104,7 +104,6 @@ class GraphPolicy:
         recording = next(r for r in self._recordings if r.groups >= count)
         self._fill(recording, request, count)
         with self._on_stream():
-            self.mirror.upload(request.slots, request.rows, request.closing)
             recording.index.copy_(recording.host_index, non_blocking=True)
             recording.first.copy_(recording.host_first, non_blocking=True)
             if recording.graph is None:
@@ -118,17 +117,19 @@ class GraphPolicy:
 
     def _fill(self, recording: Recording, request: ActRequest, count: int) -> None:
         index, first = recording.host_index.numpy(), recording.host_first.numpy()
-        index[0, :count], index[1, :count], index[2, :count] = request.slots, request.rows, request.groups
-        index[:, count:] = np.array([[self.mirror.spare], [0], [self._groups]])
+        spare = self.mirror.spare
+        index[0, :count], index[1, :count], index[3, :count] = request.slots, request.rows, request.groups
+        index[2, :count] = np.where(request.closing < 0, spare, request.closing)
+        index[:, count:] = np.array([[spare], [0], [spare], [self._groups]])
         first[:count] = request.first.reshape(count, -1)
         first[count:] = True
 
     def _step(self, recording: Recording) -> None:
         """What is recorded: gather, decide, keep states, pack. Nothing here leaves the device."""
         mirror, head = self.mirror, self._model.head
-        slots, rows, groups = recording.index
+        slots, rows, closing, groups = recording.index
         lanes = mirror.layout.lanes
-        obs = mirror.rows(slots, rows)
+        obs = mirror.take(slots, rows, closing)
         numbers = (groups[:, None] * lanes + torch.arange(lanes, device=self._device)).flatten()
         before = self._states[numbers]
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
@@ -162,7 +163,7 @@ class GraphPolicy:
             own = torch.zeros(*shape, dtype=dtype, device=self._device)
             return own, torch.zeros(*shape, dtype=dtype, pin_memory=self._cuda)
 
-        index, host_index = pair(3, size, dtype=torch.int64)
+        index, host_index = pair(4, size, dtype=torch.int64)
         first, host_first = pair(size, layout.lanes, dtype=torch.bool)
         output, host_output = pair(size * layout.lanes, width, dtype=torch.float32)
         recording = Recording(size, index, first, output, host_index, host_first, host_output)

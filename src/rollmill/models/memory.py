@@ -64,6 +64,9 @@ class NoMemory(Memory):
 class RecurrentMemory(Memory):
     """GRU or LSTM of one or more layers."""
 
+    by_steps = False
+    """Unroll step by step: slower, but with the same operations whatever the data (CUDA graphs need that)."""
+
     def __init__(self, rnn: nn.GRU | nn.LSTM) -> None:
         super().__init__()
         self.rnn = rnn
@@ -92,11 +95,20 @@ class RecurrentMemory(Memory):
         return x, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def unroll(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        if self.by_steps:
+            return self._unroll_steps(x, state, first)
         state = state.masked_fill(first[0].unsqueeze(1), 0.0)
         if not bool(first[1:].any()):
             y, last = self.rnn(x, self._to_rnn(state))
             return y, self._from_rnn(last)
         return self._unroll_fragments(x, state, first)
+
+    def _unroll_steps(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = []
+        for row, begins in zip(x, first, strict=True):
+            y, state = self.step(row, state, begins)
+            outputs.append(y)
+        return torch.stack(outputs), state
 
     def _unroll_fragments(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Cut every lane at its resets and run the fragments side by side as one packed batch."""

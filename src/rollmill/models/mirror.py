@@ -1,8 +1,8 @@
 """The arena's observations on the GPU: every one crosses the bus once, for acting and for learning.
 
-The arena itself stays in host memory, where the workers write. When a row is about to be decided, its
-observations are copied into the same (slot, row) of the mirror; the learner later reads whole segments
-from there. Host memory is registered with CUDA, so that the copies run on their own, without staging.
+The arena itself stays in host memory, where the workers write. It is registered with CUDA, so that a
+kernel can read it across the bus: when a row is about to be decided, its observations are gathered from
+there, and kept in the same (slot, row) of the mirror, where the learner finds whole segments later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Mirror:
     def __init__(self, arena: Arena, device: torch.device) -> None:
         self.device = device
         self.layout = arena.layout
-        self._host = {name: torch.from_numpy(array) for name, array in arena.obs.items()}
+        self._registered: list[Array] = []
+        self._host = {name: self._device_view(name, array) for name, array in arena.obs.items()}
         self.spare = arena.slots
         """A slot that belongs to nobody, for batches that are filled up to a fixed size."""
         self.obs = {
@@ -33,26 +34,20 @@ class Mirror:
         # One row more than there are states: decisions in between put theirs there, to be forgotten.
         shape = (self.spare + 1, layout.state_rows + 1, layout.lanes, layout.state_size)
         self.state = torch.zeros(shape, device=device)
-        self._registered: list[Array] = []
-        if device.type == "cuda":
-            self._register(arena)
 
-    def upload(self, slots: Array, rows: Array, closing: Array) -> None:
-        """Copy the observations of these rows to the device, on the current stream, without waiting.
+    def take(self, slots: Tensor, rows: Tensor, closing: Tensor) -> dict[str, Tensor]:
+        """Read the observations of n rows from host memory, keep them here, and return them ``[n * L, *shape]``.
 
-        ``closing``: full slots whose last row is the same observation (-1: none); that copy stays on the device.
+        ``closing``: full slots whose last row is the same observation; the spare slot where there is none.
         """
-        triples = list(zip(slots.tolist(), rows.tolist(), closing.tolist(), strict=True))
-        for name, host in self._host.items():
-            own = self.obs[name]
-            for slot, row, full in triples:
-                own[slot, row].copy_(host[slot, row], non_blocking=True)
-                if full >= 0:
-                    own[full, -1].copy_(own[slot, row], non_blocking=True)
-
-    def rows(self, slots: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """Observations ``[n * L, *shape]`` of n rows."""
-        return {name: x[slots, rows].flatten(0, 1) for name, x in self.obs.items()}
+        found = {}
+        for name, own in self.obs.items():
+            # The spare slot has no counterpart in host memory: whatever is read for it is never used.
+            new = self._host[name][slots.clamp(max=self.spare - 1), rows]
+            own[slots, rows] = new
+            own[closing, -1] = new
+            found[name] = new.flatten(0, 1)
+        return found
 
     def keep_state(self, slots: Tensor, rows: Tensor, state: Tensor) -> None:
         """Store the recurrent states ``[n * L, S]`` before these rows, where back-propagation begins."""
@@ -67,17 +62,20 @@ class Mirror:
             fields["state"] = self.state[:, :-1]
         return {name: x[index].transpose(0, 1).flatten(1, 2) for name, x in fields.items()}
 
-    def _register(self, arena: Arena) -> None:
-        """Lock the pages of the arena's observations and tell CUDA about them."""
+    def _device_view(self, name: str, array: Array) -> Tensor:
+        """Host memory as the device sees it: on a GPU locked, registered, and read across the bus by kernels."""
+        if self.device.type != "cuda":
+            return torch.from_numpy(array)
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        for name, array in arena.obs.items():
-            result = int(cudart.cudaHostRegister(array.ctypes.data, array.nbytes, 0))
-            if result:
-                raise RollmillError(
-                    f"CUDA cannot lock the shared memory of {name!r} ({array.nbytes / 1e6:.0f} MB, error {result}); "
-                    "lower sampling.envs_per_worker or raise the limit of locked memory (ulimit -l)"
-                )
-            self._registered.append(array)
+        mapped = 2
+        result = int(cudart.cudaHostRegister(array.ctypes.data, array.nbytes, mapped))
+        if result:
+            raise RollmillError(
+                f"CUDA cannot lock the shared memory of {name!r} ({array.nbytes / 1e6:.0f} MB, error {result}); "
+                "lower sampling.envs_per_worker or raise the limit of locked memory (ulimit -l)"
+            )
+        self._registered.append(array)
+        return torch.as_tensor(_DeviceArray(array), device=self.device)
 
     def close(self) -> None:
         """Unlock the host memory; it must not be freed before."""
@@ -87,3 +85,16 @@ class Mirror:
             for array in self._registered:
                 cudart.cudaHostUnregister(array.ctypes.data)
             self._registered.clear()
+
+
+class _DeviceArray:
+    """Names an array's address to torch as device memory (with unified addressing both are the same)."""
+
+    def __init__(self, array: Array) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (array.ctypes.data, False),
+            "strides": None,
+            "version": 3,
+        }

@@ -51,8 +51,7 @@ class TorchPolicy:
         self._deterministic = deterministic
         self._autocast = autocast
         self.state_size = model.state_size
-        self.version = -1
-        self.refresh()
+        self.version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
 
     def refresh(self) -> int:
         if self._board.version != self.version:

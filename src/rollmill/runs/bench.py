@@ -37,6 +37,7 @@ from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 
 KINDS = ("sim", "sample", "policy", "train", "bound")
 WARM_UP_SECONDS = 2.0
+WARM_UP_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def bench_sampling(
 ) -> Measurement:
     """Workers, slots and inference without a learner: finished segments are thrown away."""
     with _sampler(config, spec, environment, network) as sampler:
-        _run_rounds(sampler, WARM_UP_SECONDS, at_least=sampler.plan.groups)
+        while sampler.box.done.min() < WARM_UP_STEPS:  # some simulators start much later than others
+            _run_rounds(sampler, WARM_UP_SECONDS)
         frames, envs, waits = sampler.inference.frames, sampler.box.seconds_env.copy(), sampler.box.seconds_wait.copy()
         busy = sampler.seconds_answer
         took = _run_rounds(sampler, seconds)
@@ -177,12 +179,11 @@ def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str],
         sampler.stop()
 
 
-def _run_rounds(sampler: Sampler, seconds: float, at_least: int = 0) -> float:
-    """Rounds for so many seconds, and until so many groups were answered; returns the seconds it took."""
+def _run_rounds(sampler: Sampler, seconds: float) -> float:
+    """Rounds for so many seconds; returns the seconds it took."""
     begun = time.perf_counter()
-    answered = 0
-    while (now := time.perf_counter()) < begun + seconds or answered < at_least:
-        answered += sampler.round()
+    while (now := time.perf_counter()) < begun + seconds:
+        sampler.round()
         while (slots := sampler.take(1, timeout=0)) is not None:
             sampler.release(slots)
         sampler.episodes.clear()
@@ -203,6 +204,8 @@ class _Stopwatch(Observer):
     def on_training_step(self, run: Any, iteration: int) -> None:
         now = time.perf_counter()
         self._started = self._started or now
+        if not self._marks and run.parts.sampler.box.done.min() < WARM_UP_STEPS:
+            self._started = now  # some simulators start much later than others
         if now < self._started + WARM_UP_SECONDS:
             return
         if not self._marks:

@@ -284,7 +284,8 @@ class OnlineRun:
         """Whether the saved rows and envs fit this run; if not, it goes on with fresh episodes."""
         old, new = state["config"], to_dict(self.config)
         return (
-            old["sampling"] == new["sampling"]
+            old["run"]["seed"] == new["run"]["seed"]
+            and old["sampling"] == new["sampling"]
             and old["env"] == new["env"]
             and old["learning"]["recurrence"] == new["learning"]["recurrence"]
             and len(state["sampler"]["held"]) == self.parts.sampler.plan.groups  # workers=0 is a matter of the machine

@@ -1,0 +1,173 @@
+"""One optimizer step in two halves: gradients of a minibatch, then their application.
+
+Between the halves the learner looks at the gradient norm, so that a NaN never reaches the weights.
+``Step`` runs kernel by kernel. ``GraphStep`` records each half as a CUDA graph after a few steps: the
+launches then cost no interpreter time, which acting needs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rollmill.core.fields import MASK_FIELD
+from rollmill.learning.batch import Pieces, micro_batches
+from rollmill.learning.figures import value_moments
+from rollmill.learning.losses import approximate_kl, clip_fraction, masked_mean, ppo_policy_loss, value_loss
+from rollmill.learning.normalise import normalise_advantages
+from rollmill.learning.settings import LearningSettings
+from rollmill.learning.targets import vtrace
+from rollmill.models.actor_critic import ActorCritic
+from rollmill.models.memory import RecurrentMemory
+
+FIGURES = (
+    *("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "ratio_deviation", "value_mean"),
+    *("target", "target_square", "error", "error_square", "grad_norm"),
+)
+"""What ``gradients`` returns, in this order."""
+
+
+class Step:
+    """Loss, gradients and update of one minibatch."""
+
+    compact = True
+    """Whether minibatches may leave out columns without a row that counts (then their size varies)."""
+
+    def __init__(self, model: ActorCritic, optimizer: torch.optim.Optimizer, settings: LearningSettings) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.settings = settings
+        self.device = next(model.parameters()).device
+        self.entropy_weight = torch.zeros((), device=self.device)
+        """Weight of the exploration term; a tensor, because it changes while graphs do not."""
+
+    def gradients(self, minibatch: Pieces) -> Tensor:
+        """Gradients of a minibatch, added up over micro-batches and clipped; returns ``FIGURES`` as ``[n]``."""
+        self.optimizer.zero_grad(set_to_none=True)
+        rows = minibatch.valid.sum().clamp(min=1)
+        total: Tensor | None = None
+        for pieces in micro_batches(minibatch, self.settings.micro_batch):
+            terms = self.losses(pieces)
+            share = pieces.valid.sum() / rows
+            torch.autograd.backward(terms["loss"] * share)
+            figures = torch.stack([terms[name].detach().double() for name in FIGURES[:-1]]) * share
+            total = figures if total is None else total + figures
+        assert total is not None, "a minibatch has at least one piece"
+        return torch.cat([total, self._clip_gradients().detach().double()[None]])
+
+    def apply(self) -> None:
+        """Let the optimizer use the gradients."""
+        self.optimizer.step()
+
+    def losses(self, pieces: Pieces) -> dict[str, Tensor]:
+        """All loss terms and figures of some pieces, each a mean over the rows that count."""
+        s, head, valid = self.settings, self.model.head, pieces.valid
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=s.precision == "bfloat16", cache_enabled=self.compact
+        ):
+            output = self.model.unroll(pieces.obs, pieces.first, pieces.state)
+        steps = pieces.reward.shape[0]
+        params, values = output.params[:steps].float(), output.value.float()
+        mask = pieces.obs[MASK_FIELD][:steps] if MASK_FIELD in pieces.obs else None
+        log_ratio = head.log_prob(params, pieces.action, mask) - pieces.log_prob
+        log_ratio = torch.where(valid, log_ratio, 0.0)
+        advantage, target = self._targets(pieces, log_ratio, values)
+        entropy = head.entropy(params, mask)
+        explore = entropy if s.exploration == "entropy" else -head.symmetric_kl_uniform(params, mask)
+        policy = masked_mean(ppo_policy_loss(log_ratio, advantage, s.clip), valid)
+        value = masked_mean(self._value_loss(values[:steps], pieces.value[:steps], target), valid)
+        loss = policy + s.value_coefficient * value - self.entropy_weight * masked_mean(explore, valid)
+        predicted = self.model.denormalise(values[:steps].detach())
+        log_ratio = log_ratio.detach()
+        return {
+            "loss": loss,
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": masked_mean(entropy, valid),
+            "kl": approximate_kl(log_ratio, valid),
+            "clip_fraction": clip_fraction(log_ratio, s.clip, valid),
+            "ratio_deviation": masked_mean((log_ratio.exp() - 1).abs(), valid),
+            "value_mean": masked_mean(predicted, valid),
+            **value_moments(predicted, target, valid),
+        }
+
+    def _targets(self, pieces: Pieces, log_ratio: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(advantages, value targets in units of the return) of some pieces."""
+        s = self.settings
+        if s.targets == "gae":
+            return pieces.advantage, pieces.target
+        current = self.model.denormalise(values.detach())
+        advantage, target = vtrace(
+            log_ratio.detach(),
+            pieces.reward,
+            current,
+            pieces.terminated,
+            pieces.valid,
+            s.gamma,
+            s.lam,
+            s.rho_bar,
+            s.c_bar,
+        )
+        if s.normalize_returns:
+            self.model.return_moments.update(target, pieces.valid)
+        if s.normalize_advantages:
+            advantage = normalise_advantages(advantage, pieces.valid)
+        return advantage, target
+
+    def _value_loss(self, values: Tensor, old: Tensor, target: Tensor) -> Tensor:
+        model = self.model
+        clip = self.settings.value_clip or None
+        return value_loss(values, model.normalise(old), model.normalise(target), clip)
+
+    def _clip_gradients(self) -> Tensor:
+        limit = self.settings.max_grad_norm or math.inf
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+
+class GraphStep(Step):
+    """The same two halves as CUDA graphs. Batches must keep their shapes; the first ones run plainly."""
+
+    compact = False
+    WARM_UP = 3
+    """Plain steps before recording: the optimizer builds its state, libraries choose their algorithms."""
+
+    def __init__(self, model: ActorCritic, optimizer: torch.optim.Optimizer, settings: LearningSettings) -> None:
+        super().__init__(model, optimizer, settings)
+        for module in model.modules():
+            if isinstance(module, RecurrentMemory):
+                module.by_steps = True  # packing fragments needs the host to look at the data
+        self._plain_steps = 0
+        self._inputs: Pieces | None = None
+        self._figures: Tensor | None = None
+        self._backward = torch.cuda.CUDAGraph()
+        self._update = torch.cuda.CUDAGraph()
+
+    def gradients(self, minibatch: Pieces) -> Tensor:
+        if self._plain_steps < self.WARM_UP:
+            self._plain_steps += 1
+            return super().gradients(minibatch)
+        if self._inputs is None:
+            self._record(minibatch)
+        assert self._inputs is not None
+        assert self._figures is not None
+        self._inputs.copy_(minibatch)
+        self._backward.replay()
+        return self._figures.clone()
+
+    def apply(self) -> None:
+        if self._inputs is None:
+            super().apply()
+        else:
+            self._update.replay()
+
+    def _record(self, example: Pieces) -> None:
+        """Recording runs nothing: weights, optimizer and moments stay as they are."""
+        self._inputs = example.clone()
+        torch.cuda.synchronize(self.device)
+        # thread_local: the sampler's thread goes on acting on this GPU meanwhile.
+        with torch.cuda.graph(self._backward, capture_error_mode="thread_local"):
+            self._figures = super().gradients(self._inputs)
+        with torch.cuda.graph(self._update, capture_error_mode="thread_local"):
+            super().apply()
