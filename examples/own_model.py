@@ -1,0 +1,65 @@
+"""An encoder of your own: rollmill adds the memory, the policy head and the value head behind it.
+
+    python examples/own_model.py
+    python examples/own_model.py model.custom_args.cells=3 model.memory=gru
+
+From the command line: ``rollmill train env=toy_image model.custom=examples/own_model.py:Patches``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch import Tensor, nn
+
+from rollmill.core.config import load_config
+from rollmill.core.fields import EnvSpec
+from rollmill.models.encoders import CustomEncoder, Observations
+from rollmill.models.settings import ModelSettings
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.train import Request, train
+
+
+class Patches(CustomEncoder):
+    """Reads a picture as ``cells`` x ``cells`` mean colours, then through one layer of ``width`` units."""
+
+    def __init__(self, spec: EnvSpec, settings: ModelSettings, cells: int = 2, width: int = 32) -> None:
+        super().__init__()
+        picture = next(field for field in spec.inputs if field.is_image)
+        self.name = picture.name
+        channels = picture.shape[2]  # pictures arrive as they are stored: uint8 [n, H, W, C]
+        self.pool = nn.AdaptiveAvgPool2d(cells)
+        self.layer = nn.Sequential(nn.Flatten(), nn.Linear(channels * cells**2, width), nn.Tanh())
+        self.output_size = width
+
+    def forward(self, obs: Observations) -> Tensor:
+        """Features ``[n, width]`` of pictures ``[n, H, W, C]``."""
+        picture = obs[self.name].permute(0, 3, 1, 2).float() / 255
+        features: Tensor = self.layer(self.pool(picture))
+        return features
+
+
+SETTINGS = (
+    "env=toy_image",
+    f"model.custom={__file__}:Patches",
+    "sampling.mode=sync",
+    "sampling.workers=1",
+    "sampling.rollout=16",
+    "learning.batch_size=512",
+    "learning.minibatches=4",
+    "learning.epochs=2",
+    "learning.learning_rate=3e-3",
+    "stop.frames=20_000",
+    "run.experiment=examples",
+    "run.name=own_model",
+)
+
+
+def main(overrides: list[str]) -> None:
+    config = load_config(TrainConfig, [], [*SETTINGS, *overrides])
+    outcome = train(config, Request(mode="overwrite", console="plain"))
+    print(f"{outcome.state} after {outcome.frames} frames, mean return {outcome.mean_return:.3f}, {outcome.folder}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

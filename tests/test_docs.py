@@ -1,0 +1,278 @@
+"""Keeps the documentation true: keys, metrics, commands, code, links and named tests are checked against the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.cli.main import VERBS, split_overrides
+from rollmill.core.config import describe, load_config
+from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.envs.batch import random_actions
+from rollmill.envs.make import NAMED, make_env
+from rollmill.envs.settings import EnvSettings
+from rollmill.runs.observers import Observer
+from rollmill.runs.settings import TrainConfig, check
+from rollmill.runs.train import Request, train
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
+KEYS = {info.key: info for info in describe(TrainConfig)}
+BLOCKS = {key.partition(".")[0] for key in KEYS}
+FREE = tuple(key + "." for key, info in KEYS.items() if info.type == "mapping")
+"""Beginnings of keys below a free mapping: ``env.args.`` and ``model.custom_args.``."""
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def prose_of(page: Path) -> str:
+    """A page without its code blocks."""
+    return "".join(text for language, text in pieces_of(page) if language is None)
+
+
+def code_blocks(language: str) -> list[tuple[Path, str]]:
+    """(page, code) of all blocks in this language; an empty one for plain blocks."""
+    return [(page, text) for page in PAGES for found, text in pieces_of(page) if found == language]
+
+
+def pieces_of(page: Path) -> Iterator[tuple[str | None, str]]:
+    """The page cut at its fences: (language of the block, its text), None for the prose between."""
+    language: str | None = None
+    lines: list[str] = []
+    for line in text_of(page).splitlines(keepends=True):
+        if line.startswith("```"):
+            yield language, "".join(lines)
+            language = line.strip("`\n") if language is None else None
+            lines = []
+        else:
+            lines.append(line)
+    assert language is None, f"{page}: a code block is not closed"
+    yield None, "".join(lines)
+
+
+def table_rows(page: Path) -> list[list[str]]:
+    """Cells of all table rows, heads and rules left out."""
+    lines = [line for line in prose_of(page).splitlines() if line.startswith("| ") and line.endswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def is_key(text: str) -> bool:
+    return text in KEYS or text in BLOCKS or text.startswith(FREE)
+
+
+# -- configuration ------------------------------------------------------------------------------------
+
+
+def load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_all_keys_is_up_to_date() -> None:
+    tool = load_tool("config_keys")
+    assert text_of(tool.PAGE) == tool.page(), "run: python tools/config_keys.py"
+
+
+def test_every_key_has_an_explanation() -> None:
+    assert [key for key, info in KEYS.items() if not info.doc] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_keys_in_the_text_exist(page: Path) -> None:
+    words = re.findall(r"`([a-z]+\.[a-z_.]+)(?:=[^`]*)?`", prose_of(page))
+    keys = [word for word in words if word.partition(".")[0] in BLOCKS and not word.endswith((".py", ".md"))]
+    # ``run.parts...`` is an attribute of a run in progress, not a setting.
+    keys = [key for key in keys if not key.startswith("run.parts.")]
+    assert [key for key in keys if not is_key(key)] == []
+
+
+def test_keys_named_for_other_tools_exist() -> None:
+    targets = [cell for _, cell, *_ in table_rows(DOCS / "from_sample_factory.md")[1:]]
+    words = [word for cell in targets for word in re.findall(r"`([^`]+)`", cell)]
+    assert len(words) > 50, "the tables were read"
+    flags = {flag for verb in ("train", "eval") for flag in flags_of(verb)}
+    unknown = [w for w in words if not (w in flags if w.startswith("--") else is_key(w.partition("=")[0]))]
+    assert unknown == []
+    load_config(TrainConfig, [], [word for word in words if "=" in word])
+
+
+# -- commands and code --------------------------------------------------------------------------------
+
+
+def flags_of(verb: str) -> set[str]:
+    module, _, name = VERBS[verb][0].partition(":")
+    function = getattr(__import__(module, fromlist=[name]), name)
+    names = inspect.signature(function).parameters
+    return {"--help", "-f", *(f"--{parameter.rstrip('_').replace('_', '-')}" for parameter in names)}
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every ``rollmill`` command of the pages as (page, words after ``rollmill``)."""
+    found = []
+    for page, block in code_blocks(""):
+        for line in block.replace("\\\n", " ").splitlines():
+            command = re.search(r"(?:^|\s)(?:rollmill|-m rollmill\.cli\.main) (.*)", line.partition("#")[0])
+            if command and "KEY=VALUE" not in line:
+                found.append((page.name, command.group(1)))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(commands())), ids=lambda text: text[:60])
+def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
+    words = shlex.split(re.sub(r"[>&|].*", "", command))
+    if words[0].startswith("-"):
+        return
+    verb, *rest = words
+    assert verb in VERBS
+    rest, overrides = split_overrides(rest)
+    assert {word for word in rest if word.startswith("-")} <= flags_of(verb)
+    if verb in ("train", "bench"):
+        files = [ROOT / after for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
+        config = load_config(TrainConfig, files, overrides)
+        if ":" not in config.env.id:
+            check(config)
+    elif verb == "config":
+        assert all(word in BLOCKS or word in KEYS for word in rest)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(commands()) > 15
+
+
+def block_ids() -> list[str]:
+    return [f"{page.stem}-{i}" for i, (page, _) in enumerate(code_blocks("python"))]
+
+
+@pytest.mark.parametrize(("page", "block"), code_blocks("python"), ids=block_ids())
+def test_python_code_runs(page: Path, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "from_the_docs.py"
+    file.write_text(block, encoding="utf-8")
+    names: dict[str, object] = {"__name__": "from_the_docs"}
+    exec(compile(block, str(file), "exec"), names)
+    for node in ast.parse(block).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            try_out(names[node.name], f"{file}:{node.name}")
+
+
+def try_out(found: object, name: str) -> None:
+    """Use what a page defines the way a run would."""
+    from torch import nn
+
+    from rollmill.models.actor_critic import build_model
+    from rollmill.models.settings import ModelSettings
+
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        spec = EnvSpec("docs", (Field("obs", "float32", (4,)),), ActionSpec("discrete", nvec=(2,), start=(0,)))
+        build_model(spec, ModelSettings(custom=name))
+    elif getattr(found, "__name__", "") == "make" or hasattr(found, "reset"):
+        play(name)
+
+
+def play(name: str) -> None:
+    env = make_env(EnvSettings(id=name))
+    obs = {field.name: np.zeros((env.spec.agents, *field.shape), field.dtype) for field in env.spec.observation}
+    env.reset(1, obs)
+    for _ in range(3):
+        env.step(random_actions(env.spec, np.random.default_rng(0), obs, env.spec.agents), obs)
+    env.close()
+
+
+def test_every_built_in_environment_is_described() -> None:
+    text = text_of(DOCS / "environments.md")
+    assert [name for name in NAMED if f"`{name}`" not in text] == []
+
+
+def test_every_verb_is_mentioned() -> None:
+    assert [verb for verb in VERBS if f"`{verb}`" not in text_of(DOCS / "index.md")] == []
+
+
+def test_every_hook_of_an_observer_is_described() -> None:
+    hooks = [name for name in vars(Observer) if not name.startswith("_")]
+    rows = " ".join(cells[0] for cells in table_rows(DOCS / "training.md"))
+    assert [hook for hook in hooks if f"`{hook}(" not in rows] == []
+
+
+# -- metrics ------------------------------------------------------------------------------------------
+
+
+def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_path: Path) -> None:
+    words = "env=toy_target sampling.mode=serial sampling.workers=1 sampling.envs_per_worker=4 sampling.rollout=16"
+    words += " learning.batch_size=64 stop.batches=4 report.every_frames=64 report.tensorboard=false"
+    config = load_config(TrainConfig, [], [*words.split(), f"run.dir={tmp_path}"])
+    train(config, Request(console="off"))
+    rows = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
+    logged = set().union(*rows)
+    first_cells = [cells[0] for cells in table_rows(DOCS / "metrics.md")]
+    explained = [name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(explained) == len(set(explained))
+    assert set(explained) == logged
+
+
+# -- reliability --------------------------------------------------------------------------------------
+
+
+def test_every_test_named_for_a_fault_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text_of(DOCS / "reliability.md"))
+    assert len(named) > 30, "the tables were read"
+    missing = [f"{file}::{name}" for file, name in named if name not in functions_of(ROOT / "tests" / file)]
+    assert missing == []
+
+
+def functions_of(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    return {node.name for node in ast.walk(ast.parse(text_of(path))) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_fault_names_a_test() -> None:
+    rows = [cells for cells in table_rows(DOCS / "reliability.md") if cells[-1] not in ("tests", "---")]
+    assert [cells[0] for cells in rows if "::" not in cells[-1]] == []
+
+
+# -- the pages as a whole -----------------------------------------------------------------------------
+
+
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_outside_the_pages_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)", text_of(ROOT / name))
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_files_named_in_the_text_exist() -> None:
+    folders = ("examples", "configs", "benchmarks", "tools", "tests", "docs")
+    pattern = re.compile(rf"(?<![\w/])((?:{'|'.join(folders)})/[\w/.-]*\w\.\w+)")
+    named = {name for page in PAGES for name in pattern.findall(text_of(page))}
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_versions_agree() -> None:
+    assert re.search(rf"^version: {re.escape(rollmill.__version__)}$", text_of(ROOT / "CITATION.cff"), re.MULTILINE)
+    assert f"## [{rollmill.__version__}]" in text_of(ROOT / "CHANGELOG.md")
