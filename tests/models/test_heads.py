@@ -10,7 +10,7 @@ from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import ActionSpec
-from rollmill.models.heads import ActionHead, build_head, check_mask
+from rollmill.models.heads import ActionHead, build_head
 from rollmill.models.settings import ModelSettings
 
 DISCRETE = ActionSpec("discrete", nvec=(4,), start=(0,))
@@ -200,24 +200,6 @@ def test_first_actions_are_nearly_uniform():
 
 
 # -------------------------------------------------------------------------------------------- masks
-
-
-@pytest.mark.parametrize(
-    ("spec", "mask", "words"),
-    [
-        (DISCRETE, [[1, 0, 0, 0], [0, 0, 0, 0]], "row 1 forbids all 4 choices of action component 0"),
-        (EQUAL, [[1, 0, 0, 0, 0, 0]], "row 0 forbids all 3 choices of action component 1"),
-        (DISCRETE, [[1, 1, 1]], r"shape \(1, 3\), expected \[rows, 4\]"),
-        (CONTINUOUS, [[1, 1, 1]], "continuous"),
-    ],
-)
-def test_impossible_masks_are_named(spec, mask, words):
-    with pytest.raises(EnvError, match=words):
-        check_mask(torch.tensor(mask), spec)
-
-
-def test_good_masks_pass():
-    check_mask(random_mask(UNEQUAL, (8,), 0), UNEQUAL)
 
 
 # ----------------------------------------------------------------------------------------- gaussian

@@ -26,7 +26,6 @@ from rollmill.monitor.metrics import Progress
 LOG = logging.getLogger("rollmill")
 METRICS = {
     "speed/frames_per_s": 24_133.0,
-    "speed/of_simulation": 0.914,
     "episode/return": 12.345,
     "episode/length": 523.2,
     "learner/policy_lag": 1.23,
@@ -133,11 +132,11 @@ def test_the_panel_reads_well_at_80_columns(tmp_path: Path, clock: FakeClock) ->
     assert text[0] == "health / seed1"
     assert text[1].startswith("12.3M of 100M frames (12 %) ━━")
     assert text[3:8] == [
-        "frames/s 24.1K entropy 1.234",
-        "of simulation 91 % KL 0.004320",
+        "frames/s 24.1K KL 0.004320",
         "return 12.35 explained var. 0.8700",
         "length 523.2 time 1 h 02 min",
         "policy lag 1.230 time left 1 h 01 min",
+        "entropy 1.234",
     ]
     assert text[8].startswith("disk used 12.3 KB disk free ")
     assert text[9] == "warnings (1)"
@@ -273,7 +272,7 @@ def test_elsewhere_there_are_log_lines_at_most_every_few_seconds(
     sink.close()
     assert len(caplog.messages) == 4
     assert caplog.messages[-1] == (
-        "24.0M of 100M frames (24 %) | frames/s 24.1K | of simulation 91 % | return 12.35 | length 523.2 | "
+        "24.0M of 100M frames (24 %) | frames/s 24.1K | return 12.35 | length 523.2 | "
         "policy lag 1.230 | entropy 1.234 | KL 0.004320 | explained var. 0.8700 | left 52 min 29 s"
     )
     output = quiet.file

@@ -7,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from rollmill.cli.options import Configs, Json
+from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.runs.bench import KINDS, Measurement, load_of_others
@@ -41,7 +41,8 @@ def bench(
         raise ConfigError("--seconds must be positive")
     settings = load_config(TrainConfig, config, overrides)
     others = load_of_others()
-    results = run_bench(settings, KINDS if kind == "all" else (kind,), seconds)
+    with keep_stdout(json_):
+        results = run_bench(settings, KINDS if kind == "all" else (kind,), seconds)
     if json_:
         rows = {name: result.to_dict() for name, result in results.items()}
         print(json.dumps({"env": settings.env.id, "busy_cores_before": others, **rows}))

@@ -51,7 +51,7 @@ def config(prefix: tyro.conf.Positional[str] = "", /, json_: Json = False) -> in
     found = [key for key in keys if key.key == prefix or key.key.startswith(f"{prefix}." if prefix else "")]
     if not found:
         names = [key.key for key in keys] + [key.key.partition(".")[0] for key in keys]
-        raise ConfigError(f"no key {prefix!r}; {nearest(prefix, names)}")
+        raise ConfigError(f"no key {prefix!r}; {nearest(prefix, names) or '`rollmill config` lists them all'}")
     if json_:
         print(json.dumps([asdict(key) for key in found], default=str))
         return 0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import re
+import select
 import sys
 from collections.abc import Callable, Sequence
 
@@ -32,7 +34,19 @@ _TAKES_PATH = ("-f", "--config", "--restore")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
+        return 141
+
+
+def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
@@ -67,8 +81,13 @@ def _run(verb: str, words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"rollmill {verb}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
-        return 141
+
+
+def _reader_is_gone() -> bool:
+    """Whether whoever read our output (head, less) has ended; any other broken pipe is a failure."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

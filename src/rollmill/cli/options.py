@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,3 +15,8 @@ Configs = Annotated[
 """YAML files, one per flag."""
 
 Json = Annotated[bool, tyro.conf.arg(name="json")]
+
+
+def keep_stdout(for_json: bool) -> contextlib.AbstractContextManager[object]:
+    """With --json, what an env prints inside this process (serial mode) goes to stderr: stdout is for the JSON."""
+    return contextlib.redirect_stdout(sys.stderr) if for_json else contextlib.nullcontext()

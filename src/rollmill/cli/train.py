@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from rollmill.cli.options import Configs, Json
+from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
@@ -45,7 +45,8 @@ def train(
     if not json_:
         print(dump_yaml(settings), flush=True)
     request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto")
-    outcome = run_training(settings, request)
+    with keep_stdout(json_):
+        outcome = run_training(settings, request)
     _print(outcome, json_)
     return outcome.exit_code
 

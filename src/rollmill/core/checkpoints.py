@@ -113,7 +113,7 @@ class Checkpoints:
         """Load the newest checkpoint or raise; never takes an older one by itself."""
         found = self.list()
         if not found:
-            raise CheckpointError(f"{self.folder}: no checkpoint to continue from")
+            raise CheckpointError(f"{self.folder}: no checkpoint to continue from yet; to start again: --overwrite")
         newest, *older = reversed(found)
         try:
             return load_checkpoint(newest.path)

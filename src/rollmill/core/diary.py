@@ -66,7 +66,7 @@ class Diary:
         return cls(path, content)
 
     def set_parent(self, checkpoint: Path, frames: int, checksum: str, difference: Mapping[str, Sequence[Any]]) -> None:
-        """Record the checkpoint this run was born from and what was changed (see ``config_difference``)."""
+        """Record the checkpoint this run was born from and what was changed, ``{key: (old, new)}``."""
         self.content["parent"] = {
             "checkpoint": str(checkpoint),
             "frames": frames,
@@ -168,31 +168,6 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
-
-
-def config_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What changed between two nested configurations: ``{"a.b": [old, new]}``; absent values are named so."""
-    before, after = _flat(old, ""), _flat(new, "")
-    return {
-        key: [_plain(before.get(key, _MISSING)), _plain(after.get(key, _MISSING))]
-        for key in sorted(before.keys() | after.keys())
-        if key not in before or key not in after or not _same(before[key], after[key])
-    }
-
-
-def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _same(a: Any, b: Any) -> bool:
-    # Compared as they are written: a tuple in memory equals the list it was read from, NaN equals NaN.
-    return json.dumps(_plain(a)) == json.dumps(_plain(b))
 
 
 def _plain(value: Any) -> Any:

@@ -7,8 +7,9 @@ built again and reset within limits; its row is marked not valid and the fault i
 
 from __future__ import annotations
 
+import bdb
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -110,8 +111,12 @@ class EnvBatch:
         self._float_fields = [f.name for f in self.spec.observation if f.is_float]
         nvec = np.asarray(self.spec.action.nvec, np.int64)
         self._mask_starts = np.cumsum(nvec) - nvec  # where each action component begins in a mask
-        for i in range(count):
-            self._build(i)
+        try:
+            for i in range(count):
+                self._build(i)
+        except BaseException:
+            self.close()  # nobody else knows of those that stand
+            raise
 
     @property
     def envs(self) -> range:
@@ -133,7 +138,7 @@ class EnvBatch:
 
     def step(self, actions: Array, out: StepOut) -> None:
         self._open_row(out)
-        over: Array = self._ended.reshape(-1, self.agents).all(axis=1)
+        over: Array = np.logical_and.reduce(self._ended.reshape(-1, self.agents), axis=1)
         for i, (lanes, ended) in enumerate(zip(self._slices, over.tolist(), strict=True)):
             if ended:
                 out.valid[lanes] = False
@@ -159,9 +164,14 @@ class EnvBatch:
         setup.watch.enter(setup.envs[i], STEP, int(self._episode[i]), int(self._steps[lanes.start]))
         try:
             reward, terminated, truncated, info = self._env(i).step(action, self._views(lanes, out))
+            if terminated is None or truncated is None:  # numpy would take it for False
+                raise ValueError(f"terminated is {terminated} and truncated is {truncated}, expected true or false")
             out.reward[lanes] = reward
             out.terminated[lanes] = terminated
             out.truncated[lanes] = truncated
+            stats = _own_statistics(info) if info else {}
+        except bdb.BdbQuit:  # leaving the debugger ends the run, it is no fault
+            raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises is that env's fault
             self._recover(i, STEP, error, out)
             return False
@@ -169,8 +179,8 @@ class EnvBatch:
             setup.watch.leave()
         if waiting is not None and waiting.any():
             self._silence(lanes, waiting, out)
-        if info and (extra := info.get("episode_stats")):
-            setup.on_episode(setup.envs[i] * self.agents, int(self._episode[i]), extra)
+        if stats:
+            setup.on_episode(setup.envs[i] * self.agents, int(self._episode[i]), stats)
         return True
 
     def _begin_episode(self, i: int, out: StepOut) -> None:
@@ -186,6 +196,8 @@ class EnvBatch:
             try:
                 self._env(i).reset(self._episode_seed(i), self._views(lanes, out))
                 self._check_observation(lanes, out)
+            except bdb.BdbQuit:
+                raise
             except Exception as error:  # noqa: BLE001 - as above
                 self._note_fault(i, RESET, error)
                 self._close_env(i)
@@ -212,13 +224,15 @@ class EnvBatch:
         while True:
             self._setup.watch.enter(self._setup.envs[i], MAKE, self._episode_number(i), 0)
             try:
-                env = self._setup.make(self._setup.envs[i])
+                env = self._envs[i] = self._setup.make(self._setup.envs[i])
                 if env.spec != self.spec:
                     raise ValueError(f"this instance promises {env.spec}, the run was set up for {self.spec}")
-                self._envs[i] = env
                 return
+            except bdb.BdbQuit:
+                raise
             except Exception as error:  # noqa: BLE001 - as above
                 self._note_fault(i, MAKE, error)
+                self._close_env(i)
             finally:
                 self._setup.watch.leave()
 
@@ -421,6 +435,11 @@ class EnvBatch:
 
     def _episode_seed(self, i: int) -> int:
         return self._branch(i).branch("episode", self._episode_number(i)).integer()
+
+
+def _own_statistics(info: Mapping[str, Any]) -> dict[str, float]:
+    """What an env says about an ended episode, as plain numbers: they may have to travel."""
+    return {str(name): float(value) for name, value in (info.get("episode_stats") or {}).items()}
 
 
 def random_actions(spec: EnvSpec, rng: np.random.Generator, obs: Obs, lanes: int) -> Array:

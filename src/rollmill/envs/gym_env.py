@@ -8,9 +8,9 @@ import gymnasium as gym
 import numpy as np
 
 from rollmill.core.errors import ConfigError
-from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
+from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
-from rollmill.envs.spaces import action_layout, mask_field, observation_layout
+from rollmill.envs.spaces import Writer, action_layout, box_writer, mask_field, observation_layout
 
 
 class GymEnv:
@@ -24,15 +24,12 @@ class GymEnv:
         self.env = env
         fields, self._write = observation_layout(env.observation_space)
         action, self._to_env = action_layout(env.action_space)
-        self._mask_in_info = mask_in_info
+        self._write_info_mask: Writer | None = None
         if mask_in_info:
-            fields = (*fields, mask_field(action))
-        self.spec = EnvSpec(
-            name=name,
-            observation=fields,
-            action=action,
-            frames_per_step=int(getattr(env, "frames_per_step", 1)),
-        )
+            fields, self._write_info_mask = _add_mask(name, fields, action)
+        # Wrappers hide the attributes of what they wrap, and gymnasium.make always wraps.
+        frames = env.get_wrapper_attr("frames_per_step") if env.has_wrapper_attr("frames_per_step") else 1
+        self.spec = EnvSpec(name=name, observation=fields, action=action, frames_per_step=int(frames))
         self._check_mask_shape()
 
     def reset(self, seed: int, obs: Obs) -> None:
@@ -40,8 +37,8 @@ class GymEnv:
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValueError(f"reset() returned {type(answer).__name__}, expected (observation, info)")
         self._write(answer[0], obs, 0)
-        if self._mask_in_info:
-            self._write_mask(answer[1], obs)
+        if self._write_info_mask is not None:
+            self._write_info_mask(_mask_of(answer[1]), obs, 0)
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
         answer = self.env.step(self._to_env(action[0]))
@@ -51,8 +48,8 @@ class GymEnv:
             )
         value, reward, terminated, truncated, info = answer
         self._write(value, obs, 0)
-        if self._mask_in_info:
-            self._write_mask(info, obs)
+        if self._write_info_mask is not None:
+            self._write_info_mask(_mask_of(info), obs, 0)
         return reward, terminated, truncated, info
 
     def render(self) -> Array | None:
@@ -62,11 +59,6 @@ class GymEnv:
     def close(self) -> None:
         self.env.close()
 
-    def _write_mask(self, info: dict[str, Any], obs: Obs) -> None:
-        if MASK_FIELD not in info:
-            raise ValueError(f'info has no "{MASK_FIELD}" although env.mask_in_info is set')
-        obs[MASK_FIELD][0] = info[MASK_FIELD]
-
     def _check_mask_shape(self) -> None:
         for field in self.spec.observation:
             if field.name == MASK_FIELD and field.shape != mask_field(self.spec.action).shape:
@@ -74,3 +66,16 @@ class GymEnv:
                     f"{self.spec.name}: the action mask has shape {field.shape}, "
                     f"the action space needs ({self.spec.action.mask_size},)"
                 )
+
+
+def _add_mask(name: str, fields: tuple[Field, ...], action: ActionSpec) -> tuple[tuple[Field, ...], Writer]:
+    if any(field.name == MASK_FIELD for field in fields):
+        raise ConfigError(f"{name} has its action mask in the observation; set env.mask_in_info=false")
+    mask = mask_field(action)
+    return (*fields, mask), box_writer(mask)
+
+
+def _mask_of(info: dict[str, Any]) -> Any:
+    if MASK_FIELD not in info:
+        raise ValueError(f'info has no "{MASK_FIELD}" although env.mask_in_info is set')
+    return info[MASK_FIELD]

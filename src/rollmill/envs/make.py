@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
+from rollmill.core.fields import MASK_FIELD, EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
@@ -47,6 +48,10 @@ NAMED: dict[str, Entry] = {
 }
 
 
+PORT_STRIDE = 1000
+"""Ports between two tries of one instance: the tries of as many instances never meet."""
+
+
 @dataclass(frozen=True)
 class EnvInstance:
     """Which of the run's parallel environments this is; handed to constructors that ask for ``instance``."""
@@ -55,15 +60,17 @@ class EnvInstance:
     worker: int = 0
 
     def port(self, base: int) -> int:
-        """A TCP port on loopback for this instance: ``base + index`` or the next that is really free."""
-        for port in range(base + self.index, 65536):
+        """A TCP port on loopback that is free now: ``base + index``, or the first free one at
+        ``PORT_STRIDE``, twice that ... from it, so that no other instance is given the same one.
+        """
+        for port in range(base + self.index, 65536, PORT_STRIDE):
             with socket.socket() as probe:
                 try:
                     probe.bind(("127.0.0.1", port))
                 except OSError:
                     continue
                 return port
-        raise EnvError(f"no free TCP port from {base + self.index} upwards")
+        raise EnvError(f"no free TCP port at {base + self.index} or any multiple of {PORT_STRIDE} from there")
 
 
 def make_env(settings: EnvSettings, instance: EnvInstance | None = None) -> Env:
@@ -84,8 +91,9 @@ def check_env_settings(settings: EnvSettings) -> None:
     known = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     for name in settings.args:
         if name not in known and not takes_any:
+            hint = nearest(name, known)
             raise ConfigError(
-                f"env.args.{name}: {settings.id} takes no such argument; {nearest(name, known)}"
+                f"env.args.{name}: {settings.id} takes no such argument{f'; {hint}' if hint else ''}"
                 f" (it takes: {', '.join(known) or 'none'})"
             )
 
@@ -118,9 +126,9 @@ def _gymnasium_maker(name: str) -> Callable[..., Any]:
             raise MissingExtraError(f'{name} needs ale-py: pip install "rollmill[atari]"') from error
         gym.register_envs(ale_py)
     if name not in gym.registry:
-        known = [*NAMED, *gym.registry]
+        hint = nearest(name, [*NAMED, *gym.registry])
         raise ConfigError(
-            f"env={name}: no such environment; {nearest(name, known)} "
+            f"env={name}: no such environment{f'; {hint}' if hint else ''} "
             "(`rollmill envs` lists the names; any Gymnasium id or module:callable works too)"
         )
 
@@ -148,11 +156,17 @@ def _as_env(env: Any, settings: EnvSettings) -> Env:
 
     if isinstance(env, gym.Env):
         return GymEnv(env, name=settings.id, mask_in_info=settings.mask_in_info)
-    missing = [name for name in ("spec", "reset", "step", "close") if not hasattr(env, name)]
+    missing = [name for name in ("reset", "step", "close") if not hasattr(env, name)]
+    if not isinstance(getattr(env, "spec", None), EnvSpec):
+        missing.insert(0, "spec, an EnvSpec")
     if missing:
         raise ConfigError(
             f"{settings.id} built a {type(env).__name__}, which is neither a gymnasium.Env "
             f"nor a rollmill Env (lacks: {', '.join(missing)})"
+        )
+    if settings.mask_in_info:
+        raise ConfigError(
+            f"env.mask_in_info: {settings.id} is not a gymnasium.Env; give its spec a field {MASK_FIELD!r} instead"
         )
     own: Env = env
     return own

@@ -10,12 +10,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import IO, Any
 
-from rollmill.core.errors import EnvError, RollmillError
+from rollmill.core.errors import ConfigError, EnvError, MissingExtraError, RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
@@ -36,61 +37,71 @@ def probe_here(settings: EnvSettings) -> EnvSpec:
     return spec
 
 
+CONFIG_ERRORS = {kind.__name__: kind for kind in (ConfigError, MissingExtraError)}
+"""Errors that keep their kind on the way from the probe, because their exit code differs."""
+
+
 class Probe:
-    """A running probe process; ``result`` waits for its answer."""
+    """A running probe process; ``result`` waits for its answer.
+
+    It answers, and complains, into files: a pipe would hold it up when full, and would be held open by
+    whatever simulator it leaves behind.
+    """
 
     def __init__(self, settings: EnvSettings, environment: Mapping[str, str]) -> None:
         self._settings = settings
-        read, write = os.pipe()
-        self._answer = os.fdopen(read, "rb")
+        self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - read and closed by ``close``
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115
+        question = json.dumps(asdict(settings))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.envs.probe", str(write)],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-m", "rollmill.envs.probe", str(self._answer.fileno()), question],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=(write,),
+            stderr=self._noise,
+            pass_fds=(self._answer.fileno(),),
             env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
-        os.close(write)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(settings)).encode())
-        self._process.stdin.close()
-        self._process.stdin = None
 
     def result(self, timeout: float) -> EnvSpec:
         """The spec, or an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
         name = self._settings.id
         try:
-            _, noise = self._process.communicate(timeout=timeout or None)
+            code = self._process.wait(timeout or None)
+            text, noise = _content(self._answer), _content(self._noise)
         except subprocess.TimeoutExpired:
-            self.close()
             raise EnvError(f"{name}: the constructor hangs for more than {timeout:g} s") from None
-        with self._answer:
-            text = self._answer.read()
+        finally:
+            self.close()
         if not text:
-            tail = noise.decode(errors="replace")[-2000:]
-            raise EnvError(f"{name}: building it ended the process (exit code {self._process.returncode})\n{tail}")
+            raise EnvError(f"{name}: building it ended the process (exit code {code})\n{noise[-2000:]}")
         answer = json.loads(text)
         if "error" in answer:
-            raise EnvError(answer["error"])
+            raise CONFIG_ERRORS.get(answer["kind"], EnvError)(answer["error"])
         return EnvSpec.from_dict(answer["spec"])
 
     def close(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._answer.close()
+        self._noise.close()
 
 
-def main(answer_fd: int) -> None:
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def main(answer_fd: int, question: str) -> None:
     os.set_inheritable(answer_fd, False)
-    settings = EnvSettings(**json.load(sys.stdin))
+    settings = EnvSettings(**json.loads(question))
     answer: dict[str, Any]
     try:
         answer = {"spec": probe_here(settings).to_dict()}
     except RollmillError as error:
-        answer = {"error": str(error)}
-    with os.fdopen(answer_fd, "w") as pipe:
-        json.dump(answer, pipe)
+        answer = {"error": str(error), "kind": type(error).__name__}
+    with os.fdopen(answer_fd, "w") as file:
+        json.dump(answer, file)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -13,7 +13,8 @@ class EnvSettings:
     """The environment of a run. ``env: NAME`` is short for ``env: {id: NAME}``."""
 
     id: str = "toy_target"
-    """Name from ``rollmill envs``, any Gymnasium id, or ``module:callable`` (code that is imported and run)."""
+    """Name from ``rollmill envs``, any Gymnasium id, ``module:callable`` or ``path/to/file.py:callable`` (code that is
+    imported and run)."""
 
     args: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor."""

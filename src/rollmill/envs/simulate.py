@@ -31,13 +31,17 @@ def simulate(settings: EnvSettings, index: int, seconds: float) -> dict[str, flo
     actions = [random_actions(spec, rng, obs, spec.agents) for _ in range(ACTIONS)]
     episode = index << 16
     env.reset(episode, obs)
+    over = np.zeros(spec.agents, bool)  # agents may end one after the other
     steps, limit, begun = 0, WARM_UP_STEPS, 0.0
     end = float("inf")
     while True:
         action = random_actions(spec, rng, obs, spec.agents) if spec.masked else actions[steps % ACTIONS]
         _, terminated, truncated, _ = env.step(action, obs)
         steps += 1
-        if np.all(terminated) or np.all(truncated):
+        over |= terminated
+        over |= truncated
+        if over.all():
+            over[:] = False
             episode += 1
             env.reset(episode, obs)
         if steps >= limit:

@@ -34,6 +34,7 @@ def observation_layout(space: Space) -> tuple[tuple[Field, ...], Writer]:
     """Fields of an observation space and the function that writes an observation into them."""
     leaves: list[tuple[Field, tuple[Any, ...], Space]] = []
     _collect(space, "", (), leaves)
+    _check_names(space, [field.name for field, _, _ in leaves])
     parts = [(path, _leaf_writer(leaf, field)) for field, path, leaf in leaves]
 
     if len(parts) == 1 and not parts[0][0]:
@@ -65,6 +66,14 @@ def _collect(space: Space, name: str, path: tuple[Any, ...], leaves: list[Any]) 
         _collect(child, f"{name}.{key}" if name else str(key), (*path, key), leaves)
 
 
+def _check_names(space: Space, names: list[str]) -> None:
+    if not names:
+        raise ConfigError(f"observation space {space} is empty")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"observation space {space} has several entries that are called {name!r} when nested")
+
+
 def _leaf_field(space: Space, name: str) -> Field:
     if isinstance(space, spaces.Box):
         dtype = "float32" if space.dtype.kind == "f" else space.dtype.name
@@ -86,10 +95,13 @@ def _leaf_writer(space: Space, field: Field) -> Writer:
         return _one_hot_writer(field, np.array([int(space.n)]), np.array([int(space.start)]))
     if isinstance(space, spaces.MultiDiscrete):
         return _one_hot_writer(field, np.ravel(space.nvec), np.ravel(space.start))
-    return _box_writer(field)
+    if isinstance(space, spaces.MultiBinary):
+        return _binary_writer(field)
+    return box_writer(field)
 
 
-def _box_writer(field: Field) -> Writer:
+def box_writer(field: Field) -> Writer:
+    """Writes arrays of the field's shape; dtypes of the same kind are converted."""
     name, shape, dtype = field.name, field.shape, np.dtype(field.dtype)
 
     def write(value: Any, obs: Obs, lane: int) -> None:
@@ -107,9 +119,27 @@ def _checked(value: Any, field: Field, dtype: np.dtype[Any]) -> Array:
     array = np.asarray(value)
     if array.shape != field.shape:
         raise ValueError(f"observation {field.name!r} has shape {array.shape}, the space says {field.shape}")
-    if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+    if array.dtype == dtype:
+        return array
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise ValueError(f"observation {field.name!r} has dtype {array.dtype}, the space says {dtype}")
-    return array
+    converted: Array = array.astype(dtype)
+    if dtype.kind in "iu" and (converted != array).any():
+        raise ValueError(f"observation {field.name!r} is {_short(value)}, which does not fit into {dtype}")
+    return converted
+
+
+def _binary_writer(field: Field) -> Writer:
+    """Zeros and ones of any integer type, or booleans: Gymnasium itself gives int8."""
+    name = field.name
+
+    def write(value: Any, obs: Obs, lane: int) -> None:
+        array = np.asarray(value)
+        if array.shape != field.shape or array.dtype.kind not in "iub" or not ((array == 0) | (array == 1)).all():
+            raise ValueError(f"observation {name!r} is {_short(value)}, expected zeros and ones of shape {field.shape}")
+        obs[name][lane] = array
+
+    return write
 
 
 def _one_hot_writer(field: Field, nvec: Array, start: Array) -> Writer:
@@ -117,8 +147,10 @@ def _one_hot_writer(field: Field, nvec: Array, start: Array) -> Writer:
     offsets = np.concatenate([[0], np.cumsum(nvec)[:-1]])
 
     def write(value: Any, obs: Obs, lane: int) -> None:
-        choice = np.ravel(np.asarray(value)) - start
-        if choice.shape != nvec.shape or choice.dtype.kind not in "iu" or (choice < 0).any() or (choice >= nvec).any():
+        number = np.ravel(np.asarray(value))
+        known = number.shape == nvec.shape and number.dtype.kind in "iub"
+        choice = number.astype(np.int64) - start if known else number
+        if not known or (choice < 0).any() or (choice >= nvec).any():
             raise ValueError(f"observation {name!r} is {_short(value)}, outside its space of {nvec.tolist()} choices")
         row = obs[name][lane]
         row[:] = 0

@@ -42,9 +42,9 @@ class Sums:
 
     def means(self) -> dict[str, float]:
         """Means over minibatches; the moments of targets and errors become figures of the value function."""
-        if self._total is None or not self._count:
-            return dict.fromkeys(self._names, 0.0)
-        means = dict(zip(self._names, (self._total / self._count).tolist(), strict=True))
+        means = dict.fromkeys(self._names, 0.0)  # not a single row counted
+        if self._total is not None and self._count:
+            means = dict(zip(self._names, (self._total / self._count).tolist(), strict=True))
         if "target" in means:
             means |= _value_figures({name: means.pop(name) for name in _MOMENTS})
         return means

@@ -29,8 +29,8 @@ def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, f
     for name, tensor in _inputs(pieces):
         if (place := _first_bad(tensor)) is not None:
             return f"the batch itself: {name} at index {place}"
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and (place := _first_bad(tensor)) is not None:
+    for name, parameter in model.named_parameters():  # running moments only pass on what others did
+        if (place := _first_bad(parameter)) is not None:
             return f"the weights: {name} at index {place}"
     if layer := _first_bad_layer(model, pieces):
         return f"the output of layer {layer}"

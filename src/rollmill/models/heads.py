@@ -6,7 +6,7 @@ can be stored and compared later; all other methods are functions of such parame
 
 Masks ``[..., sum(nvec)]`` (non-zero = allowed) apply to discrete actions in every method: a
 forbidden action has probability exactly 0, and no NaN comes of it. A row that forbids everything
-has no distribution; ``check_mask`` finds such rows.
+has no distribution; an environment that gives one is at fault (``envs.batch``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.errors import ConfigError, EnvError
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec
 from rollmill.models.encoders import initialise
 from rollmill.models.settings import LOG_STD_BOUNDS, ModelSettings
@@ -32,21 +32,6 @@ def build_head(spec: ActionSpec, input_size: int, settings: ModelSettings) -> Ac
     if spec.kind == "continuous":
         return GaussianHead(spec, input_size, settings)
     return CategoricalHead(spec, input_size, settings)
-
-
-def check_mask(mask: Tensor, spec: ActionSpec) -> None:
-    """EnvError naming the first row of ``mask`` ``[n, sum(nvec)]`` that allows no action at all."""
-    if spec.kind == "continuous":
-        raise EnvError("the environment gave an action mask, but its actions are continuous")
-    if mask.dim() != 2 or mask.shape[1] != spec.mask_size:
-        raise EnvError(f"action mask has shape {tuple(mask.shape)}, expected [rows, {spec.mask_size}]")
-    allowed = torch.stack([part.any(dim=1) for part in torch.split(mask.bool(), list(spec.nvec), dim=1)], dim=1)
-    if not bool(allowed.all()):
-        row, component = (~allowed).nonzero()[0].tolist()
-        raise EnvError(
-            f"action mask of row {row} forbids all {spec.nvec[component]} choices of action component "
-            f"{component}; the environment must always allow at least one"
-        )
 
 
 class ActionHead(nn.Module):

@@ -89,7 +89,6 @@ class Row:
 
 ROWS = (
     Row("frames/s", "frames_per_s", count_text),
-    Row("of simulation", "of_simulation", lambda part: f"{100 * part:.0f} %"),
     Row("return", "episode/return"),
     Row("length", "episode/length"),
     Row("policy lag", "policy_lag"),

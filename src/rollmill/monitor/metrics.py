@@ -31,6 +31,15 @@ class MetricWindow:
     def clear(self) -> None:
         self._values.clear()
 
+    def state(self) -> dict[str, Any]:
+        return {name: list(values) for name, values in self._values.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.clear()
+        for name, values in state.items():
+            for value in values:
+                self.add({name: value})
+
 
 class EpisodeStats:
     """Return and length (in steps) of the last ``size`` finished episodes, and how many there were in all."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,44 +94,57 @@ def load_of_others(seconds: float = 1.0) -> float:
 def bench_sim(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
     """As many bare simulators as cores, each pinned to one, all at the same time."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * default_workers()
-    processes = [_start_simulator(config, i, core, environment, seconds) for i, core in enumerate(cores)]
+    simulators = [_Simulator(config, i, core, environment, seconds) for i, core in enumerate(cores)]
     try:
-        for process in processes:
-            _line(process)
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        answers = [json.loads(_line(process)) for process in processes]
+        for simulator in simulators:
+            simulator.line()
+        for simulator in simulators:
+            simulator.go()
+        answers = [json.loads(simulator.line()) for simulator in simulators]
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        for simulator in simulators:
+            simulator.close()
     frames = sum(a["frames"] / a["seconds"] for a in answers)
     return Measurement("sim", frames, frames / spec.frames_per_step)
 
 
-def _start_simulator(
-    config: TrainConfig, index: int, core: int | None, environment: Mapping[str, str], seconds: float
-) -> subprocess.Popen[str]:
-    setup = {"env": asdict(config.env), "index": index, "core": core, "seconds": seconds, "path": sys.path}
-    return subprocess.Popen(
-        [sys.executable, "-m", "rollmill.envs.simulate", json.dumps(setup)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
+class _Simulator:
+    """One bare simulator process."""
 
+    def __init__(
+        self, config: TrainConfig, index: int, core: int | None, environment: Mapping[str, str], seconds: float
+    ) -> None:
+        setup = {"env": asdict(config.env), "index": index, "core": core, "seconds": seconds, "path": sys.path}
+        # A file: a pipe that nobody reads fills up, and then the simulator waits for ever.
+        self._noise = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rollmill.envs.simulate", json.dumps(setup)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._noise,
+            text=True,
+            env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
 
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        _, noise = process.communicate()
-        raise RollmillError(f"a simulator process ended early (exit code {process.returncode}):\n{noise[-2000:]}")
-    return line
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        """What it says next; RollmillError when it has ended instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._noise.seek(0)
+            raise RollmillError(f"a simulator process ended early (exit code {code}):\n{self._noise.read()[-2000:]}")
+        return line
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._noise.close()
 
 
 # -- our sampling ------------------------------------------------------------------------------------
@@ -230,7 +244,7 @@ def bench_train(config: TrainConfig, spec: EnvSpec, seconds: float) -> Measureme
         settings = replace(config, run=run, checkpoints=quiet, stop=endless)
         outcome = train(settings, Request(console="off"), [stopwatch])
     if outcome.signal:
-        raise KeyboardInterrupt
+        signal.raise_signal(outcome.signal)  # now that everything is tidy, with its usual effect
     frames, phases = stopwatch.result()
     return Measurement("train", frames, frames / spec.frames_per_step, phases)
 

@@ -23,8 +23,10 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import Policy
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
+from rollmill.envs.make import check_env_settings
 from rollmill.runs.household import household
 from rollmill.runs.settings import TrainConfig
+from rollmill.runs.train import require_online
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
 
@@ -54,6 +56,8 @@ class EvalOptions:
     def check(self) -> None:
         if self.episodes < 1 or self.envs_per_worker < 1 or self.workers < 0:
             raise ConfigError("--episodes and --envs-per-worker must be at least 1, --workers not negative")
+        if self.seed < 0:
+            raise ConfigError("--seed must not be negative")
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def evaluate(target: Path, options: EvalOptions, progress: Progress | None = Non
     options.check()
     loaded = find_checkpoint(target, options.best)
     config = load_config(TrainConfig, [], options.overrides, base=loaded.state["config"])
+    check_env_settings(config.env)
     spec = EnvSpec.from_dict(loaded.state["spec"])
     plan = _plan(config, spec, options)
     with household() as environment:
@@ -122,17 +127,19 @@ def evaluate(target: Path, options: EvalOptions, progress: Progress | None = Non
 def find_checkpoint(target: Path, best: bool) -> Loaded:
     """The checkpoint a path means: a file itself, or the newest (best) of a run folder."""
     if target.is_file():
-        return load_checkpoint(target)
+        return require_online(load_checkpoint(target))
     folder = RunFolder(target)
     if not folder.checkpoints.is_dir():
         raise CheckpointError(f"{target}: neither a checkpoint nor a run folder with checkpoints")
     checkpoints = Checkpoints(folder.checkpoints)
-    if not best:
-        return checkpoints.load_newest()
-    found = checkpoints.best()
+    found = checkpoints.best() if best else checkpoints.newest()
     if found is None:
-        raise CheckpointError(f"{target}: no checkpoint has a known return; leave out --best")
-    return load_checkpoint(found.path)
+        what = "no checkpoint has a known return; leave out --best" if best else "no checkpoint yet"
+        raise CheckpointError(f"{target}: {what}")
+    try:
+        return require_online(load_checkpoint(found.path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. Others in {folder.checkpoints} can be given by their path") from error
 
 
 def _plan(config: TrainConfig, spec: EnvSpec, options: EvalOptions) -> SamplerPlan:

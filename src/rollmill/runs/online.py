@@ -213,9 +213,9 @@ class OnlineRun:
             return f"mean return {mean:.4g}"
 
         return [
-            lambda: f"{self.frames:,} frames" if stop.frames and self.frames >= stop.frames else "",
-            lambda: f"{self.seconds:.0f} seconds" if stop.seconds and self.seconds >= stop.seconds else "",
-            lambda: f"{self.iteration} batches" if stop.batches and self.iteration >= stop.batches else "",
+            lambda: f"limit of {stop.frames:,} frames" if stop.frames and self.frames >= stop.frames else "",
+            lambda: f"limit of {stop.seconds:g} seconds" if stop.seconds and self.seconds >= stop.seconds else "",
+            lambda: f"limit of {stop.batches} batches" if stop.batches and self.iteration >= stop.batches else "",
             reached_return,
         ]
 

@@ -10,12 +10,14 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.console import Console as RichConsole
+
 from rollmill.core.errors import RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.console import ConsoleSink, stdout_is_terminal
 from rollmill.monitor.jsonl import JsonlSink
-from rollmill.monitor.metrics import EpisodeStats, Progress, Rate
+from rollmill.monitor.metrics import EpisodeStats, MetricWindow, Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
 from rollmill.runs.settings import TrainConfig
 
@@ -38,6 +40,7 @@ class Reporter:
     def __init__(self, config: TrainConfig, folder: RunFolder, console: Console) -> None:
         self.episodes = EpisodeStats(config.report.window)
         self.checkpoint_failures = 0
+        self._extras = MetricWindow(config.report.window)  # the envs' own statistics
         self._config, self._folder, self._console_mode = config, folder, console
         self._rate = Rate()
         self._sums: dict[str, list[float]] = {}  # name -> [sum, count] since the last row
@@ -49,14 +52,15 @@ class Reporter:
     def open(self, frames: int, seconds: float) -> None:
         """Open the sinks of a run that stands at ``frames`` after ``seconds`` of training."""
         folder, config = self._folder, self._config
-        resumed = frames or None
+        resumed = frames if folder.metrics.exists() else None
         self._sinks.append(JsonlSink(folder.metrics, resumed))
         if config.report.tensorboard:
             self._sinks.append(TensorBoardSink(folder.tensorboard, resumed))
         if self._console_mode != "off":
             progress = Progress(config.stop.frames, config.stop.seconds, seconds)
             title = f"{config.env.id}: {folder.path}"
-            self._console = ConsoleSink(title, progress, folder.path, config.report.console_seconds)
+            screen = None if live_panel(self._console_mode) else RichConsole(force_terminal=False)
+            self._console = ConsoleSink(title, progress, folder.path, config.report.console_seconds, console=screen)
             self._sinks.append(self._console)
         self._rate.update(frames)
 
@@ -84,6 +88,10 @@ class Reporter:
         while ended:
             episode = ended.popleft()
             self.episodes.add([episode.episode_return], [episode.length])
+        extras = run.parts.sampler.crew.report.episode_stats
+        while extras:
+            _, _, stats = extras.popleft()
+            self._extras.add({f"episode/{name}": value for name, value in stats.items()})
         self._rate.update(run.frames)
         if run.frames >= self._next_row:
             every = self._config.report_frames
@@ -95,6 +103,7 @@ class Reporter:
     def write_row(self, run: OnlineRun) -> None:
         crew = run.parts.sampler.crew.report
         metrics = {
+            **self._extras.means(),
             **self.episodes.metrics(),
             **{name: total / count for name, (total, count) in self._sums.items()},
             "sample/steps": run.parts.sampler.steps,
@@ -135,11 +144,15 @@ class Reporter:
     def state(self) -> dict[str, Any]:
         return {
             "episodes": self.episodes.state(),
+            "extras": self._extras.state(),
+            "checkpoint_failures": self.checkpoint_failures,
             "next_row": self._next_row,
             "sums": {name: list(entry) for name, entry in self._sums.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.episodes.load_state(state["episodes"])
+        self._extras.load_state(state["extras"])
+        self.checkpoint_failures = state["checkpoint_failures"]
         self._next_row = state["next_row"]
         self._sums = {name: list(entry) for name, entry in state["sums"].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from pathlib import Path
 
@@ -123,13 +124,13 @@ class TrainConfig:
     @property
     def folder(self) -> Path:
         """The run's folder: ``<dir>/<experiment>/<name>``."""
-        plain = self.env.id.replace("/", "-").replace(":", "-")
+        plain = re.sub(r"[^\w.-]+", "-", self.env.id).strip(".-")
         return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
 
     @property
     def report_frames(self) -> int:
         """Frames between two rows of metrics."""
-        return self.report.every_frames or max(1, self.stop.frames // 500 or 10_000)
+        return self.report.every_frames or (max(1, self.stop.frames // 500) if self.stop.frames else 10_000)
 
 
 def check(config: TrainConfig) -> None:
@@ -140,12 +141,19 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
     if learning.recurrence and config.model.memory == "none" and config.model.custom is None:
         raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
+    _segments(config, agents=1)  # what does not fit one agent fits several even less
 
 
 def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
     """How many segments make a batch; ConfigError when they do not fit evenly, or cannot be trained on."""
+    if config.learning.exploration == "symmetric_kl" and spec.action.kind == "continuous":
+        raise ConfigError("learning.exploration=symmetric_kl needs discrete actions; use learning.exploration=entropy")
+    return _segments(config, spec.agents)
+
+
+def _segments(config: TrainConfig, agents: int) -> int:
     s, learning = config.sampling, config.learning
-    lanes = s.envs_per_worker // s.groups * spec.agents
+    lanes = s.envs_per_worker // s.groups * agents
     rows = s.rollout * lanes
     if learning.batch_size % rows:
         near = sorted({max(1, learning.batch_size // rows) * rows, -(-learning.batch_size // rows) * rows})
@@ -153,6 +161,4 @@ def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
             f"learning.batch_size={learning.batch_size} is not a multiple of a segment's {rows} rows "
             f"(sampling.rollout={s.rollout} x {lanes} lanes of a group); near: {', '.join(map(str, near))}"
         )
-    if learning.exploration == "symmetric_kl" and spec.action.kind == "continuous":
-        raise ConfigError("learning.exploration=symmetric_kl needs discrete actions; use learning.exploration=entropy")
     return learning.batch_size // rows

@@ -80,7 +80,9 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         ending.run = run
         if loaded is not None:
             _continue_from(run, loaded)
-        stack.callback(run.tell, "on_stop")
+            atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
+        for observer in reversed(observers):  # one call each: all are told, even when one of them fails
+            stack.callback(observer.on_stop, run)
         run.tell("on_init")
         folder.set_state("running", frames=run.frames)
         run.loop()
@@ -91,10 +93,17 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
 def _find_checkpoint(config: TrainConfig, request: Request) -> Loaded | None:
     """The checkpoint to go on from, read and verified before anything is changed."""
     if request.restore is not None:
-        return load_checkpoint(request.restore)
+        return require_online(load_checkpoint(request.restore))
     if request.mode == "resume" and config.folder.is_dir():
-        return Checkpoints(RunFolder(config.folder).checkpoints).load_newest()
+        return require_online(Checkpoints(RunFolder(config.folder).checkpoints).load_newest())
     return None
+
+
+def require_online(loaded: Loaded) -> Loaded:
+    """The checkpoint itself; CheckpointError unless an online run has written it."""
+    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != "online":
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
+    return loaded
 
 
 def _open_diary(folder: RunFolder, config: TrainConfig, request: Request, loaded: Loaded | None) -> Diary:
@@ -107,7 +116,8 @@ def _open_diary(folder: RunFolder, config: TrainConfig, request: Request, loaded
         if loaded is not None:
             diary.set_parent(loaded.path, loaded.frames, stored_checksum(loaded.path), changes)
     diary.begin_session(request.command, loaded.frames if loaded else 0, changes)
-    atomic.write_text(folder.config, dump_yaml(config))
+    if request.mode != "resume":
+        atomic.write_text(folder.config, dump_yaml(config))
     log.info("run folder %s", folder.path)
     for key, (old, new) in changes.items():
         log.info("changed since the checkpoint: %s: %s -> %s", key, old, new)
@@ -149,8 +159,6 @@ def _build(
 
 def _continue_from(run: OnlineRun, loaded: Loaded) -> None:
     state = loaded.state
-    if state.get("kind") != "online":
-        raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
     if state["spec"] != run.spec.to_dict():
         raise CheckpointError(
             f"{loaded.path} was made for another environment: {state['spec']['name']} with "

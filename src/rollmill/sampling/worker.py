@@ -64,7 +64,13 @@ class Worker:
         self._arena = arena
         self._box = box
         self.groups = range(plan.index * plan.groups, (plan.index + 1) * plan.groups)
-        self.batches = [self._build(plan, g, watch, listener) for g in range(plan.groups)]
+        self.batches: list[EnvBatch] = []
+        try:
+            for group in range(plan.groups):
+                self.batches.append(self._build(plan, group, watch, listener))
+        except BaseException:
+            self.close()  # nobody else knows of those that stand
+            raise
 
     def _build(self, plan: WorkerPlan, group: int, watch: Watch, listener: Listener) -> EnvBatch:
         envs = plan.envs_of(group)
@@ -166,7 +172,7 @@ class WorkerProcess:
                 idle_since = time.perf_counter()
                 box.seconds_env[index] += idle_since - begun
             elif not self._own_bell.wait(PARENT_CHECK_SECONDS) and os.getppid() != self._parent:
-                return  # the run is gone: end quietly
+                break  # the run is gone: end quietly
         self._worker.close()
 
     def _tell(self, kind: str, data: dict[str, Any]) -> None:

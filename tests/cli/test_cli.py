@@ -1,0 +1,373 @@
+"""The command: verbs, words, exit codes, and what goes to stdout."""
+
+import importlib
+import inspect
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Run
+from rollmill import __version__
+from rollmill.cli import main as cli
+from rollmill.cli.main import CONFIGURED, VERBS, main, split_overrides
+from rollmill.core.config import describe
+from rollmill.envs.make import NAMED
+from rollmill.runs import bench
+from rollmill.runs.settings import TrainConfig
+from running import SERIAL, command_words, wait_until
+
+TINY = (*SERIAL, "env=toy_target", "stop.batches=2")
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """``rollmill <words>`` in this process, in the test's folder; output of child processes is captured, too."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Result:
+        capfd.readouterr()
+        try:
+            code = main(words)
+        except SystemExit as ending:  # how the parser of flags ends
+            code = ending.code if isinstance(ending.code, int) else 1
+        return Result(code, *capfd.readouterr())
+
+    return run
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# -- what is wrong is refused before anything happens ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("env=doom_bsic", "did you mean 'doom_basic'?"),
+        ("learning.gama=0.9", "did you mean 'learning.gamma'?"),
+        ("sampling.mode=asynch", "did you mean 'async'?"),
+        ("env=toy_target env.args.lenth=3", "did you mean 'length'?"),
+        ("env=toy_target learning.batch_size=200", "near: 128, 256"),
+        ("stop.frames=-1", "limits must be 0 (off) or positive"),
+        ("--config missing.yaml", "missing.yaml"),
+        ("--resume --overwrite", "--resume and --overwrite exclude each other"),
+        ("--resume", "nothing to resume"),
+        ("--restore missing.ckpt", "missing.ckpt"),
+    ],
+)
+def test_a_wrong_command_line_creates_nothing(call: Call, tmp_path: Path, words: str, hint: str) -> None:
+    result = call("train", *words.split())
+    assert hint in result.err
+    assert result.code == (1 if "--restore" in words else 2)
+    assert "Traceback" not in result.err
+    assert files_in(tmp_path) == []
+    if "missing" not in words and words != "--resume":  # those are found out after the settings were printed
+        assert result.out == ""
+
+
+@pytest.mark.parametrize("words", ["train --resum", "train stray", "bench nothing", "eval", "envs key=value"])
+def test_words_that_do_not_fit_the_verb(call: Call, tmp_path: Path, words: str) -> None:
+    result = call(*words.split())
+    assert result.code == 2
+    assert "--help" in result.err
+    assert files_in(tmp_path) == []
+
+
+def test_an_unknown_verb_names_the_nearest(call: Call) -> None:
+    result = call("trian")
+    assert result.code == 2
+    assert "no verb 'trian'; did you mean 'train'?" in result.err
+    assert "usage: rollmill VERB" in result.err
+    assert result.out == ""
+    assert call("xyzzy").err.startswith("rollmill: no verb 'xyzzy'\n")
+
+
+def test_without_a_verb_the_usage_is_shown(call: Call) -> None:
+    nothing, asked = call(), call("--help")
+    assert (nothing.code, asked.code) == (2, 0)
+    assert nothing.out == asked.out == call("-h").out
+    for verb in VERBS:
+        assert f"\n  {verb} " in asked.out
+
+
+def test_the_version(call: Call) -> None:
+    assert call("--version") == Result(0, f"rollmill {__version__}\n", "")
+
+
+# -- verbs and flags ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_resolves_and_explains_itself(call: Call, verb: str) -> None:
+    module, _, name = VERBS[verb][0].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    parameters = list(inspect.signature(function).parameters)
+    assert (parameters[0] == "overrides") == (verb in CONFIGURED)
+    result = call(verb, "--help")
+    assert result.code == 0
+    assert inspect.getdoc(function).splitlines()[0][:40] in result.out  # type: ignore[union-attr]
+    assert "--json" in result.out
+    assert "overrides" not in result.out
+
+
+def test_every_verb_that_takes_settings_exists() -> None:
+    assert set(CONFIGURED) <= set(VERBS)
+
+
+def test_key_value_words_are_told_from_flags_and_paths() -> None:
+    words = ["a=1", "--json", "-f", "x=y.yaml", "b.c=[1, 2]", "--restore", "p=q.ckpt", "--config=z=1.yaml", "run/dir"]
+    flags, overrides = split_overrides(words)
+    assert flags == ["--json", "-f", "x=y.yaml", "--restore", "p=q.ckpt", "--config=z=1.yaml", "run/dir"]
+    assert overrides == ("a=1", "b.c=[1, 2]")
+
+
+KEYS = st.sampled_from(["env=toy_target", "learning.gamma=0.5", "run.name=a=b", "env.args={a: 1}", "stop.frames="])
+FLAGS = st.sampled_from([["--json"], ["--resume"], ["-f", "a=b.yaml"], ["--seed", "3"], ["folder/run"]])
+
+
+@given(st.lists(st.one_of(KEYS, FLAGS)))
+def test_key_value_words_may_stand_anywhere(parts: list[Any]) -> None:
+    words = [word for part in parts for word in ([part] if isinstance(part, str) else part)]
+    flags, overrides = split_overrides(words)
+    assert list(overrides) == [part for part in parts if isinstance(part, str)]
+    assert flags == [word for part in parts if not isinstance(part, str) for word in part]
+
+
+def test_files_and_words_around_each_other(call: Call, tmp_path: Path) -> None:
+    """Files from left to right, then the words, wherever those stand."""
+    (tmp_path / "one.yaml").write_text("learning: {gamma: 0.5, lam: 0.5}\nrun: {seed: 5}")
+    (tmp_path / "two.yaml").write_text("learning: {lam: 0.6}")
+    head, *rest = command_words(tmp_path, *TINY)
+    result = call(head, "run.seed=7", "-f", "one.yaml", *rest[:5], "--config", "two.yaml", *rest[5:], "--json")
+    assert result.code == 0, result.err
+    saved = (tmp_path / "x/run/config.yaml").read_text()
+    for line in ("gamma: 0.5", "lam: 0.6", "seed: 7"):
+        assert f"  {line}\n" in saved
+
+
+# -- JSON --------------------------------------------------------------------------------------------------
+
+
+def test_json_of_train_and_eval(call: Call, tmp_path: Path) -> None:
+    trained = call(*command_words(tmp_path, *TINY), "--json")
+    assert trained.code == 0
+    outcome = json.loads(trained.out)
+    folder = tmp_path / "x/run"
+    assert outcome.keys() == {"state", "reason", "frames", "mean_return", "folder"}
+    assert outcome["state"] == "finished"
+    assert outcome["reason"] == "2 batches"
+    assert outcome["frames"] > 0
+    assert outcome["folder"] == str(folder)
+
+    played = call("eval", str(folder), "--json", "env.args.length=3", "--episodes", "4", "--workers", "1", "--random")
+    assert played.code == 0
+    figures = json.loads(played.out)
+    assert figures["lengths"] == [3, 3, 3, 3]
+    assert figures["random"]["episodes"] == 4
+    assert figures["options"]["overrides"] == ["env.args.length=3"]
+    plain = call("eval", str(folder), "--episodes", "1", "--workers", "1")
+    assert plain.code == 0
+    assert plain.out.startswith("toy_target, ")
+
+
+CHATTER = ("env=faulty_envs:Misbehave", "env.args={what: print}")
+
+
+def test_json_is_alone_on_stdout_even_if_an_env_prints(call: Call, tmp_path: Path) -> None:
+    """In serial mode the env prints inside this very process; in an evaluation it does so in a worker."""
+    trained = call(*command_words(tmp_path, *SERIAL, *CHATTER, "stop.batches=2"), "--json")
+    assert json.loads(trained.out)["state"] == "finished"
+    assert "chatter" in trained.err
+    played = call("eval", str(tmp_path / "x/run"), "--json", "--episodes", "2", "--workers", "1")
+    assert json.loads(played.out)["episodes"] == 2
+
+
+def test_json_is_alone_on_a_terminal_too(tmp_path: Path) -> None:
+    """No live panel there: a script that asks for JSON may well run in a terminal."""
+    words = [sys.executable, "-m", "rollmill.cli.main", *command_words(tmp_path, *TINY), "--json"]
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE, env=environment) as run:
+        os.close(slave)
+        noise = run.communicate()[1].decode()
+    output = os.read(master, 1 << 16).decode()  # little: the terminal keeps it until it is read
+    os.close(master)
+    assert run.returncode == 0
+    assert json.loads(output)["state"] == "finished"
+    assert "run folder" in noise
+
+
+def test_json_of_bench(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "WARM_UP_SECONDS", 0.02)
+    words = command_words(tmp_path, *SERIAL, *CHATTER)[1:]
+    result = call("bench", "sample", *words, "--seconds", "0.05", "--json")
+    assert result.code == 0, result.err
+    figures = json.loads(result.out)
+    assert figures["env"] == "faulty_envs:Misbehave"
+    assert figures["busy_cores_before"] >= 0
+    assert figures["sample"]["frames_per_s"] > 0
+    assert files_in(tmp_path) == []
+
+
+def test_the_table_of_bench_shows_shares(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "WARM_UP_SECONDS", 0.02)
+    figures = {
+        "sim": bench.Measurement("sim", 2000.0, 1000.0),
+        "train": bench.Measurement("train", 500.0, 250.0, {"main learn": 0.25}),
+    }
+    monkeypatch.setattr("rollmill.cli.bench.run_bench", lambda config, kinds, seconds: figures)
+    result = call("bench", "all", "--seconds", "0.1")
+    assert "25 % of sim" in result.out
+    assert "main learn         0.250" in result.out
+    assert call("bench", "--seconds", "0").code == 2
+
+
+def test_json_of_envs(call: Call) -> None:
+    rows = json.loads(call("envs", "--json").out)
+    assert [row["name"] for row in rows] == list(NAMED)
+    plain = call("envs").out
+    for row in rows:
+        assert row["name"] in plain
+
+
+def test_json_of_config(call: Call) -> None:
+    rows = json.loads(call("config", "--json").out)
+    assert [row["key"] for row in rows] == [key.key for key in describe(TrainConfig)]
+    assert json.loads(call("config", "learning.gamma", "--json").out) == [
+        row for row in rows if row["key"] == "learning.gamma"
+    ]
+
+
+# -- rollmill config ---------------------------------------------------------------------------------------
+
+
+def test_config_explains_a_block(call: Call) -> None:
+    text = call("config", "learning").out
+    keys = [line.split(" = ")[0] for line in text.splitlines() if not line.startswith(" ")]
+    assert keys == [key.key for key in describe(TrainConfig) if key.key.startswith("learning.")]
+    assert "learning.gamma = 0.99   (float)\n    Discount per step." in text
+
+
+@pytest.mark.parametrize(
+    ("prefix", "hint"),
+    [
+        ("lerning", "did you mean 'learning'?"),
+        ("learn", "did you mean 'learning'?"),  # half a name is not a prefix
+        ("learning.gama", "did you mean 'learning.gamma'?"),
+        ("xyzzy", "`rollmill config` lists them all"),
+    ],
+)
+def test_config_of_a_wrong_prefix(call: Call, prefix: str, hint: str) -> None:
+    result = call("config", prefix)
+    assert result.code == 2
+    assert result.err.startswith(f"rollmill config: no key '{prefix}'; ")
+    assert hint in result.err
+
+
+# -- starting up -------------------------------------------------------------------------------------------
+
+
+def test_help_and_typing_errors_do_not_wait_for_torch(tmp_path: Path) -> None:
+    script = """
+import sys
+from rollmill.cli.main import VERBS, main
+
+def run(*words):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+
+run("--help")
+for verb in VERBS:
+    run(verb, "--help")
+run("train", "env=doom_bsic")
+run("train", "learning.gama=1")
+run("config")
+print([name for name in ("torch", "tensorboardX") if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [["envs"], ["--help"], ["train", "--help"], ["config"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_error(words: list[str], unbuffered: str) -> None:
+    """As in ``rollmill config | head -1``: quiet, with the exit code of a program that SIGPIPE has ended."""
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "rollmill.cli.main", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment)
+    os.close(write)
+    assert done.stderr == b""
+    assert done.returncode == 128 + signal.SIGPIPE
+
+
+def test_another_broken_pipe_is_an_error(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: list[str]) -> int:
+        raise BrokenPipeError("a worker has gone")
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(BrokenPipeError, match="a worker has gone"):
+        call("train")
+
+
+# -- how it ends -------------------------------------------------------------------------------------------
+
+
+def test_exit_codes_of_failures_and_signals(tmp_path: Path, rollmill: Run) -> None:
+    """Three commands at once: most of the time goes into starting them."""
+    words = (*SERIAL, "stop.frames=100000000", "report.console_seconds=0")
+    faulty = ("env=faulty_envs:Misbehave", "env.args={env: 3, at_step: 20}", "env.fault_limit=0")
+    failing = rollmill(*command_words(tmp_path / "a", *words, *faulty), "--json")
+    stopped = {
+        signal.SIGINT: rollmill(*command_words(tmp_path / "b", *words, "env=toy_target"), "--json"),
+        signal.SIGTERM: rollmill(*command_words(tmp_path / "c", *words, "env=toy_target"), "--json"),
+    }
+    for number, command in stopped.items():
+        command.wait_for_text("frames/s")
+        command.send(number)
+    for number, command in stopped.items():
+        assert command.wait() == 128 + number
+        outcome = json.loads(command.text.splitlines()[-1])
+        assert outcome["state"] == "interrupted"
+        assert outcome["reason"] == f"{number.name} received"
+        command.assert_nothing_left()
+    assert failing.wait() == 1
+    assert "\nrollmill train: env 3 (faulty_envs:Misbehave) failed in step" in failing.text
+    assert not [line for line in failing.text.splitlines() if line.startswith("{")]
+
+
+def test_a_signal_during_an_evaluation(tmp_path: Path, call: Call, rollmill: Run) -> None:
+    trained = call(*command_words(tmp_path, *TINY), "--json")
+    assert trained.code == 0
+    command = rollmill("eval", str(tmp_path / "x/run"), "--episodes", "100000000", "--workers", "1")
+    wait_until(command.workers, what="workers")
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+    assert command.text == "rollmill eval: interrupted\n"
+    command.assert_nothing_left()

@@ -1,0 +1,22 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from running import Command
+
+Run = Callable[..., Command]
+
+
+@pytest.fixture
+def rollmill(tmp_path: Path) -> Iterator[Run]:
+    """Starts ``rollmill <words>`` in the test's folder; whatever is left of it is ended after the test."""
+    commands: list[Command] = []
+
+    def start(*words: str) -> Command:
+        commands.append(Command(*words, cwd=tmp_path))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        command.kill()

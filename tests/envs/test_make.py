@@ -1,0 +1,151 @@
+"""From a name to an environment."""
+
+import socket
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import faulty_envs
+from rollmill.core.errors import ConfigError, EnvError
+from rollmill.envs.gym_env import GymEnv
+from rollmill.envs.make import NAMED, EnvInstance, check_env_settings, make_env
+from rollmill.envs.settings import EnvSettings
+from rollmill.envs.toy import Target
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_named_env_resolves(name: str) -> None:
+    if NAMED[name].extra:
+        pytest.importorskip(NAMED[name].extra)
+    check_env_settings(EnvSettings(id=name))
+    assert NAMED[name].summary
+
+
+@pytest.mark.parametrize("name", [name for name, entry in NAMED.items() if not entry.extra])
+def test_every_toy_can_be_built(name: str) -> None:
+    env = make_env(EnvSettings(id=name))
+    assert env.spec.name == name
+    env.close()
+
+
+def test_arguments_reach_the_constructor_over_the_fixed_ones() -> None:
+    env = make_env(EnvSettings(id="toy_agents", args={"agents": 3, "length": 7}))
+    assert isinstance(env, Target)
+    assert (env.agents, env.length) == (3, 7)
+
+
+def test_gymnasium_ids_work() -> None:
+    env = make_env(EnvSettings(id="CartPole-v1"))
+    assert isinstance(env, GymEnv)
+    assert env.spec.name == "CartPole-v1"
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("toy_traget", "toy_target"), ("CartPol-v1", "CartPole-v1"), ("doom_bsic", "doom_basic")]
+)
+def test_a_misspelt_name_gets_the_nearest_one(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"env={name}: no such environment; .*{hint}") as failure:
+        check_env_settings(EnvSettings(id=name))
+    assert failure.value.exit_code == 2
+
+
+def test_a_misspelt_argument_gets_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"env\.args\.lenght: toy_target takes no such argument; .*length"):
+        check_env_settings(EnvSettings(id="toy_target", args={"lenght": 3}))
+
+
+def test_gymnasium_arguments_are_left_to_gymnasium() -> None:
+    check_env_settings(EnvSettings(id="CartPole-v1", args={"sutton_barto_reward": True}))
+
+
+# -- module:callable ----------------------------------------------------------------------------------------
+
+
+def test_the_instance_is_handed_over_to_those_who_ask() -> None:
+    envs = [make_env(EnvSettings(id="faulty_envs:Marker"), EnvInstance(index, index // 2)) for index in range(4)]
+    assert [env._index for env in envs] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+    assert isinstance(make_env(EnvSettings(id="faulty_envs:Zoo"), EnvInstance(3)), GymEnv)
+    assert isinstance(make_env(EnvSettings(id="faulty_envs:Marker")), faulty_envs.Marker)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Env", "no module named 'no_such_module'"),
+        ("faulty_envs.deeper:Env", "no module named 'faulty_envs.deeper'"),
+        ("faulty_envs:Misbehaves", "Misbehave"),
+        ("faulty_envs:NOT_CALLABLE", "NOT_CALLABLE"),
+        (":Env", "expected"),
+        ("faulty_envs:", "expected"),
+    ],
+)
+def test_a_wrong_reference_says_what_is_wrong(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_env_settings(EnvSettings(id=name))
+
+
+def test_a_module_that_lacks_something_itself_keeps_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needy_env.py").write_text("import needy\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="needy"):
+        check_env_settings(EnvSettings(id="needy_env:Env"))
+
+
+def test_the_current_folder_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+        from rollmill.envs.toy import Target
+
+        def make(length: int = 3):
+            return Target(length)
+    """
+    (tmp_path / "envs_of_mine.py").write_text(textwrap.dedent(code))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p])
+    env = make_env(EnvSettings(id="envs_of_mine:make", args={"length": 4}))
+    assert isinstance(env, Target)
+    assert env.length == 4
+
+
+def test_what_is_no_env_is_refused() -> None:
+    with pytest.raises(ConfigError, match="faulty_envs:not_an_env built a object, which is neither"):
+        make_env(EnvSettings(id="faulty_envs:not_an_env"))
+
+
+def test_the_constructor_s_own_error_passes_through() -> None:
+    with pytest.raises(RuntimeError, match="told to raise in constructor"):
+        make_env(EnvSettings(id="faulty_envs:Misbehave", args={"where": "constructor"}))
+
+
+# -- ports --------------------------------------------------------------------------------------------------
+
+
+def test_ports_of_instances_are_free_and_distinct() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        base = taken.getsockname()[1]
+        if base > 60_000:
+            pytest.skip("the system gave a port too near the end")
+        ports = [EnvInstance(index).port(base) for index in range(20)]
+        assert base not in ports
+        assert len(set(ports)) == 20, "also where the first choice of one is taken"
+        for port in ports:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+
+
+def test_no_free_port_is_an_error() -> None:
+    with pytest.raises(EnvError, match="no free TCP port"):
+        EnvInstance(index=5).port(65534)
+
+
+# -- settings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [{"max_episode_steps": -1}, {"fault_limit": -1}, {"fault_window": 0}])
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        EnvSettings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""Short trainings for tests: in this process, or as the real command in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.checkpoints import Checkpoints
+from rollmill.core.config import load_config
+from rollmill.core.run_folder import RunFolder
+from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.observers import Observer
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.train import Outcome, Request, train
+
+TESTS = Path(__file__).parent
+MARK = "ROLLMILL_TEST_MARK"
+SMALL = (
+    "run.name=run",
+    "sampling.workers=2",
+    "sampling.envs_per_worker=4",
+    "sampling.groups=2",
+    "sampling.rollout=8",
+    "sampling.affinity=false",
+    "learning.batch_size=32",
+    "model.mlp=[16]",
+    "model.hidden_size=8",
+    "report.every_frames=64",
+    "report.tensorboard=false",
+    "checkpoints.min_free_mb=1",
+)
+"""A run of tiny segments: 16 rows each, two of them a batch."""
+SERIAL = ("sampling.mode=serial",)
+
+
+def config_of(folder: Path, *overrides: str) -> TrainConfig:
+    return load_config(TrainConfig, [], [f"run.dir={folder}", "run.experiment=x", *SMALL, *overrides])
+
+
+def train_here(
+    folder: Path, *overrides: str, observers: Sequence[Observer] = (), **request: Any
+) -> tuple[Outcome, RunFolder]:
+    """Train in this process, without a console."""
+    config = config_of(folder, *overrides)
+    outcome = train(config, Request(command=("test",), console="off", **request), observers)
+    return outcome, RunFolder(config.folder)
+
+
+def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """Metrics without what depends on the machine."""
+    keep = lambda name: name != "time" and not name.startswith("time/")  # noqa: E731
+    return [{name: value for name, value in row.items() if keep(name)} for row in read_jsonl(folder.metrics)]
+
+
+def saved_state(folder: RunFolder) -> Any:
+    return Checkpoints(folder.checkpoints).load_newest().state
+
+
+def assert_same(one: Any, two: Any, where: str = "") -> None:
+    """Equal down to the last bit; NaN equals NaN. Names the first place that differs."""
+    assert type(one) is type(two), where
+    if isinstance(one, Mapping):
+        assert one.keys() == two.keys(), where
+        for key in one:
+            assert_same(one[key], two[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(two), where
+        for index, pair in enumerate(zip(one, two)):
+            assert_same(*pair, f"{where}/{index}")
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == two.dtype, where
+        assert one.shape == two.shape, where
+        assert one.tobytes() == two.tobytes() or np.array_equal(one, two, equal_nan=one.dtype.kind == "f"), where
+    else:
+        assert one == two or (one != one and two != two), f"{where}: {one} and {two}"
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: str = "") -> Any:
+    """Poll until ``condition`` gives something; the limit only ends a test that is broken."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Command:
+    """``rollmill <words>`` as a process of its own; every process it starts carries its mark."""
+
+    def __init__(self, *words: str, cwd: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self._shared_memory = _shared_memory()
+        self._text: list[str] = []
+        self.output = cwd / f"output-{self.mark}.txt"
+        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with open(self.output, "wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rollmill.cli.main", *words],
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, MARK: self.mark, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            )
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def wait(self, seconds: float = 120.0) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"did not end by itself:\n{self.text}") from None
+
+    def wait_for_text(self, text: str, times: int = 1) -> None:
+        def found() -> bool:
+            assert self.process.poll() is None or self.text.count(text) >= times, self.text
+            return self.text.count(text) >= times
+
+        wait_until(found, what=f"{text!r} in the output of the command")
+
+    def processes(self) -> list[int]:
+        """Living processes of this command, itself and its janitor included."""
+        return [pid for pid in _processes() if self.mark in _environment(pid)]
+
+    def workers(self) -> list[int]:
+        return [pid for pid in self.processes() if "rollmill.sampling.worker" in _words(pid)]
+
+    def token(self) -> str:
+        """The run's token, from the environment of a worker."""
+        entries = _environment(self.workers()[0]).split("\0")
+        return next(entry for entry in entries if entry.startswith("ROLLMILL_TOKEN="))
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        for pid in [self.process.pid, *self.processes()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+    def assert_nothing_left(self) -> None:
+        """Within ten seconds of the end: no process, nothing new in shared memory."""
+        wait_until(lambda: not self.processes(), 10.0, f"processes {self.processes()} to end")
+        # Tests of simulators may run at the same time; their segments are told by their names.
+        left = {name for name in _shared_memory() - self._shared_memory if not name.startswith("ViZDoom")}
+        assert not left, left
+
+
+def command_words(folder: Path, *overrides: str) -> list[str]:
+    """``train`` with the small settings."""
+    return ["train", f"run.dir={folder}", "run.experiment=x", *SMALL, *overrides]
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def _processes() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _environment(pid: int) -> str:
+    """Environment a process was started with; empty for a zombie or when it is gone."""
+    return _proc_file(pid, "environ")
+
+
+def _words(pid: int) -> list[str]:
+    return _proc_file(pid, "cmdline").split("\0")
+
+
+def _proc_file(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,389 @@
+"""What envs, workers and signals can do to a run: it survives and counts, or it stops and says what, where and why."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Run
+from rollmill.core.errors import EnvError, WorkerError
+from rollmill.core.janitor import TOKEN_VARIABLE
+from rollmill.core.janitor_main import processes_with_token, vizdoom_instance
+from rollmill.core.run_folder import RunFolder
+from rollmill.core.seeds import Seeds
+from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.observers import Observer
+from rollmill.runs.online import OnlineRun
+from rollmill.sampling.crew import ProcessCrew
+from running import command_words, saved_state, train_here, wait_until
+
+FAULTY = "env=faulty_envs:Misbehave"
+SEEN = "seen what was waited for"
+LONG = ("stop.frames=100000000", "stop.seconds=60")
+"""For runs that something else ends; the seconds are for broken ones."""
+SEED = re.compile(r"env 3 \(faulty_envs:Misbehave\) \w+ in (\w+).*?seed (\d+), episode (\d+), step (\d+)\)")
+TIMEOUTS = ("sampling.step_timeout=0.5", "sampling.reset_timeout=0.5", "sampling.start_timeout=15")
+
+
+class Watcher(Observer):
+    """Remembers the run, and at its end looks for processes that outlive it.
+
+    Ends the run ten training steps after as many faults and replaced workers as were waited for.
+    """
+
+    def __init__(self) -> None:
+        self.run: OnlineRun | None = None
+        self.faults = self.restarts = 0
+        self._after = 10
+
+    def on_init(self, run: OnlineRun) -> None:
+        self.run = run
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        report = run.parts.sampler.crew.report
+        waiting = report.env_faults < self.faults or report.worker_restarts < self.restarts
+        if self.faults + self.restarts and not waiting:
+            self._after -= 1
+            if not self._after:
+                run.stop(SEEN)
+
+    @property
+    def crew(self) -> ProcessCrew:
+        assert self.run is not None
+        return self.run.parts.sampler.crew  # type: ignore[return-value]
+
+    def assert_nothing_left(self) -> None:
+        assert self.run is not None
+        environment = self.run.parts.sampler.plan.environment
+        assert environment is not None
+        wait_until(lambda: not processes_with_token(environment[TOKEN_VARIABLE], set()), 10.0, "workers to end")
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    watcher = Watcher()
+    yield watcher
+    watcher.assert_nothing_left()
+
+
+def misbehaviour(what: str, where: str = "step", once: Path | None = None, env: int = 3, at_step: int = 7) -> list[str]:
+    """Overrides for a run whose env 3 misbehaves: ``once``, or again and again."""
+    args = f"what: {what}, where: {where}, env: {env}, at_step: {at_step if where == 'step' else 0}"
+    file = str(once) if once else ""
+    return ["sampling.workers=1", FAULTY, f"env.args={{{args}, once: {file!r}, masked: {str(what == 'mask').lower()}}}"]
+
+
+def assert_names_the_place(text: str, where: str) -> None:
+    """The message holds phase, seed, episode and step, and the seed is the one that reproduces the episode."""
+    found = SEED.search(text)
+    assert found is not None, text
+    phase, seed, episode, step = found.group(1), *map(int, found.groups()[1:])
+    assert phase == where
+    assert seed == Seeds(0).branch("envs").branch("worker", 0).branch(3).branch("episode", episode).integer()
+    assert step == (0 if where != "step" else step)
+
+
+# -- faults of envs that pass --------------------------------------------------------------------------
+
+NONSENSE = [
+    ("raise", "step", "RuntimeError: told to raise"),
+    ("none", "step", "observation 'obs' is None"),
+    ("nan", "step", "observation 'obs' is NaN or infinite"),
+    ("nan_reward", "step", "reward is NaN or infinite"),
+    ("none_reward", "step", "reward is NaN or infinite"),
+    ("shape", "step", "has shape (3,), the space says (2,)"),
+    ("dtype", "step", "has dtype <U1, the space says float32"),
+    ("mask", "step", "action_mask forbids every choice: [[0, 0, 0]]"),
+    ("raise", "reset", "RuntimeError: told to raise"),
+    ("none", "reset", "observation 'obs' is None"),
+    ("nan", "reset", "observation 'obs' is NaN or infinite"),
+    ("mask", "reset", "action_mask forbids every choice: [[0, 0, 0]]"),
+    ("raise", "constructor", "RuntimeError: told to raise"),
+]
+
+
+@pytest.mark.parametrize(("what", "where", "message"), NONSENSE)
+def test_one_fault_is_counted_and_survived(
+    tmp_path: Path, watcher: Watcher, what: str, where: str, message: str
+) -> None:
+    overrides = [*misbehaviour(what, where, once=tmp_path / "once"), "sampling.mode=serial"]
+    watcher.faults = 1
+    outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=[watcher])
+    assert outcome.reason == SEEN
+    assert (tmp_path / "once").exists()
+    assert watcher.crew.report.env_faults == 1
+    assert watcher.crew.report.worker_restarts == 0
+    assert read_jsonl(folder.metrics)[-1]["sample/env_faults"] == 1
+    warnings = [line for line in folder.log.read_text().splitlines() if "restarting it" in line]
+    assert len(warnings) == 1
+    assert message in warnings[0]
+    assert_names_the_place(warnings[0], where)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("what", "where"), [("raise", "step"), ("nan", "reset"), ("raise", "constructor")])
+def test_the_other_modes_survive_it_too(tmp_path: Path, watcher: Watcher, mode: str, what: str, where: str) -> None:
+    overrides = misbehaviour(what, where, once=tmp_path / "once")
+    watcher.faults = 1
+    outcome, folder = train_here(tmp_path, *LONG, f"sampling.mode={mode}", *overrides, observers=[watcher])
+    assert outcome.reason == SEEN
+    assert watcher.crew.report.env_faults == 1
+    assert_names_the_place(folder.log.read_text(), where)
+
+
+def test_an_env_that_cannot_even_close_is_survived(tmp_path: Path, watcher: Watcher) -> None:
+    overrides = misbehaviour("raise_close", at_step=7)
+    watcher.faults = 2
+    outcome, folder = train_here(tmp_path, *LONG, *overrides, "env.fault_limit=1000", observers=[watcher])
+    assert outcome.state == "finished"
+    assert "failed in close" in folder.log.read_text()
+
+
+def test_chatter_of_an_env_is_logged_within_bounds(tmp_path: Path, watcher: Watcher) -> None:
+    outcome, folder = train_here(tmp_path, "stop.frames=5000", *misbehaviour("print", at_step=1), observers=[watcher])
+    text = folder.log.read_text()
+    assert outcome.state == "finished"
+    assert "worker 0: complaint" in text
+    assert text.count("worker 0: ") <= 201
+    assert "lines of output were not logged" in text
+
+
+# -- faults of envs that last --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "serial"])
+@pytest.mark.parametrize("where", ["step", "reset", "constructor"])
+def test_a_lasting_fault_stops_the_run_and_names_the_place(
+    tmp_path: Path, watcher: Watcher, mode: str, where: str
+) -> None:
+    overrides = [*misbehaviour("raise", where), "env.fault_limit=2", f"sampling.mode={mode}"]
+    with pytest.raises(EnvError, match=r"env\.fault_limit is 2") as failure:
+        train_here(tmp_path, *LONG, *overrides, observers=[watcher])
+    assert_names_the_place(str(failure.value), where)
+    assert "told to raise" in str(failure.value)
+    assert "Traceback" in str(failure.value)
+    assert watcher.crew.report.env_faults == 3
+
+
+def test_a_failed_run_keeps_its_weights_and_can_go_on(tmp_path: Path, watcher: Watcher) -> None:
+    """Serial mode: the fault ends a step in the middle, so the envs begin anew instead of going on askew."""
+    overrides = [*misbehaviour("raise", at_step=20), "sampling.mode=serial"]
+    with pytest.raises(EnvError):
+        train_here(tmp_path, *LONG, "env.fault_limit=0", *overrides, observers=[watcher])
+    outcome, folder = train_here(tmp_path, "stop.frames=600", "env.fault_limit=50", *overrides, mode="resume")
+    assert outcome.state == "finished"
+    assert "not reproducible" not in folder.log.read_text()
+    assert folder.read_state()["state"] == "finished"  # type: ignore[index]
+
+
+def test_a_constructor_that_always_fails_stops_before_the_workers(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="the constructor failed with RuntimeError: told to raise"):
+        train_here(tmp_path, FAULTY, "sampling.workers=1", "env.args={where: constructor}")
+
+
+@pytest.mark.parametrize("what", ["exit", "kill"])
+def test_a_constructor_that_ends_its_process_stops_the_run(tmp_path: Path, what: str) -> None:
+    with pytest.raises(EnvError, match=r"building it ended the process \(exit code"):
+        train_here(tmp_path, FAULTY, f"env.args={{where: constructor, what: {what}}}")
+
+
+def test_a_constructor_that_hangs_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="the constructor hangs for more than 2 s"):
+        train_here(tmp_path, FAULTY, "env.args={where: constructor, what: hang}", "sampling.start_timeout=2")
+
+
+# -- workers that hang or die --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_a_hang_replaces_the_worker(tmp_path: Path, watcher: Watcher, mode: str, where: str) -> None:
+    overrides = [*misbehaviour("hang", where, once=tmp_path / "once"), f"sampling.mode={mode}", *TIMEOUTS]
+    watcher.restarts = 1
+    outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=[watcher])
+    assert outcome.reason == SEEN
+    assert watcher.crew.report.worker_restarts == 1
+    assert watcher.run is not None
+    assert watcher.run.parts.sampler.lost_segments == 2  # the two groups of one worker
+    assert read_jsonl(folder.metrics)[-1]["sample/worker_restarts"] == 1
+    warning = next(line for line in folder.log.read_text().splitlines() if "replacing the worker" in line)
+    assert f"hangs in {where} for more than 0.5 s" in warning
+    assert_names_the_place(warning, where)
+
+
+def test_a_hang_in_the_constructor_of_a_worker_replaces_it(tmp_path: Path, watcher: Watcher) -> None:
+    overrides = [*misbehaviour("hang", "constructor", once=tmp_path / "once"), "sampling.start_timeout=4"]
+    watcher.restarts = 1
+    outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=[watcher])
+    assert outcome.reason == SEEN
+    assert watcher.crew.report.worker_restarts == 1
+    assert "hangs in constructor" in folder.log.read_text()
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_lasting_hang_stops_the_run_and_names_the_place(tmp_path: Path, watcher: Watcher, mode: str) -> None:
+    overrides = [*misbehaviour("hang"), f"sampling.mode={mode}", "sampling.worker_restarts=1", *TIMEOUTS]
+    with pytest.raises(EnvError, match=r"replaced 1 times .* sampling\.worker_restarts is 1") as failure:
+        train_here(tmp_path, *LONG, *overrides, observers=[watcher])
+    assert_names_the_place(str(failure.value), "step")
+
+
+@pytest.mark.parametrize(("what", "how"), [("kill", "was killed by signal 9"), ("exit", "ended with exit code 7")])
+def test_a_worker_that_ends_is_replaced(tmp_path: Path, watcher: Watcher, what: str, how: str) -> None:
+    overrides = misbehaviour(what, once=tmp_path / "once")
+    watcher.restarts = 1
+    outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=[watcher])
+    assert outcome.reason == SEEN
+    assert watcher.crew.report.worker_restarts == 1
+    assert how in folder.log.read_text()
+
+
+def test_a_worker_that_ends_again_and_again_stops_the_run(tmp_path: Path, watcher: Watcher) -> None:
+    with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) was killed by signal 9; replaced 1 times"):
+        train_here(tmp_path, *LONG, *misbehaviour("kill"), "sampling.worker_restarts=1", observers=[watcher])
+
+
+class KillWorkers(Watcher):
+    """kill -9 for both workers, and again for both that replace them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restarts = 4
+        self._at = [0, 2]
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        super().on_training_step(run, iteration)
+        if iteration >= 3 and self._at and self.crew.report.worker_restarts == self._at[0]:
+            del self._at[0]
+            for pid in self.crew.pids():
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_workers_killed_from_outside_are_replaced(tmp_path: Path, mode: str) -> None:
+    killer = KillWorkers()
+    outcome, _ = train_here(tmp_path, *LONG, "env=toy_target", f"sampling.mode={mode}", observers=[killer])
+    assert outcome.reason == SEEN
+    killer.assert_nothing_left()
+
+
+def test_episodes_of_a_replaced_worker_are_not_played_again(tmp_path: Path, watcher: Watcher) -> None:
+    """Every reset of every env has a seed of its own, also after the replacement."""
+    journal = tmp_path / "journal"
+    overrides = [*misbehaviour("kill", at_step=20), f"env.args.journal={journal}"]
+    watcher.restarts = 2
+    train_here(tmp_path, *LONG, *overrides, "sampling.worker_restarts=100", observers=[watcher])
+    resets = [line for line in journal.read_text().splitlines() if line.startswith("reset")]
+    assert journal.read_text().count("constructor 3") > 1
+    assert len(resets) == len(set(resets))
+
+
+class StopWhenReplaced(Watcher):
+    """Ends the run once the second env number 3 has been reset."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        parts = self._journal.read_text().split("constructor 3")
+        if len(parts) > 2 and "reset 3" in parts[2]:
+            run.stop(SEEN)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_replaced_worker_closes_its_envs_in_the_end(tmp_path: Path, mode: str) -> None:
+    journal, once = tmp_path / "journal", tmp_path / "once"
+    overrides = [
+        "sampling.workers=1",
+        FAULTY,
+        f"env.args={{what: kill, env: 3, at_step: 20, once: {once}, journal: {journal}}}",
+    ]
+    observers = [StopWhenReplaced(journal)]
+    outcome, _ = train_here(tmp_path, *LONG, *overrides, f"sampling.mode={mode}", observers=observers)
+    assert outcome.reason == SEEN
+    assert "close 3" in journal.read_text()
+
+
+# -- signals to the command ----------------------------------------------------------------------------
+
+ENDLESS = ("env=toy_target", "stop.frames=100000000", "report.console_seconds=0.1")
+
+
+@pytest.mark.parametrize(
+    ("number", "mode"),
+    [(signal.SIGINT, "async"), (signal.SIGTERM, "sync"), (signal.SIGINT, "serial")],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_signal_ends_the_run_cleanly(tmp_path: Path, rollmill: Run, number: signal.Signals, mode: str) -> None:
+    command = rollmill(*command_words(tmp_path, *ENDLESS, f"sampling.mode={mode}"))
+    command.wait_for_text("frames/s")
+    command.send(number)
+    assert command.wait() == 128 + number
+    command.assert_nothing_left()
+    assert f"interrupted: {number.name} received" in command.text
+    assert "--resume continues it" in command.text
+    assert "Traceback" not in command.text
+    assert list((tmp_path / "x/run/checkpoints").glob("*.ckpt"))
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, rollmill: Run) -> None:
+    """The first signal finds a worker that cannot stop: its env hangs. Whoever asks twice does not want to wait."""
+    once = tmp_path / "once"
+    command = rollmill(*command_words(tmp_path, *LONG, *misbehaviour("hang", once=once)))
+    wait_until(once.exists, what="the env to hang")
+    command.send(signal.SIGTERM)
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+    command.assert_nothing_left()
+    assert "interrupted twice, ended at once" in command.text
+
+
+def test_kill_9_of_the_run_leaves_nothing(tmp_path: Path, rollmill: Run) -> None:
+    command = rollmill(*command_words(tmp_path, *ENDLESS))
+    command.wait_for_text("frames/s")
+    token = command.token()
+    assert token.startswith(TOKEN_VARIABLE)
+    command.send(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    command.assert_nothing_left()
+
+
+def test_kill_9_of_the_run_while_an_env_hangs_leaves_nothing(tmp_path: Path, rollmill: Run) -> None:
+    once = tmp_path / "once"
+    command = rollmill(*command_words(tmp_path, *LONG, *misbehaviour("hang", once=once)))
+    wait_until(once.exists, what="the env to hang")
+    command.send(signal.SIGKILL)
+    command.wait()
+    command.assert_nothing_left()
+
+
+def test_a_failure_has_an_honest_exit_code_and_message(tmp_path: Path, rollmill: Run) -> None:
+    words = command_words(tmp_path, *misbehaviour("raise"), "env.fault_limit=1", "stop.frames=1000000")
+    command = rollmill(*words)
+    assert command.wait() == 1
+    command.assert_nothing_left()
+    assert "rollmill train: env 3 (faulty_envs:Misbehave) failed in step" in command.text
+    run = RunFolder(tmp_path / "x" / "run")
+    state = run.read_state()
+    assert state is not None
+    assert state["state"] == "failed"
+    assert "told to raise" in state["reason"]
+    assert saved_state(run)["iteration"] > 0
+
+
+@pytest.mark.vizdoom
+def test_kill_9_of_a_doom_run_leaves_no_engine_and_no_segment(tmp_path: Path, rollmill: Run) -> None:
+    pytest.importorskip("vizdoom")
+    small = ("sampling.envs_per_worker=2", "sampling.workers=1", "learning.batch_size=8", "model.fc=[8]")
+    command = rollmill(*command_words(tmp_path, *LONG, "env=doom_basic", *small, "report.console_seconds=0.1"))
+    command.wait_for_text("frames/s")
+    instances = [name for pid in command.processes() for name in vizdoom_instance(pid)]
+    assert len(instances) == 2
+    command.send(signal.SIGKILL)
+    command.wait()
+    command.assert_nothing_left()
+    assert not [name for name in os.listdir("/dev/shm") if any(name.endswith(i) for i in instances)]

@@ -1,0 +1,172 @@
+"""The turn-over of segments and the bookkeeping of slots, without envs or workers."""
+
+import numpy as np
+import pytest
+
+from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.core.slots import CARRIED_FIELDS, OBS, Arena, SegmentLayout
+from rollmill.sampling.inference import Inference, Request
+from rollmill.sampling.mailbox import Mailbox
+
+SPEC = EnvSpec("x", (Field("a", "float32", (2,)), Field("b", "uint8", (3,))), ActionSpec("discrete", nvec=(5,)))
+STEPS, LANES, GROUPS, SLOTS = 4, 3, 2, 6
+
+
+class Answer:
+    def __init__(self, lanes: int, base: float, size: int) -> None:
+        self.action = np.arange(lanes) % 5
+        self.log_prob = np.full(lanes, -base, np.float32)
+        self.value = np.arange(lanes, dtype=np.float32) + base
+        self.state = np.full((lanes, size), base, np.float32)
+
+
+class Scripted:
+    """Answers the n-th question with n; remembers what it was asked."""
+
+    state_size = 2
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.asked: list[Request] = []
+        self.obs: list[dict] = []
+
+    def act(self, request: Request) -> Answer:
+        self.version += 1
+        self.asked.append(request)
+        self.obs.append({name: array.copy() for name, array in request.obs.items()})
+        return Answer(len(request.lanes), 10.0 * self.version, 2)
+
+    def refresh(self) -> int:
+        return self.version
+
+    def attach(self, arena: Arena) -> None: ...
+
+    def detach(self) -> None: ...
+
+
+class Table:
+    """An arena, its mailbox, one scripted policy, and a worker made of random numbers."""
+
+    def __init__(self, every: int = 0, policies: int = 1) -> None:
+        self.arena = Arena(SegmentLayout(SPEC, STEPS, LANES, 2, every), SLOTS)
+        for slot in range(SLOTS):
+            self.arena.poison(slot)
+        self.box = Mailbox(GROUPS, 1, GROUPS * LANES)
+        self.policies = [Scripted() for _ in range(policies)]
+        self.inference = Inference(self.arena, self.box, self.policies)
+        self.box.row[:] = -1
+        self.rng = np.random.default_rng(0)
+
+    def work(self, group: int) -> None:
+        """What a worker does: fill the row after the commanded one."""
+        slot, row = int(self.box.slot[group]), int(self.box.row[group]) + 1
+        for array in self.arena.obs.values():
+            array[slot, row] = self.rng.integers(100, size=array.shape[2:])
+        self.arena["first"][slot, row] = self.rng.integers(2, size=LANES)
+        self.arena["step"][slot, row] = self.rng.integers(99, size=LANES)
+        self.arena["episode"][slot, row] = self.rng.integers(99, size=LANES)
+
+    def turn(self, groups: list[int]) -> list[int]:
+        for group in groups:
+            self.work(group)
+        return self.inference.answer(np.array(groups))
+
+
+def test_groups_begin_in_slots_of_their_own() -> None:
+    table = Table()
+    assert table.box.slot.tolist() == [0, 1]
+    assert list(table.inference.free) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("groups", [[0], [1], [0, 1], [1, 0]])
+def test_a_request_holds_the_newest_rows(groups: list[int]) -> None:
+    table = Table()
+    table.turn(groups)
+    request, obs = table.policies[0].asked[0], table.policies[0].obs[0]
+    assert request.lanes.tolist() == [g * LANES + lane for g in groups for lane in range(LANES)]
+    for name, array in table.arena.obs.items():
+        wanted = np.concatenate([array[g, 0] for g in groups])
+        np.testing.assert_array_equal(obs[name], wanted)
+    np.testing.assert_array_equal(request.first, np.concatenate([table.arena["first"][g, 0] for g in groups]))
+    value = np.concatenate([table.arena["value"][g, 0] for g in groups])
+    np.testing.assert_array_equal(value, np.arange(len(groups) * LANES) + 10)
+    assert table.box.row[groups].tolist() == [0] * len(groups)
+
+
+def test_a_full_segment_turns_over_into_a_fresh_slot() -> None:
+    table = Table()
+    for _ in range(STEPS):
+        assert table.turn([0, 1]) == []
+    assert table.turn([1]) == [1]
+    old, new = table.arena.segment(1), table.arena.segment(2)
+    assert table.box.slot.tolist() == [0, 2]
+    assert table.box.row.tolist() == [STEPS - 1, 0]
+    assert table.inference.group_of_slot[[1, 2]].tolist() == [1, 1]
+    for name in (*CARRIED_FIELDS, OBS + "a", OBS + "b", "value", "version", "policy_id", "frames"):
+        np.testing.assert_array_equal(old[name][STEPS], new[name][0], name)
+    assert (old["value"][STEPS] == np.arange(LANES) + 10 * (STEPS + 1)).all(), "one decision serves both rows"
+    assert np.isnan(old["reward"][STEPS]).all(), "the bootstrap row has no outcome"
+    assert (old["action"][STEPS] < 0).all(), "and no action"
+    closing = table.policies[0].asked[-1].closing
+    assert closing.tolist() == [1]
+
+
+def test_two_groups_that_fill_up_together() -> None:
+    table = Table()
+    for _ in range(STEPS):
+        table.turn([0, 1])
+    assert table.turn([0, 1]) == [0, 1]
+    assert table.box.slot.tolist() == [2, 3]
+    assert table.inference.group_of_slot[[0, 1, 2, 3]].tolist() == [0, 1, 0, 1]
+
+
+def test_without_a_free_slot_only_the_others_can_go_on() -> None:
+    table = Table()
+    for _ in range(STEPS):
+        table.turn([0])
+    table.inference.free.clear()
+    assert table.inference.answerable(np.array([0, 1])).tolist() == [1]
+    table.inference.free.append(5)
+    assert table.inference.answerable(np.array([0, 1])).tolist() == [0, 1]
+    for _ in range(STEPS):
+        table.turn([1])
+    assert table.inference.answerable(np.array([0, 1])).tolist() == [0], "one slot is enough for one of them"
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 4])
+def test_states_are_kept_where_pieces_begin(every: int) -> None:
+    table = Table(every)
+    for _ in range(STEPS):
+        table.turn([0, 1])
+    versions = table.arena["version"][0, :STEPS, 0]
+    kept = table.arena["state"][0, :, 0, 0]
+    np.testing.assert_array_equal(kept, 10 * versions[:: every or STEPS])
+
+
+def test_every_row_is_stamped_with_its_frames() -> None:
+    table = Table()
+    for _ in range(3):
+        table.turn([0, 1])
+    table.turn([0])
+    assert table.arena["frames"][0, :4, 0].tolist() == [6, 12, 18, 21]
+    assert table.inference.frames == 21
+
+
+def test_several_policies_answer_for_their_own_lanes_only() -> None:
+    table = Table(policies=2)
+    table.inference.policy_of_lane[:] = [[0, 1, 1], [1, 1, 1]]
+    table.turn([0, 1])
+    one, two = table.policies
+    assert one.asked[0].lanes.tolist() == [0]
+    assert two.asked[0].lanes.tolist() == [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(one.obs[0]["a"], table.arena.obs["a"][0, 0, :1])
+    assert table.arena["policy_id"][:2, 0].tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert table.arena["value"][0, 0].tolist() == [10, 10, 11]
+    assert table.arena["value"][1, 0].tolist() == [12, 13, 14]
+    assert not np.isnan(table.arena["state"][:2, 0]).any()
+
+
+def test_a_policy_without_lanes_is_not_asked() -> None:
+    table = Table(policies=2)
+    table.turn([0, 1])
+    assert table.policies[1].asked == []

@@ -1,0 +1,86 @@
+"""The numbers and bells between main and workers."""
+
+import numpy as np
+
+from rollmill.core.slots import SharedBlock
+from rollmill.sampling.mailbox import Bell, Mailbox, SharedWatch
+
+
+def test_a_group_is_ready_exactly_when_its_command_is_done() -> None:
+    box = Mailbox(groups=4, workers=2, envs=8)
+    box.command[:] = 1
+    assert box.ready().size == 0
+    box.done[2] = 1
+    assert box.ready().tolist() == [2]
+    box.command[2] += 1
+    assert box.ready().size == 0
+
+
+def test_restart_gives_a_group_its_first_command_again() -> None:
+    box = Mailbox(4, 2, 8)
+    box.command[:], box.done[:], box.row[:] = 5, [5, 4, 5, 4], 3
+    box.restart(np.array([0, 1]))
+    assert box.row.tolist() == [-1, -1, 3, 3]
+    assert box.ready().tolist() == [2]
+    box.done[:2] = box.command[:2]
+    assert box.ready().tolist() == [0, 1, 2]
+
+
+def test_two_mailboxes_over_one_block_see_the_same_numbers() -> None:
+    one = Mailbox(3, 2, 4)
+    two = Mailbox(3, 2, 4, SharedBlock(one.block.fd, one.block.nbytes))
+    one.next_episode[:] = np.arange(4)
+    one.since[1] = 0.25
+    two.stop[0] = 1
+    assert two.next_episode.tolist() == [0, 1, 2, 3]
+    assert two.since[1] == 0.25
+    assert one.stop[0] == 1
+    assert one.command.sum() == one.phase.sum() == 0
+    one.block.close_fd()
+
+
+def test_a_watch_says_what_goes_on_and_for_how_long() -> None:
+    box = Mailbox(2, 2, 4)
+    watch = SharedWatch(box, 1)
+    watch.enter(env=3, phase=2, episode=9, step=4)
+    assert (box.env[1], box.phase[1], box.episode[1], box.step[1]) == (3, 2, 9, 4)
+    assert box.since[1] > 0
+    assert box.phase[0] == 0
+    watch.leave()
+    assert box.phase[1] == 0
+
+
+def test_a_bell_wakes_once_however_often_it_was_rung() -> None:
+    bell = Bell.create()
+    assert not bell.wait(0)
+    bell.ring()
+    bell.ring()
+    assert bell.wait(0)
+    assert bell.wait(None), "a bell rings until it is hushed"
+    bell.hush()
+    assert not bell.wait(0)
+    bell.hush()
+    bell.close()
+
+
+def test_a_bell_that_is_rung_for_ever_does_not_block() -> None:
+    bell = Bell.create()
+    for _ in range(70_000):  # more than a pipe holds
+        bell.ring()
+    assert bell.wait(0)
+    bell.close()
+
+
+def test_a_bell_of_two_descriptors() -> None:
+    """Where there is no eventfd, a bell is a pipe."""
+    import os
+
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    bell = Bell(read, write)
+    assert bell.fds == (read, write)
+    for _ in range(70_000):
+        bell.ring()
+    assert bell.wait(0)
+    bell.close()
