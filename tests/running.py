@@ -110,6 +110,7 @@ class Command:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, MARK: self.mark, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
             )
 
     @property
@@ -144,6 +145,10 @@ class Command:
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
+
+    def press_ctrl_c(self) -> None:
+        """What a terminal does: SIGINT for the whole process group, workers included."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
         for pid in [self.process.pid, *self.processes()]:

@@ -1,1 +1,246 @@
-"""Being written."""
+"""What every batch env promises (``protocols.BatchEnv``), checked on one recorded walk of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from driving import SEEDS
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.seeds import Seeds
+from rollmill.core.slots import WORKER_FIELDS
+from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, NoWatch, random_actions
+from rollmill.envs.make import EnvInstance, make_env
+from rollmill.envs.settings import EnvSettings
+
+ENVS = 3
+STEPS = 210
+OUTCOME = ("reward", "terminated", "truncated", "valid", "episode_return")
+OPENING = ("first", "step", "episode")
+
+without_doom = pytest.mark.skipif(not (find_spec("vizdoom") and find_spec("cv2")), reason="needs the vizdoom extra")
+IDS = [
+    "toy_target",
+    "toy_memory",
+    "toy_masked",
+    "toy_image",
+    "toy_reach",
+    "toy_agents",
+    "CartPole-v1",
+    "Pendulum-v1",
+    "faulty_envs:Zoo",
+    "faulty_envs:Marker",
+    pytest.param("doom_basic", marks=[pytest.mark.vizdoom, without_doom]),
+]
+every_env = pytest.mark.parametrize("name", IDS)
+
+
+class Guarded:
+    """A ``StepOut`` whose arrays lie between two guard lanes; everything is poison until it is written."""
+
+    def __init__(self, spec: EnvSpec, lanes: int) -> None:
+        self._lanes = lanes
+        self._whole: dict[str, Array] = {}
+        for f in WORKER_FIELDS:
+            setattr(self, f.name, self._array(f.name, f.dtype, ()))
+        self.obs = {f.name: self._array(f"obs:{f.name}", f.dtype, f.shape) for f in spec.observation}
+
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        self._whole[name] = np.empty((self._lanes + 2, *shape), dtype)
+        return self._whole[name][1:-1]
+
+    def poison(self) -> None:
+        for array in self._whole.values():
+            array[:] = poison_of(array)
+
+    def check_guards(self) -> None:
+        for name, array in self._whole.items():
+            np.testing.assert_array_equal(array[[0, -1]], np.full_like(array[[0, -1]], poison_of(array)), name)
+
+    def copy(self) -> dict[str, Array]:
+        return {name: array[1:-1].copy() for name, array in self._whole.items()}
+
+
+def poison_of(array: Array) -> Any:
+    return {"f": -7e30, "i": -99, "u": 213, "b": True}[array.dtype.kind]
+
+
+@dataclass
+class Walk:
+    """``rows[0]`` is what reset wrote, ``rows[t]`` what the t-th step wrote; ``actions[t]`` led to ``rows[t + 1]``."""
+
+    spec: EnvSpec
+    lanes: int
+    rows: list[dict[str, Array]] = field(default_factory=list)
+    actions: list[Array] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def column(self, name: str) -> Array:
+        return np.stack([row[name] for row in self.rows])
+
+
+def record(name: str, steps: int = STEPS, seeds: Seeds = SEEDS) -> Walk:
+    settings = EnvSettings(id=name)
+    look = make_env(settings)
+    look.close()
+    walk = Walk(look.spec, ENVS * look.spec.agents)
+    setup = BatchSetup(
+        spec=look.spec,
+        make=lambda index: make_env(settings, EnvInstance(index=index)),
+        envs=range(ENVS),
+        seeds=seeds,
+        watch=NoWatch(),
+        on_fault=walk.faults.append,
+        on_episode=lambda lane, episode, stats: None,
+        first_episode=np.zeros(ENVS, np.int64),
+    )
+    batch, rng = EnvBatch(settings, setup), np.random.default_rng(3)
+    assert batch.lanes == walk.lanes
+    out = Guarded(batch.spec, batch.lanes)
+    out.poison()
+    try:
+        batch.reset(out)
+        out.check_guards()
+        walk.rows.append(out.copy())
+        for _ in range(steps):
+            actions = random_actions(batch.spec, rng, out.obs, batch.lanes)
+            given = actions.copy()
+            out.poison()
+            batch.step(actions, out)
+            out.check_guards()
+            np.testing.assert_array_equal(actions, given, "an env must not change the stored action")
+            walk.actions.append(actions)
+            walk.rows.append(out.copy())
+    finally:
+        batch.close()
+        batch.close()  # a second time is harmless
+    return walk
+
+
+@cache
+def walk_of(name: str) -> Walk:
+    return record(name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget() -> Iterator[None]:
+    yield
+    walk_of.cache_clear()
+
+
+@every_env
+def test_reset_opens_every_lane(name: str) -> None:
+    first = walk_of(name).rows[0]
+    assert first["first"].all()
+    assert (first["step"] == 0).all()
+    assert (first["episode"] == 0).all()
+
+
+@every_env
+def test_every_row_is_written_in_full(name: str) -> None:
+    """Nothing of the poison is left, in the dtypes and shapes the spec promises."""
+    walk = walk_of(name)
+    assert walk.faults == []
+    for f in walk.spec.observation:
+        seen = walk.column(f"obs:{f.name}")
+        assert seen.shape[1:] == (walk.lanes, *f.shape)
+        assert seen.dtype == f.dtype
+        flat = seen.reshape(STEPS + 1, walk.lanes, -1)
+        assert np.isfinite(flat).all()
+        assert not (flat == poison_of(flat)).all(axis=-1).any()
+    for f in WORKER_FIELDS:
+        assert walk.column(f.name).shape == (STEPS + 1, walk.lanes)
+        assert walk.column(f.name).dtype == f.dtype
+    after = {name: walk.column(name)[1:] for name in (*OUTCOME, *OPENING)}
+    for name in ("reward", "episode_return"):
+        assert (after[name] != poison_of(after[name])).all()
+    assert (after["step"] >= 0).all()
+    assert (after["episode"] >= 0).all()
+    for flag in ("terminated", "truncated", "valid", "first"):
+        assert not after[flag].all(), "True is the poison: somewhere it must have been written over"
+
+
+@every_env
+def test_the_observation_changes(name: str) -> None:
+    walk = walk_of(name)
+    assert any(len(np.unique(walk.column(f"obs:{f.name}"), axis=0)) > 3 for f in walk.spec.observation)
+
+
+@every_env
+def test_an_end_has_its_outcome_its_final_row_and_a_new_beginning(name: str) -> None:
+    """Row t ends: row t + 1 holds the final observation and does not count, row t + 2 begins the next episode."""
+    walk = walk_of(name)
+    agents = walk.spec.agents
+    ended = walk.column("terminated")[1:] | walk.column("truncated")[1:]
+    valid, first = walk.column("valid")[1:], walk.column("first")
+    episode, step = walk.column("episode"), walk.column("step")
+    assert ended.any(), "the walk is too short to see an end"
+    assert valid[ended].all()
+    for lane in range(walk.lanes):
+        together = slice(lane // agents * agents, (lane // agents + 1) * agents)
+        for t in np.nonzero(ended[:-1, lane])[0]:
+            assert not first[t + 1, lane], "the final observation belongs to the ended episode"
+            assert episode[t + 1, lane] == episode[t, lane]
+            assert step[t + 1, lane] == step[t, lane] + 1
+            assert not valid[t + 1, lane]
+            assert walk.column("reward")[t + 2, lane] == 0
+            if agents == 1 or ended[t, together].all():
+                assert first[t + 2, lane]
+                assert episode[t + 2, lane] == episode[t, lane] + 1
+                assert step[t + 2, lane] == 0
+
+
+@every_env
+def test_episodes_begin_only_after_an_end(name: str) -> None:
+    walk = walk_of(name)
+    valid, first = walk.column("valid")[1:], walk.column("first")[1:]
+    assert (valid | first | (walk.spec.agents > 1)).all(), "a row that does not count begins an episode"
+    assert not (valid & first).any()
+    changes = np.diff(walk.column("episode"), axis=0)
+    np.testing.assert_array_equal(changes, first.astype(int))
+
+
+@every_env
+def test_steps_and_returns_add_up(name: str) -> None:
+    walk = walk_of(name)
+    total, count = np.zeros(walk.lanes), np.zeros(walk.lanes, int)
+    for row in walk.rows[1:]:
+        total += np.where(row["valid"], row["reward"], 0)
+        count += row["valid"]
+        ended = row["terminated"] | row["truncated"]
+        np.testing.assert_array_equal(np.isfinite(row["episode_return"]), ended)
+        np.testing.assert_allclose(row["episode_return"][ended], total[ended], rtol=1e-5, atol=1e-5)
+        total[row["first"]], count[row["first"]] = 0, 0
+        np.testing.assert_array_equal(row["step"], count)
+
+
+@every_env
+def test_the_same_seeds_give_the_same_walk(name: str) -> None:
+    steps = 100
+    walk, again = walk_of(name), record(name, steps)
+    other = record(name, steps, SEEDS.branch("other"))
+    for one, two in zip(walk.rows, again.rows):
+        for field_name, array in one.items():
+            np.testing.assert_array_equal(array, two[field_name], field_name)
+    assert any(
+        not np.array_equal(one[f"obs:{f.name}"], two[f"obs:{f.name}"])
+        for one, two in zip(walk.rows, other.rows)
+        for f in walk.spec.observation
+    )
+
+
+@every_env
+def test_lanes_are_not_copies_of_each_other(name: str) -> None:
+    walk = walk_of(name)
+    agents = walk.spec.agents
+    assert any(
+        not np.array_equal(row[f"obs:{f.name}"][0], row[f"obs:{f.name}"][agents])
+        for row in walk.rows
+        for f in walk.spec.observation
+    )

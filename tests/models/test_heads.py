@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
-from rollmill.core.errors import ConfigError, EnvError
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec
 from rollmill.models.heads import ActionHead, build_head
 from rollmill.models.settings import ModelSettings

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import Run
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
-from running import SERIAL, assert_same, rows_of, saved_state, train_here
+from running import SERIAL, assert_same, command_words, rows_of, saved_state, train_here
 
 TARGET = ("env=toy_target",)
 MEMORY = ("env=toy_memory", "model.memory=gru", "learning.recurrence=4")
@@ -100,6 +101,20 @@ def test_stopped_and_resumed_is_as_if_never_stopped(
     assert stopped.reason.startswith("told to")
     resumed, _ = train_here(tmp_path, *SERIAL, FRAMES, *kind, mode="resume")
     assert resumed.reason.endswith("frames")
+    assert_same(rows_of(whole), rows_of(parts))
+    assert_same(end_of(saved_state(whole)), end_of(saved_state(parts)))
+
+
+def test_a_real_ctrl_c_and_a_resume_are_as_if_nothing_had_happened(tmp_path: Path, rollmill: Run) -> None:
+    words = command_words(tmp_path / "parts", *SERIAL, *MEMORY, "stop.frames=6000", "report.every_frames=200")
+    command = rollmill(*words, "report.console_seconds=0")
+    command.wait_for_text("frames/s")
+    command.press_ctrl_c()
+    assert command.wait() == 130, command.text
+    again = rollmill(*words, "--resume")
+    assert again.wait() == 0, again.text
+    _, whole = train_here(tmp_path / "whole", *SERIAL, *MEMORY, "stop.frames=6000", "report.every_frames=200")
+    parts = RunFolder(tmp_path / "parts/x/run")
     assert_same(rows_of(whole), rows_of(parts))
     assert_same(end_of(saved_state(whole)), end_of(saved_state(parts)))
 

@@ -321,7 +321,10 @@ ENDLESS = ("env=toy_target", "stop.frames=100000000", "report.console_seconds=0.
 def test_a_signal_ends_the_run_cleanly(tmp_path: Path, rollmill: Run, number: signal.Signals, mode: str) -> None:
     command = rollmill(*command_words(tmp_path, *ENDLESS, f"sampling.mode={mode}"))
     command.wait_for_text("frames/s")
-    command.send(number)
+    if number == signal.SIGINT:
+        command.press_ctrl_c()
+    else:
+        command.send(number)
     assert command.wait() == 128 + number
     command.assert_nothing_left()
     assert f"interrupted: {number.name} received" in command.text

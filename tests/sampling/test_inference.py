@@ -170,3 +170,71 @@ def test_a_policy_without_lanes_is_not_asked() -> None:
     table = Table(policies=2)
     table.turn([0, 1])
     assert table.policies[1].asked == []
+
+
+def test_states_are_kept_for_the_groups_that_begin_a_piece_only() -> None:
+    """Groups at different rows are answered together."""
+    table = Table(every=2)
+    table.turn([0])
+    table.turn([0, 1])  # row 1 of group 0, row 0 of group 1
+    assert table.arena["state"][0, 0, :, 0].tolist() == [10] * LANES
+    assert table.arena["state"][1, 0, :, 0].tolist() == [20] * LANES
+    table.turn([0, 1])  # rows 2 and 1
+    assert table.arena["state"][0, :, 0, 0].tolist() == [10, 30]
+    assert table.arena["state"][1, 0, :, 0].tolist() == [20] * LANES
+    assert np.isnan(table.arena["state"][1, 1]).all()
+
+
+class Tagged(Scripted):
+    """Every answer is a function of the observation asked about and of who answers."""
+
+    def __init__(self, tag: int) -> None:
+        super().__init__()
+        self.tag = tag
+
+    def act(self, request: Request) -> Answer:
+        answer = super().act(request)
+        answer.value = request.obs["a"][:, 0] + 1000 * self.tag
+        answer.log_prob = -answer.value
+        answer.action = (request.obs["b"][:, 0] + self.tag) % 5
+        answer.state = np.stack([answer.value, request.lanes], axis=1).astype(np.float32)
+        return answer
+
+
+def test_answers_of_many_policies_land_where_they_were_asked_for() -> None:
+    table = Table(every=2)
+    table.policies = [Tagged(tag) for tag in range(3)]
+    inference = table.inference = Inference(table.arena, table.box, table.policies)
+    inference.policy_of_lane[:] = [[2, 0, 1], [1, 1, 2]]
+    orders = [[[1, 0]], [[0], [1]], [[1], [0]]]  # together, or one after the other
+    finished = [slot for turn in range(2 * STEPS + 1) for groups in orders[turn % 3] for slot in table.turn(groups)]
+    assert finished == [0, 1, 3, 2]
+    for slot in finished:
+        group = int(inference.group_of_slot[slot])
+        owner, segment = inference.policy_of_lane[group], table.arena.segment(slot)
+        np.testing.assert_array_equal(segment["value"], segment[OBS + "a"][..., 0] + 1000 * owner)
+        np.testing.assert_array_equal(segment["policy_id"], np.broadcast_to(owner, (STEPS + 1, LANES)))
+        np.testing.assert_array_equal(segment["log_prob"][:-1], -segment["value"][:-1])
+        np.testing.assert_array_equal(segment["action"][:-1], (segment[OBS + "b"][:-1, :, 0] + owner) % 5)
+        np.testing.assert_array_equal(segment["state"][..., 0], segment["value"][:-1:2])
+        np.testing.assert_array_equal(segment["state"][..., 1], np.tile(group * LANES + np.arange(LANES), (2, 1)))
+
+
+def test_a_part_of_a_request_gathers_only_when_asked() -> None:
+    """A policy that reads the arena itself must not pay for a gather."""
+    gathered = []
+
+    def gather() -> dict[str, np.ndarray]:
+        gathered.append(1)
+        return {"a": np.arange(6.0)}
+
+    none = np.zeros(0, np.int64)
+    request = Request(np.arange(6) % 2 == 0, np.arange(6) + 10, none, none, none, none, gather)
+    one, two = request.part(np.array([4, 1])), request.part(np.array([0]))
+    assert one.lanes.tolist() == [14, 11]
+    assert one.first.tolist() == [True, False]
+    assert one.groups.size == one.slots.size == one.rows.size == one.closing.size == 0
+    assert not gathered
+    assert one.obs["a"].tolist() == [4, 1]
+    assert two.obs["a"].tolist() == [0]
+    assert len(gathered) == 1, "all parts share one gather"

@@ -1,5 +1,9 @@
 """The numbers and bells between main and workers."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 
 from rollmill.core.slots import SharedBlock
@@ -73,8 +77,6 @@ def test_a_bell_that_is_rung_for_ever_does_not_block() -> None:
 
 def test_a_bell_of_two_descriptors() -> None:
     """Where there is no eventfd, a bell is a pipe."""
-    import os
-
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -84,3 +86,60 @@ def test_a_bell_of_two_descriptors() -> None:
         bell.ring()
     assert bell.wait(0)
     bell.close()
+
+
+def test_waiting_in_vain_ends() -> None:
+    bell = Bell.create()
+    assert not bell.wait(0.01)
+    bell.close()
+
+
+def test_a_ring_between_hush_and_wait_is_not_lost() -> None:
+    """The order of a sleeper: hush, look at the numbers, wait. Whoever rings in between wakes it."""
+    bell = Bell.create()
+    bell.ring()
+    bell.hush()
+    bell.ring()
+    assert bell.wait(0)
+    bell.close()
+
+
+CHILD = """
+import sys
+from rollmill.core.slots import SharedBlock
+from rollmill.sampling.mailbox import Bell, Mailbox
+
+box_fd, nbytes, own, main = map(int, sys.argv[1:])
+box, own, main = Mailbox(3, 1, 3, SharedBlock(box_fd, nbytes)), Bell(own), Bell(main)
+while not box.stop[0]:
+    own.hush()
+    waiting = box.command != box.done
+    if waiting.any():
+        box.row[waiting] += 10
+        box.done[waiting] = box.command[waiting]
+        main.ring()
+    else:
+        own.wait(60)
+"""
+
+
+def test_commands_and_bells_between_two_processes() -> None:
+    """Every command is answered once, whatever the two do at the same time; the bells wake, they do not count."""
+    box, own, main = Mailbox(3, 1, 3), Bell.create(), Bell.create()
+    fds = (box.block.fd, own.fd, main.fd)
+    words = [str(word) for word in (box.block.fd, box.block.nbytes, own.fd, main.fd)]
+    with subprocess.Popen([sys.executable, "-c", CHILD, *words], pass_fds=fds) as child:
+        for turn in range(1, 201):
+            groups = [0, 2] if turn % 2 else [0, 1, 2]
+            box.command[groups] += 1
+            own.ring()
+            while box.ready().size < 3:
+                assert main.wait(60), "the other process does not answer"
+                main.hush()
+        box.stop[0] = 1
+        own.ring()
+        assert child.wait(60) == 0
+    assert box.row.tolist() == [2000, 1000, 2000]
+    for bell in (own, main):
+        bell.close()
+    box.block.close_fd()

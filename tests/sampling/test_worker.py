@@ -2,24 +2,33 @@
 
 import ast
 import os
+import pickle
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from faulty_envs import Marker
 from marking import MarkPolicy
 from rollmill.core.errors import EnvError
 from rollmill.core.seeds import Seeds
+from rollmill.core.slots import Arena, SegmentLayout
+from rollmill.envs.batch import NoWatch
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.sampling import worker as worker_module
 from rollmill.sampling.crew import ProcessCrew
+from rollmill.sampling.mailbox import Bell, Mailbox
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
-from rollmill.sampling.worker import WorkerPlan
+from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan, WorkerProcess
 from running import wait_until
 
 
@@ -148,3 +157,167 @@ def test_the_worker_counts_its_time() -> None:
     assert sampler.box.seconds_env[0] > 0
     assert sampler.box.seconds_wait[0] > 0
     assert np.isfinite(sampler.box.seconds_env).all()
+
+
+# -- ends ------------------------------------------------------------------------------------------------
+
+
+def test_signals_are_the_main_process_s_business() -> None:
+    """A Ctrl-C reaches the whole process group; the workers go on until they are told to stop."""
+    sampler = sampler_of(EnvSettings(id="faulty_envs:Marker"), workers=1, affinity=False)
+    crew = sampler.crew
+    assert isinstance(crew, ProcessCrew)
+    sampler.start()
+    try:
+        wait_until(lambda: sampler.round() and sampler.finished)
+        (pid,) = crew.pids()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        before = len(sampler.finished)
+        sampler.release(sampler.take(before, 0) or [])
+        wait_until(lambda: sampler.round() >= 0 and len(sampler.finished) >= 2)
+        assert crew.pids() == [pid]
+        assert crew.report.worker_restarts == 0
+    finally:
+        sampler.stop()
+
+
+PARENT = """
+import os, sys, time
+from rollmill.core.seeds import Seeds
+from rollmill.envs.make import EnvInstance, make_env
+from rollmill.envs.settings import EnvSettings
+from rollmill.sampling.random_policy import RandomPolicy
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.sampling.settings import SamplingSettings
+
+env = EnvSettings(id="toy_target")
+settings = SamplingSettings(mode="sync", workers=2, envs_per_worker=1, groups=1, rollout=4)
+spec = make_env(env).spec
+sampler = Sampler(SamplerPlan(settings, env, spec, Seeds(0), 1, environment=os.environ), [RandomPolicy(spec, 0)])
+sampler.start()
+while not sampler.finished:
+    sampler.round()
+print(*sampler.crew.pids(), flush=True)
+time.sleep(3600)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(lives(pid) for pid in pids)
+        parent.kill()
+    wait_until(lambda: not any(lives(pid) for pid in pids), what="the workers to end")
+
+
+def lives(pid: int) -> bool:
+    """Whether it runs; a zombie does not, whoever fails to bury it."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_where_the_system_does_not_help_the_worker_looks_for_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bell does not ring and its parent is another process: it closes its envs and ends."""
+    monkeypatch.setattr(worker_module, "PARENT_CHECK_SECONDS", 0.01)
+    journal = tmp_path / "journal"
+    env = EnvSettings(id="faulty_envs:Misbehave", args={"env": 99, "journal": str(journal)})
+    with served(env) as setup:
+        WorkerProcess(setup).serve()
+    assert journal.read_text().splitlines()[2:] == ["constructor 0", "constructor 1", "close 0", "close 1"]
+
+
+def test_a_worker_without_its_parent_does_not_even_start() -> None:
+    """The parent died between starting the worker and telling it what to do."""
+    with served(EnvSettings(id="faulty_envs:Marker")) as setup:
+        read, write = os.pipe()
+        with os.fdopen(write, "wb") as pipe:
+            pickle.dump(setup, pipe)
+        process = subprocess.run([sys.executable, "-m", "rollmill.sampling.worker", str(read)], pass_fds=(read,))
+        os.close(read)
+    assert process.returncode == 1
+
+
+def layout_of(env: EnvSettings) -> SegmentLayout:
+    look = make_env(env)
+    look.close()
+    return SegmentLayout(look.spec, steps=4, lanes=2)
+
+
+@contextmanager
+def served(env: EnvSettings) -> Iterator[ProcessSetup]:
+    """What a worker of one group of two envs is given, by a parent that does not exist."""
+    layout = layout_of(env)
+    arena, box, bells = Arena(layout, 1), Mailbox(1, 1, 2), [Bell.create(), Bell.create()]
+    events_read, events_write = os.pipe()
+    yield ProcessSetup(
+        plan=WorkerPlan(0, env, layout, Seeds(0), groups=1, envs_per_group=2),
+        slots=1,
+        arena=(os.dup(arena.block.fd), arena.block.nbytes),
+        mailbox=(os.dup(box.block.fd), box.block.nbytes),
+        shape=(1, 1, 2),
+        main_bell=(bells[0].fd, bells[0].ring_fd),
+        own_bell=(bells[1].fd, bells[1].ring_fd),
+        events_fd=events_write,
+        parent=0,
+        core=None,
+        path=sys.path,
+    )
+    for bell in bells:
+        bell.close()
+    for fd in (events_read, events_write):
+        os.close(fd)
+
+
+# -- the worker itself, without a process ----------------------------------------------------------------
+
+
+def worker_of(env: EnvSettings, index: int = 1, groups: int = 2) -> tuple[Worker, Arena, Mailbox]:
+    layout = layout_of(env)
+    arena, box = Arena(layout, 2 * groups), Mailbox(2 * groups, 2, 4 * groups)
+    box.slot[:], box.row[:] = np.arange(2 * groups), -1
+    box.next_episode[:] = 100 * np.arange(4 * groups)
+    plan = WorkerPlan(index, env, layout, Seeds(0), groups, envs_per_group=2)
+    listener = Listener(on_fault=lambda fault: None, on_episode=lambda *told: None)
+    return Worker(plan, arena, box, NoWatch(), listener), arena, box
+
+
+def test_a_worker_does_what_waits_and_nothing_else() -> None:
+    worker, arena, box = worker_of(EnvSettings(id="faulty_envs:Marker"))
+    assert worker.groups == range(2, 4)
+    assert worker.work() == 0
+    box.command[[0, 3]] = 1  # group 0 is another worker's
+    assert worker.work() == 1
+    assert box.done.tolist() == [0, 0, 0, 1]
+    assert arena.obs["where"][3, 0, :, 0].tolist() == [6, 7]
+    assert not arena.obs["where"][:3].any()
+    assert worker.work() == 0
+    box.command[2:] += 1
+    box.row[3] = 0
+    arena["action"][3, 0] = [3, 4]
+    assert worker.work() == 2
+    assert arena.obs["where"][3, 1, :, 4].tolist() == [3, 4]
+    assert arena["valid"][3, 0].all()
+    assert arena["first"][2, 0].all()
+    worker.close()
+
+
+def test_the_episodes_in_use_are_known_outside() -> None:
+    """Whoever replaces this worker must not repeat them."""
+    worker, arena, box = worker_of(EnvSettings(id="faulty_envs:Marker"))
+    box.command[3] = 1
+    worker.work()
+    assert arena["episode"][3, 0].tolist() == [600, 700]
+    assert box.next_episode.tolist() == [0, 100, 200, 300, 400, 500, 601, 701]
+
+
+def test_a_worker_that_cannot_be_built_closes_what_stands(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    args = {"where": "constructor", "env": 6, "journal": str(journal)}
+    with pytest.raises(EnvError, match=r"env 6 .* failed in constructor"):
+        worker_of(EnvSettings(id="faulty_envs:Misbehave", args=args, fault_limit=1))
+    lines = journal.read_text().splitlines()[2:]  # after the look at its spec
+    assert lines == ["constructor 4", "constructor 5", "constructor 6", "constructor 6", "close 4", "close 5"]
