@@ -209,9 +209,17 @@ class Inspector(Marker):
             "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
             "token": os.environ.get("ROLLMILL_TOKEN", ""),
             "pid": os.getpid(),
+            "passed_on": [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _inheritable(fd)],
         }
         self._report.write_text(repr(facts), encoding="utf-8")
         super().reset(seed, obs)
+
+
+def _inheritable(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)
+    except OSError:  # the one that listed them
+        return False
 
 
 class Drifting(Marker):

@@ -20,7 +20,8 @@ from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 
 ENVS = 3
-STEPS = 210
+STEPS = {"Pendulum-v1": 205}
+"""Steps until every kind of end was seen, where 90 are not enough."""
 OUTCOME = ("reward", "terminated", "truncated", "valid", "episode_return")
 OPENING = ("first", "step", "episode")
 
@@ -85,7 +86,7 @@ class Walk:
         return np.stack([row[name] for row in self.rows])
 
 
-def record(name: str, steps: int = STEPS, seeds: Seeds = SEEDS) -> Walk:
+def record(name: str, steps: int, seeds: Seeds = SEEDS) -> Walk:
     settings = EnvSettings(id=name)
     look = make_env(settings)
     look.close()
@@ -125,7 +126,7 @@ def record(name: str, steps: int = STEPS, seeds: Seeds = SEEDS) -> Walk:
 
 @cache
 def walk_of(name: str) -> Walk:
-    return record(name)
+    return record(name, STEPS.get(name, 90))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -151,11 +152,11 @@ def test_every_row_is_written_in_full(name: str) -> None:
         seen = walk.column(f"obs:{f.name}")
         assert seen.shape[1:] == (walk.lanes, *f.shape)
         assert seen.dtype == f.dtype
-        flat = seen.reshape(STEPS + 1, walk.lanes, -1)
+        flat = seen.reshape(len(walk.rows), walk.lanes, -1)
         assert np.isfinite(flat).all()
         assert not (flat == poison_of(flat)).all(axis=-1).any()
     for f in WORKER_FIELDS:
-        assert walk.column(f.name).shape == (STEPS + 1, walk.lanes)
+        assert walk.column(f.name).shape == (len(walk.rows), walk.lanes)
         assert walk.column(f.name).dtype == f.dtype
     after = {name: walk.column(name)[1:] for name in (*OUTCOME, *OPENING)}
     for name in ("reward", "episode_return"):
@@ -169,7 +170,8 @@ def test_every_row_is_written_in_full(name: str) -> None:
 @every_env
 def test_the_observation_changes(name: str) -> None:
     walk = walk_of(name)
-    assert any(len(np.unique(walk.column(f"obs:{f.name}"), axis=0)) > 3 for f in walk.spec.observation)
+    names = [f"obs:{f.name}" for f in walk.spec.observation]
+    assert len({row[name].tobytes() for row in walk.rows for name in names}) > 3 * len(names)
 
 
 @every_env
@@ -222,7 +224,7 @@ def test_steps_and_returns_add_up(name: str) -> None:
 
 @every_env
 def test_the_same_seeds_give_the_same_walk(name: str) -> None:
-    steps = 100
+    steps = 60
     walk, again = walk_of(name), record(name, steps)
     other = record(name, steps, SEEDS.branch("other"))
     for one, two in zip(walk.rows, again.rows):

@@ -120,9 +120,7 @@ class TwoBlocks:
 
 
 def test_importing_settings_is_light() -> None:
-    code = (
-        "import sys, rollmill.core.config; print({'pydantic', 'yaml', 'torch', 'numpy'} & set(sys.modules))"
-    )
+    code = "import sys, rollmill.core.config; print({'pydantic', 'yaml', 'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
@@ -353,8 +351,7 @@ def test_every_problem_is_reported_with_its_source(write: Any) -> None:
         f"{a}, line 6: env.weights.x: expected float, got 'bad'",
         f"{b}, line 3: env.weights.y: expected float, got 'bad'",
         f"{a}, line 3: learning.gamma: expected float, got 'high'",
-        "command line 'name=3': name: expected str, got 3; "
-        'put quotes around it: "3" (on the command line \'"3"\')',
+        "command line 'name=3': name: expected str, got 3; put quotes around it: \"3\" (on the command line '\"3\"')",
     ]
 
 
@@ -565,9 +562,7 @@ def test_describe_uses_the_defaults_of_the_owner() -> None:
     infos = {info.key: info for info in describe(Owner)}
     assert infos["both"].default == {"folder": "y", "keep": 3}
     assert infos["both.keep"].default == 3
-    assert infos["inner.record.folder"] == KeyInfo(
-        "inner.record.folder", "path", "x", False, "Where the episodes go."
-    )
+    assert infos["inner.record.folder"] == KeyInfo("inner.record.folder", "path", "x", False, "Where the episodes go.")
 
 
 @settings

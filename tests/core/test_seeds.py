@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill.core.seeds import Seeds
@@ -81,6 +81,7 @@ def test_a_number_from_numpy_is_a_number() -> None:
     assert Seeds(1).branch(np.int64(4)) == Seeds(1).branch(4)
 
 
+@settings(max_examples=50, deadline=None)
 @given(root=st.integers(0, 2**63), path=paths)
 def test_every_simulator_accepts_the_seed(root: int, path: list[int | str]) -> None:
     assert 0 <= Seeds(root).branch(*path).integer() < 2**31

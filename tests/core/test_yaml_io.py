@@ -59,9 +59,7 @@ def test_what_a_value_means(text: str, value: Any) -> None:
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize(
-    "text", ["on", "off", "yes", "no", "y", "2026-11-15", "12:30:45", "2026_11_15", "1_0"]
-)
+@pytest.mark.parametrize("text", ["on", "off", "yes", "no", "y", "2026-11-15", "12:30:45", "2026_11_15", "1_0"])
 def test_the_traps_of_yaml_stay_text(text: str) -> None:
     assert parse_value(text, "test") == text
 
@@ -173,9 +171,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-tricky = st.sampled_from(
-    ["1e6", "yes", "on", "null", "~", "", " ", "0x1F", "1_000", "<<", "2026-11-15", "- a", "a: b"]
-)
+tricky = st.sampled_from(["1e6", "yes", "on", "null", "~", "", " ", "0x1F", "1_000", "<<", "2026-11-15", "- a", "a: b"])
 values = st.recursive(
     scalars | tricky,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | tricky, inner, max_size=4),

@@ -6,9 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from faulty_envs import Zoo
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, Obs
 from rollmill.envs.gym_env import GymEnv
+from rollmill.envs.make import make_env
+from rollmill.envs.settings import EnvSettings
 
 
 class Scripted(gym.Env):
@@ -129,3 +132,35 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
     inner.observation_space = gym.spaces.Dict({"obs": inner.observation_space, MASK_FIELD: mask})
     with pytest.raises(ConfigError, match=r"mask has shape \(4,\), the action space needs \(3,\)"):
         GymEnv(inner, name="x")
+
+
+def test_a_mask_in_the_observation_needs_no_flag() -> None:
+    env = GymEnv(Zoo(), name="zoo")
+    assert env.spec.masked
+    assert MASK_FIELD not in [f.name for f in env.spec.inputs]
+    obs = arrays(env)
+    env.reset(0, obs)
+    assert obs[MASK_FIELD].tolist() == [[1, 1, 1, 1, 0]]
+    env.step(np.array([[1, 0]]), obs)
+    assert obs[MASK_FIELD].tolist() == [[1, 1, 1, 0, 1]]
+
+
+def test_two_masks_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match=r"zoo has its action mask in the observation; set env\.mask_in_info=false"):
+        GymEnv(Zoo(), name="zoo", mask_in_info=True)
+
+
+def test_continuous_actions_cannot_be_masked() -> None:
+    inner = Scripted()
+    inner.action_space = gym.spaces.Box(-1, 1, (2,))
+    with pytest.raises(ConfigError, match="masks need a Discrete or MultiDiscrete"):
+        GymEnv(inner, name="x", mask_in_info=True)
+
+
+def test_the_time_limit_of_gymnasium_truncates() -> None:
+    env = make_env(EnvSettings(id="Pendulum-v1", args={"max_episode_steps": 3}))
+    obs = {"obs": np.zeros((1, 3), np.float32)}
+    env.reset(0, obs)
+    ends = [env.step(np.zeros((1, 1), np.float32), obs)[1:3] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+    env.close()

@@ -1,13 +1,15 @@
 """From a name to an environment."""
 
 import socket
+import sys
 import textwrap
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 import faulty_envs
-from rollmill.core.errors import ConfigError, EnvError
+from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.envs.gym_env import GymEnv
 from rollmill.envs.make import NAMED, EnvInstance, check_env_settings, make_env
 from rollmill.envs.settings import EnvSettings
@@ -52,8 +54,32 @@ def test_a_misspelt_name_gets_the_nearest_one(name: str, hint: str) -> None:
 
 
 def test_a_misspelt_argument_gets_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"env\.args\.lenght: toy_target takes no such argument; .*length"):
-        check_env_settings(EnvSettings(id="toy_target", args={"lenght": 3}))
+    with pytest.raises(ConfigError, match=r"env\.args\.lengthh: toy_target takes no such argument; .*length"):
+        check_env_settings(EnvSettings(id="toy_target", args={"lengthh": 3}))
+
+
+def test_without_a_near_name_no_hint_is_given() -> None:
+    with pytest.raises(ConfigError, match=r"env=qqqqqqqqqq: no such environment \(`rollmill envs` lists the names"):
+        check_env_settings(EnvSettings(id="qqqqqqqqqq"))
+    with pytest.raises(ConfigError, match=r"takes no such argument \(it takes: length, choices, agents\)"):
+        check_env_settings(EnvSettings(id="toy_target", args={"qqqqqq": 1}))
+    with pytest.raises(ConfigError, match=r"takes no such argument \(it takes: none\)"):
+        check_env_settings(EnvSettings(id="faulty_envs:not_an_env", args={"qqqqqq": 1}))
+
+
+def test_a_missing_extra_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(MissingExtraError, match=r'ALE/Pong-v5 needs ale-py: pip install "rollmill\[atari\]"'):
+        check_env_settings(EnvSettings(id="ALE/Pong-v5"))
+
+
+def test_what_gymnasium_lacks_is_a_missing_extra_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> gym.Env:
+        raise gym.error.DependencyNotInstalled("pip install swimming-pool")
+
+    monkeypatch.setitem(gym.registry, "Pool-v0", gym.envs.registration.EnvSpec("Pool-v0", entry_point=lacking))
+    with pytest.raises(MissingExtraError, match="Pool-v0: pip install swimming-pool"):
+        make_env(EnvSettings(id="Pool-v0"))
 
 
 def test_gymnasium_arguments_are_left_to_gymnasium() -> None:
@@ -113,6 +139,28 @@ def test_the_current_folder_is_searched(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_no_env_is_refused() -> None:
     with pytest.raises(ConfigError, match="faulty_envs:not_an_env built a object, which is neither"):
         make_env(EnvSettings(id="faulty_envs:not_an_env"))
+
+
+def test_a_spec_of_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old gym's envs have all the methods, and a spec that is None."""
+
+    class Old:
+        spec = None
+
+        def reset(self) -> None: ...
+
+        def step(self, action: int) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(faulty_envs, "not_an_env", Old)
+    with pytest.raises(ConfigError, match=r"built a Old, which is neither .* \(lacks: spec, an EnvSpec\)"):
+        make_env(EnvSettings(id="faulty_envs:not_an_env"))
+
+
+def test_a_mask_in_info_needs_an_info() -> None:
+    with pytest.raises(ConfigError, match=r"env.mask_in_info: toy_masked is not a gymnasium.Env; .* 'action_mask'"):
+        make_env(EnvSettings(id="toy_masked", mask_in_info=True))
 
 
 def test_the_constructor_s_own_error_passes_through() -> None:

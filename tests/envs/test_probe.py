@@ -1,6 +1,8 @@
 """The probe: learning a spec without building the env in this process."""
 
 import os
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +70,26 @@ def test_a_probe_can_be_given_up() -> None:
     running = Probe(EnvSettings(id=FAULTY, args={"where": "constructor", "what": "hang"}), os.environ)
     running.close()
     assert running._process.poll() is not None
+
+
+LEAVING = """
+import os, subprocess, sys
+from rollmill.envs.toy import Target
+
+def make(pid_file):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    with open(pid_file, "w") as file:
+        file.write(str(child.pid))
+    return Target()
+"""
+
+
+def test_a_simulator_that_stays_behind_does_not_hold_up_the_answer(tmp_path: Path) -> None:
+    """It has inherited whatever the probe complains into."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    pid_file = tmp_path / "pid"
+    settings = EnvSettings(id=f"{tmp_path}/leaving.py:make", args={"pid_file": str(pid_file)})
+    try:
+        assert probe(settings) == probe_here(EnvSettings(id="toy_target"))
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces as gs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill.core.errors import ConfigError
@@ -197,6 +197,7 @@ def test_the_message_about_a_huge_value_is_short() -> None:
     assert len(refusal(NESTED, {"wrong": "x" * 10_000})) < 300
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
 def test_one_hot_marks_one_choice_per_component(nvec: list[int], data: st.DataObject) -> None:
     choice = [data.draw(st.integers(0, n - 1)) for n in nvec]

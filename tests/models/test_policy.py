@@ -156,3 +156,69 @@ def test_state_and_back_again_decides_the_same(memory: str) -> None:
     two.load_state(one.state())
     request = request_of(list(range(LANES)), 7)
     assert_same_answer(one.act(request), two.act(request))
+
+
+def test_a_saved_state_does_not_change_afterwards() -> None:
+    policy = policy_of(network(memory="gru"))
+    policy.act(request_of([0, 1], 0))
+    state = policy.state()
+    kept = {name: array.copy() for name, array in state.items()}
+    policy.act(request_of([0, 1], 1))
+    for name, array in kept.items():
+        np.testing.assert_array_equal(state[name], array, name)
+        assert (policy.state()[name] != array).any()
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_lanes_in_any_company_act_as_if_alone(memory: str) -> None:
+    """Against a plain loop that steps the network lane by lane; lanes come and go, and their episodes end."""
+    model = network(memory=memory)
+    policy = policy_of(model)
+    states = torch.zeros(LANES, model.state_size)
+    rng = np.random.default_rng(4)
+    for step in range(12):
+        request = request_of(rng.permutation(LANES)[: rng.integers(1, LANES + 1)].tolist(), step)
+        request.first[:] = rng.random(len(request.lanes)) < 0.3
+        answer = policy.act(request)
+        np.testing.assert_allclose(answer.state, states[request.lanes].numpy(), atol=1e-6)
+        for i, lane in enumerate(request.lanes):
+            with torch.no_grad():
+                obs = {"obs": torch.from_numpy(request.obs["obs"][i : i + 1])}
+                output = model.step(obs, torch.from_numpy(request.first[i : i + 1]), states[lane : lane + 1])
+            states[lane] = output.state
+            np.testing.assert_allclose(answer.value[i], model.denormalise(output.value).item(), atol=1e-5)
+
+
+def test_every_row_has_a_mask_of_its_own() -> None:
+    policy = policy_of(network(MASKED))
+    rng = np.random.default_rng(0)
+    lanes = np.arange(LANES)
+    for step in range(50):
+        mask = (rng.random((LANES, 4)) < 0.5).astype(np.int8)
+        mask[lanes, rng.integers(4, size=LANES)] = 1
+        answer = policy.act(request_of(lanes.tolist(), step, mask=mask))
+        assert mask[lanes, answer.action].all()
+        assert np.isfinite(answer.log_prob).all()
+
+
+def test_the_likeliest_continuous_action_is_the_mean() -> None:
+    action = ActionSpec("continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+    model = network(EnvSpec("x", SPEC.observation, action))
+    request = request_of([0, 1, 2])
+    answer = policy_of(model, deterministic=True).act(request)
+    with torch.no_grad():
+        obs = {"obs": torch.from_numpy(request.obs["obs"])}
+        params = model.step(obs, torch.zeros(3, dtype=torch.bool), torch.zeros(3, 0)).params
+    np.testing.assert_array_equal(answer.action, params[:, :2].numpy())
+    assert (policy_of(model).act(request).action != answer.action).all()
+
+
+def test_bfloat16_stays_inside_the_network() -> None:
+    model = network(memory="gru")
+    policy = TorchPolicy(copy.deepcopy(model), WeightBoard(model), LANES, 0, autocast=torch.bfloat16)
+    plain = policy_of(model)
+    for step in range(3):
+        answer, exact = policy.act(request_of([0, 1], step)), plain.act(request_of([0, 1], step))
+        assert answer.log_prob.dtype == answer.value.dtype == np.float32
+        np.testing.assert_allclose(answer.value, exact.value, atol=0.05)
+    assert policy.state()["states"].dtype == np.float32

@@ -333,6 +333,17 @@ def test_a_signal_ends_the_run_cleanly(tmp_path: Path, rollmill: Run, number: si
     assert list((tmp_path / "x/run/checkpoints").glob("*.ckpt"))
 
 
+def test_ctrl_c_while_the_workers_are_starting(tmp_path: Path, rollmill: Run) -> None:
+    """They cannot ignore it yet, so it must not reach them."""
+    command = rollmill(*command_words(tmp_path, *ENDLESS))
+    wait_until(command.workers, what="the workers to be started")
+    command.press_ctrl_c()
+    assert command.wait() == 130, command.text
+    command.assert_nothing_left()
+    assert "interrupted: SIGINT received" in command.text
+    assert "Traceback" not in command.text
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, rollmill: Run) -> None:
     """The first signal finds a worker that cannot stop: its env hangs. Whoever asks twice does not want to wait."""
     once = tmp_path / "once"

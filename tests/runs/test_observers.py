@@ -176,7 +176,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert gauges.frames[-1] < 300 <= outcome.frames  # the frames that reach the limit are not learnt from any more
     assert gauges.progress == [min(1.0, frames / 300) for frames in gauges.frames]
     assert gauges.seconds == sorted(gauges.seconds)
-    for name in ("worker env", "main answer", "main gather", "main learn"):
+    for name in ("main answer", "main gather", "main learn"):
         values = [phases[name] for phases in gauges.phases]
         assert values == sorted(values)
         assert values[-1] > 0

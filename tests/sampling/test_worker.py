@@ -29,7 +29,7 @@ from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan, WorkerProcess
-from running import wait_until
+from running import TESTS, wait_until
 
 
 def sampler_of(env: EnvSettings, **settings: object) -> Sampler:
@@ -51,7 +51,7 @@ def rounds_until(sampler: Sampler, done: object) -> None:
 def test_what_an_env_sees_in_its_worker(tmp_path: Path) -> None:
     """No torch, one core, Ctrl-C ignored, and the variables it was given."""
     sampler = sampler_of(EnvSettings(id="faulty_envs:Inspector", args={"folder": str(tmp_path)}), affinity=True)
-    rounds_until(sampler, lambda: sampler.finished)
+    rounds_until(sampler, lambda: sampler.box.done.all())
     reports = {int(path.name): ast.literal_eval(path.read_text()) for path in tmp_path.iterdir()}
     assert sorted(reports) == [0, 1, 2, 3]
     cores = sorted(os.sched_getaffinity(0))
@@ -60,12 +60,13 @@ def test_what_an_env_sees_in_its_worker(tmp_path: Path) -> None:
         assert report["sigint_ignored"] is True
         assert report["cores"] == [cores[env // 2 % len(cores)]]
         assert report["pid"] != os.getpid()
+        assert report["passed_on"] == [], "a simulator must not keep our memory and pipes alive"
     assert len({report["pid"] for report in reports.values()}) == 2
 
 
 def test_without_affinity_the_worker_may_use_every_core(tmp_path: Path) -> None:
     sampler = sampler_of(EnvSettings(id="faulty_envs:Inspector", args={"folder": str(tmp_path)}), affinity=False)
-    rounds_until(sampler, lambda: sampler.finished)
+    rounds_until(sampler, lambda: sampler.box.done.all())
     report = ast.literal_eval((tmp_path / "0").read_text())
     assert report["cores"] == sorted(os.sched_getaffinity(0))
 
@@ -183,20 +184,21 @@ def test_signals_are_the_main_process_s_business() -> None:
 
 
 PARENT = """
-import os, sys, time
+import os, time
 from rollmill.core.seeds import Seeds
-from rollmill.envs.make import EnvInstance, make_env
+from rollmill.envs.batch import STEP
+from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 
-env = EnvSettings(id="toy_target")
+env = EnvSettings(id="faulty_envs:Misbehave", args={"what": "hang"})
 settings = SamplingSettings(mode="sync", workers=2, envs_per_worker=1, groups=1, rollout=4)
 spec = make_env(env).spec
 sampler = Sampler(SamplerPlan(settings, env, spec, Seeds(0), 1, environment=os.environ), [RandomPolicy(spec, 0)])
 sampler.start()
-while not sampler.finished:
+while not (sampler.box.phase == STEP).all():
     sampler.round()
 print(*sampler.crew.pids(), flush=True)
 time.sleep(3600)
@@ -204,7 +206,11 @@ time.sleep(3600)
 
 
 def test_workers_end_when_their_parent_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+    """Even those that hang in their env and will never look for it."""
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 2

@@ -280,6 +280,7 @@ class ProcessCrew:
             stderr=output_write,
             pass_fds=tuple(inherited),
             env=self._environment | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            process_group=0,  # a Ctrl-C in the terminal is for the run, not for a worker that is just starting
         )
         for fd in (setup_read, events_write, output_write):
             os.close(fd)
