@@ -317,8 +317,9 @@ print([name for name in ("torch", "tensorboardX") if name in sys.modules], file=
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("words", [["envs"], ["--help"], ["train", "--help"], ["config"]])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [(["envs"], ""), (["envs"], "1"), (["--help"], ""), (["train", "--help"], "")]
+)
 def test_a_reader_that_goes_away_is_no_error(words: list[str], unbuffered: str) -> None:
     """As in ``rollmill config | head -1``: quiet, with the exit code of a program that SIGPIPE has ended."""
     read, write = os.pipe()

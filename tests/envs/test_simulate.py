@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -46,16 +45,10 @@ class Relay:
         self.closed = True
 
 
-@pytest.fixture
-def go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
-
-
-@pytest.mark.usefixtures("go")
 def test_an_episode_is_over_when_every_agent_is(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Relay()
     monkeypatch.setattr(module, "make_env", lambda settings, instance: env)
-    found = simulate(EnvSettings(), index=2, seconds=0.01)
+    found = simulate(EnvSettings(), index=2, seconds=0.01, on_ready=lambda: None)
     assert set(env.steps_of[:-1]) == {3}
     assert env.resets == list(range(2 << 16, (2 << 16) + len(env.resets))), "instances never share a seed"
     assert env.closed
@@ -64,13 +57,13 @@ def test_an_episode_is_over_when_every_agent_is(monkeypatch: pytest.MonkeyPatch)
     assert found["seconds"] >= 0.01
 
 
-@pytest.mark.usefixtures("go")
 @pytest.mark.parametrize("name", ["toy_masked", "toy_reach", "CartPole-v1", "faulty_envs:Zoo"])
-def test_it_steps_every_kind_of_env(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_steps_every_kind_of_env(name: str) -> None:
     """Masked actions, too: the toy raises for a forbidden one."""
-    found = simulate(EnvSettings(id=name), index=0, seconds=0.01)
+    ready: list[bool] = []
+    found = simulate(EnvSettings(id=name), index=0, seconds=0.01, on_ready=lambda: ready.append(True))
     assert found["steps"] > 0
-    assert capsys.readouterr().out == "ready\n"
+    assert ready == [True]
 
 
 def test_as_a_process_it_waits_for_the_word_and_keeps_to_its_core() -> None:

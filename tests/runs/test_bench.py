@@ -77,9 +77,7 @@ def test_the_bound_follows_from_its_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_child_left")
-@pytest.mark.parametrize(
-    ("kind", "error"), [("sim", RollmillError), ("sample", EnvError), ("policy", EnvError), ("train", EnvError)]
-)
+@pytest.mark.parametrize(("kind", "error"), [("sim", RollmillError), ("sample", EnvError), ("train", EnvError)])
 def test_a_failing_env_is_named(tmp_path: Path, kind: str, error: type[RollmillError]) -> None:
     config = config_of(tmp_path, "env=faulty_envs:Misbehave", "env.args={at_step: 9}", "env.fault_limit=0")
     with pytest.raises(error, match="told to raise in step"):

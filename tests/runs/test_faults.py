@@ -336,7 +336,8 @@ def test_a_signal_ends_the_run_cleanly(tmp_path: Path, rollmill: Run, number: si
 def test_ctrl_c_while_the_workers_are_starting(tmp_path: Path, rollmill: Run) -> None:
     """They cannot ignore it yet, so it must not reach them."""
     command = rollmill(*command_words(tmp_path, *ENDLESS))
-    wait_until(command.workers, what="the workers to be started")
+    workers = wait_until(command.workers, what="the workers to be started")
+    assert all(os.getpgid(pid) == pid for pid in workers)
     command.press_ctrl_c()
     assert command.wait() == 130, command.text
     command.assert_nothing_left()

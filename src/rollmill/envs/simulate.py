@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,8 +23,8 @@ ACTIONS = 1024
 WARM_UP_STEPS = 50
 
 
-def simulate(settings: EnvSettings, index: int, seconds: float) -> dict[str, float]:
-    """Step one env for ``seconds``; returns steps, frames and the seconds it really took."""
+def simulate(settings: EnvSettings, index: int, seconds: float, on_ready: Callable[[], None]) -> dict[str, float]:
+    """Step one env for ``seconds``, from when ``on_ready`` returns; gives steps, frames and the time it really took."""
     env = make_env(settings, EnvInstance(index=index, worker=index))
     spec = env.spec
     obs: Obs = {f.name: np.ones((spec.agents, *f.shape), f.dtype) for f in spec.observation}
@@ -49,8 +50,7 @@ def simulate(settings: EnvSettings, index: int, seconds: float) -> dict[str, flo
             if now >= end:
                 break
             if not begun:
-                print("ready", flush=True)
-                sys.stdin.readline()
+                on_ready()
                 steps, begun = 0, time.perf_counter()
                 end = begun + seconds
             limit = steps + 16
@@ -63,7 +63,16 @@ def main() -> None:
     if setup["core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup["core"]})
     sys.path[:] = setup["path"]
-    print(json.dumps(simulate(EnvSettings(**setup["env"]), setup["index"], setup["seconds"])), flush=True)
+    # Whatever the env prints goes to stderr: stdout is for the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def on_ready() -> None:
+        print("ready", file=answers, flush=True)
+        sys.stdin.readline()
+
+    result = simulate(EnvSettings(**setup["env"]), setup["index"], setup["seconds"], on_ready)
+    print(json.dumps(result), file=answers, flush=True)
 
 
 if __name__ == "__main__":

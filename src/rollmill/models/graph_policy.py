@@ -67,8 +67,7 @@ class GraphPolicy:
         self._states = torch.zeros(0)
         self._mirror: Mirror | None = None
         self.state_size = model.state_size
-        self.version = -1
-        self.refresh()
+        self.version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
 
     @property
     def mirror(self) -> Mirror:

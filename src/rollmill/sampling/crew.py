@@ -288,7 +288,7 @@ class ProcessCrew:
             os.set_blocking(fd, False)
             self._poll.register(fd, select.POLLIN)
         self._handles[index] = _Handle(process, events_read, output_read)
-        with os.fdopen(setup_write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError), os.fdopen(setup_write, "wb") as pipe:
             pickle.dump(setup, pipe)  # a worker that died at once is seen by the next check
 
     def _core(self, index: int) -> int | None:

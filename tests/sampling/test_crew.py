@@ -1,0 +1,59 @@
+"""The workers as the sampler sees them, when they die before they have begun."""
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from faulty_envs import Marker
+from marking import MarkPolicy
+from rollmill.core.errors import WorkerError
+from rollmill.core.seeds import Seeds
+from rollmill.envs.make import EnvInstance
+from rollmill.envs.settings import EnvSettings
+from rollmill.sampling import crew as crew_module
+from rollmill.sampling.crew import ProcessCrew
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.sampling.settings import SamplingSettings
+from running import wait_until
+
+
+def sampler_of(**settings: Any) -> tuple[Sampler, ProcessCrew]:
+    values = {"mode": "sync", "workers": 2, "envs_per_worker": 1, "groups": 1, "rollout": 4, **settings}
+    spec = Marker(EnvInstance()).spec
+    env = EnvSettings(id="faulty_envs:Marker")
+    plan = SamplerPlan(SamplingSettings(**values), env, spec, Seeds(0), 1, environment=os.environ)
+    sampler = Sampler(plan, [MarkPolicy(spec)])
+    assert isinstance(sampler.crew, ProcessCrew)
+    return sampler, sampler.crew
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_workers_that_die_before_they_read_their_setup(monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
+    """Nobody reads the pipe any more when the setup is written; the next looks around find them dead."""
+
+    class DeadAtOnce(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, words: list[str], **options: Any) -> None:
+            super().__init__(["false"], **options)
+            self.wait()
+
+    monkeypatch.setattr(crew_module.subprocess, "Popen", DeadAtOnce)
+    monkeypatch.setattr(crew_module, "WATCH_SECONDS", 0.0)
+    sampler, crew = sampler_of(worker_restarts=restarts)
+    sampler.start()
+    with pytest.raises(WorkerError, match=rf"ended with exit code 1; replaced {restarts} times"):
+        wait_until(lambda: sampler.round(0) < 0)
+    sampler.stop()
+    assert crew.report.worker_restarts >= restarts
+    assert crew.pids() == []
+
+
+def test_a_worker_has_a_process_group_of_its_own() -> None:
+    """Ctrl-C in a terminal goes to the group of the run."""
+    sampler, crew = sampler_of()
+    sampler.start()
+    try:
+        assert [os.getpgid(pid) for pid in crew.pids()] == crew.pids()
+    finally:
+        sampler.stop()
