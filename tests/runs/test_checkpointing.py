@@ -68,16 +68,35 @@ def test_resume_after_kill_9(tmp_path: Path, rollmill: Run) -> None:
     assert frames == sorted(set(frames))
 
 
-def test_a_checkpoint_of_an_async_run_is_where_its_name_says(tmp_path: Path) -> None:
-    """The sampler counts on while a checkpoint is made: a resume must not take its own start for the future."""
-    _, folder = train_here(
-        tmp_path, *TARGET, *OFTEN, "sampling.workers=1", "stop.frames=3000", "checkpoints.keep_last=0"
-    )
-    kept = Checkpoints(folder.checkpoints)
-    assert len(kept.list()) > 10
-    for checkpoint in kept.list():
-        loaded = checkpoints_module.load_checkpoint(checkpoint.path)
-        assert loaded.state["sampler"]["steps"] == loaded.frames == checkpoint.frames
+class CountsOn(Observer):
+    """Saves while the sampler counts on, as its thread does in async mode: right after the state was taken."""
+
+    saved: Path | None = None
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        if iteration != 3:
+            return
+        sampler, original = run.parts.sampler, run.state
+
+        def state(with_envs: bool = True) -> dict:
+            taken = original(with_envs)
+            sampler.steps += 16
+            return taken
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "state", state)
+            self.saved = run.save()
+        sampler.steps -= 16
+
+
+def test_a_checkpoint_is_where_its_name_says(tmp_path: Path) -> None:
+    """Otherwise a resume would take the very checkpoint it starts from for the future, and set it aside."""
+    observer = CountsOn()
+    train_here(tmp_path, *SERIAL, *TARGET, "stop.frames=300", observers=[observer])
+    assert observer.saved is not None
+    loaded = checkpoints_module.load_checkpoint(observer.saved)
+    assert loaded.state["sampler"]["steps"] == loaded.frames
+    assert observer.saved.name == f"frames-{loaded.frames:012d}.ckpt"
 
 
 def test_resume_of_a_finished_run_changes_nothing(tmp_path: Path) -> None:
