@@ -20,12 +20,14 @@ from rollmill.core.protocols import StepReturn
 from rollmill.envs.make import EnvInstance
 
 HANG_SECONDS = 3600.0
+PAUSE_SECONDS = 0.7  # longer than the crew's interval of looking around
 
 
 class Misbehave(gym.Env):
     """Does ``what`` in ``where``; otherwise a plain env whose observation counts its steps.
 
-    ``what``: raise, hang, none, nan, nan_reward, none_reward, shape, dtype, mask, print, exit, kill, raise_close.
+    ``what``: raise, hang, pause, none, nan, nan_reward, none_reward, shape, dtype, mask, print, exit, kill or
+    raise_close.
     ``where``: constructor, reset or step. ``env``: only in this one of the run's envs. ``at_step``: not before
     this step of the instance's life. ``once``: a file; only whoever creates it misbehaves.
     """
@@ -101,6 +103,9 @@ class Misbehave(gym.Env):
             raise RuntimeError(f"told to raise in {where}")
         if self._what == "hang":
             time.sleep(HANG_SECONDS)
+        if self._what == "pause":
+            time.sleep(PAUSE_SECONDS)
+            return None
         if self._what == "exit":
             os._exit(7)
         if self._what == "kill":
