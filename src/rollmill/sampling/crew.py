@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollmill.core.errors import EnvError, WorkerError
+from rollmill.core.errors import EnvError, RollmillError, WorkerError
 from rollmill.core.fields import Array
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
@@ -112,6 +112,15 @@ class _Handle:
     begun: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True)
+class _Trouble:
+    """A worker that must be replaced, and what to raise when it has been too often."""
+
+    worker: int
+    reason: str
+    error: type[RollmillError]
+
+
 class ProcessCrew:
     """One process per worker: watched, replaced when dead or hung, never waited for without end."""
 
@@ -160,7 +169,7 @@ class ProcessCrew:
             return np.zeros(0, np.int64)
         self._next_check = now + WATCH_SECONDS
         self.wait(0)  # a sampler that is never idle must still hear its workers
-        lost = [self._replace(index, reason) for index, reason in self._troubles(now)]
+        lost = [self._replace(trouble) for trouble in self._troubles(now)]
         return np.concatenate(lost) if lost else np.zeros(0, np.int64)
 
     def stop(self) -> None:
@@ -190,7 +199,7 @@ class ProcessCrew:
 
     # -- watching ------------------------------------------------------------------------------
 
-    def _troubles(self, now: float) -> list[tuple[int, str]]:
+    def _troubles(self, now: float) -> list[_Trouble]:
         found = []
         for index, handle in enumerate(self._handles):
             if handle is None:
@@ -198,9 +207,10 @@ class ProcessCrew:
             code = handle.process.poll()
             if code is not None:
                 self._drain(handle)  # its last words may say why, or raise
-                found.append((index, f"worker {index} (pid {handle.process.pid}) {_describe_exit(code)}"))
+                reason = f"worker {index} (pid {handle.process.pid}) {_describe_exit(code)}"
+                found.append(_Trouble(index, reason, WorkerError))
             elif reason := self._hang(index, now):
-                found.append((index, reason))
+                found.append(_Trouble(index, reason, EnvError))
         return found
 
     def _hang(self, index: int, now: float) -> str:
@@ -218,8 +228,9 @@ class ProcessCrew:
             f"(worker {index}, seed {seed}, episode {episode}, step {int(box.step[index])})"
         )
 
-    def _replace(self, index: int, reason: str) -> Array:
+    def _replace(self, trouble: _Trouble) -> Array:
         """End what is left of a worker and start it anew; its groups begin again."""
+        index = trouble.worker
         handle = self._handles[index]
         assert handle is not None
         self._end(index, handle)
@@ -229,12 +240,11 @@ class ProcessCrew:
         while recent[0] < now - RESTART_WINDOW_SECONDS:
             recent.popleft()
         if len(recent) > self._settings.worker_restarts:
-            error = EnvError if "hangs" in reason else WorkerError
-            raise error(
-                f"{reason}; replaced {len(recent) - 1} times within ten minutes, "
+            raise trouble.error(
+                f"{trouble.reason}; replaced {len(recent) - 1} times within ten minutes, "
                 f"sampling.worker_restarts is {self._settings.worker_restarts}"
             )
-        log.warning("%s; replacing the worker", reason)
+        log.warning("%s; replacing the worker", trouble.reason)
         self.report.worker_restarts += 1
         plan = self._plans[index]
         groups = np.arange(index * plan.groups, (index + 1) * plan.groups)
