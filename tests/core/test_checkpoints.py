@@ -212,7 +212,7 @@ def test_a_damaged_newest_is_an_error_that_names_the_newest_good_one(
         checkpoints.load_newest()
     assert str(caught.value) == (
         f"{paths[3]}: checksum does not match. The newest good checkpoint is at 20 frames; "
-        f"to continue from it: --restore {paths[1]}"
+        f"to continue from it: --resume --restore {paths[1]}"
     )
     assert f"{paths[2]}: cut short: 100 of" in log.text
 

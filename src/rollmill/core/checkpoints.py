@@ -129,7 +129,7 @@ class Checkpoints:
                 continue
             return (
                 f"The newest good checkpoint is at {checkpoint.frames} frames; "
-                f"to continue from it: --restore {checkpoint.path}"
+                f"to continue from it: --resume --restore {checkpoint.path}"
             )
         return f"No other checkpoint in {self.folder} is whole; to start again: --overwrite"
 
