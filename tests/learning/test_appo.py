@@ -128,6 +128,45 @@ def test_old_data_has_another_ratio_and_its_age_is_told() -> None:
 # -- gradients ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["mlp", "gru", "gru in pieces", "lstm", "masked", "gaussian", "two trunks"])
+@pytest.mark.parametrize("rows", [0, 1, 24, 40])
+def test_threads_give_the_gradients_of_one_pass(kind: str, rows: int) -> None:
+    """Also after the weights have moved: the threads' networks share them, and their gradients start afresh."""
+    rig = Rig(*KINDS[kind], "learning.max_grad_norm=0")
+    words = (*KINDS[kind], "learning.max_grad_norm=0", f"learning.micro_batch={rows}")
+    threaded = rig.twin(*words, "learning.threads=3")
+    for _ in range(3):
+        segments = rig.collect()
+        whole, parts = rig.learner.train(segments), threaded.train(segments)
+        assert_close(gradients(rig.learner), gradients(threaded), 1e-4)
+        for name in whole:
+            assert parts[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-4), name
+
+
+def test_threads_learn_with_vtrace_too() -> None:
+    """Scaling of returns is updated by whoever is first, so only the size of things can be compared."""
+    rig = Rig(*KINDS["gru"], "learning.targets=vtrace")
+    threaded = rig.twin(*KINDS["gru"], "learning.targets=vtrace", "learning.threads=2", "learning.micro_batch=16")
+    for _ in range(4):
+        segments = rig.collect()
+        whole, parts = rig.learner.train(segments), threaded.train(segments)
+        assert parts["entropy"] == pytest.approx(whole["entropy"], rel=0.05)
+    counts = [float(learner.model.return_moments.count) for learner in (rig.learner, threaded)]
+    assert counts[0] == counts[1] > 0, "every row is counted once, whichever thread read it"
+
+
+def test_a_failure_in_a_thread_comes_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(*KINDS["mlp"])
+    threaded = rig.twin(*KINDS["mlp"], "learning.threads=2", "learning.micro_batch=1")
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("told to fail")
+
+    monkeypatch.setattr(threaded._step._twins[0], "unroll", fail)
+    with pytest.raises(ArithmeticError, match="told to fail"):
+        threaded.train(rig.collect())
+
+
 @pytest.mark.parametrize("kind", ["mlp", "gru", "gru in pieces", "masked", "gaussian"])
 @pytest.mark.parametrize("rows", [1, 24, 40])
 def test_micro_batches_give_the_gradients_of_one_pass(kind: str, rows: int) -> None:

@@ -180,3 +180,10 @@ def test_a_missing_gpu_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ConfigError, match="this machine has 2 usable GPUs"):
         choose_device("cuda:2")
+
+
+def test_serial_mode_has_one_learner_thread() -> None:
+    """Threads add up in the order they finish, and serial mode promises the same bits."""
+    with pytest.raises(ConfigError, match=r"learning\.threads must be 1 in serial mode"):
+        check(config(*SERIAL, "learning.threads=2"))
+    check(config("learning.threads=2"))

@@ -26,6 +26,7 @@ from rollmill.learning.schedules import KlAdaptiveRate, Schedule
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.step import FIGURES, GraphStep, Step
 from rollmill.learning.targets import gae
+from rollmill.learning.threaded_step import ThreadedStep
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.weights import WeightBoard
 
@@ -55,7 +56,13 @@ class Appo:
             eps=settings.adam_eps,
             capturable=graph,
         )
-        self._step = (GraphStep if graph else Step)(model, self._optimizer, settings)
+        self._step: Step
+        if graph:
+            self._step = GraphStep(model, self._optimizer, settings)
+        elif settings.threads > 1:
+            self._step = ThreadedStep(model, self._optimizer, settings)
+        else:
+            self._step = Step(model, self._optimizer, settings)
         self._generator = torch.Generator().manual_seed(seed)
         self._alarms = Alarms(settings.collapse_patience, settings.max_grad_norm)
         self._sums = Sums(FIGURES)
@@ -137,7 +144,7 @@ class Appo:
 
     def _stop_at_non_finite(self, minibatch: Pieces) -> None:
         with torch.no_grad():
-            terms = {name: float(term) for name, term in self._step.losses(minibatch).items()}
+            terms = {name: float(term) for name, term in self._step.losses(minibatch, self.model).items()}
         place = explain_non_finite(self.model, minibatch, terms)
         raise NonFiniteError(
             f"NaN or infinity while learning (policy {self.policy_id}, batch {self.version + 1}, optimizer step "

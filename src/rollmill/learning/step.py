@@ -8,6 +8,8 @@ launches then cost no interpreter time, which acting needs.
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -42,32 +44,42 @@ class Step:
         self.device = next(model.parameters()).device
         self.entropy_weight = torch.zeros((), device=self.device)
         """Weight of the exploration term; a tensor, because it changes while graphs do not."""
+        self._moments_lock = threading.Lock()
 
     def gradients(self, minibatch: Pieces) -> Tensor:
         """Gradients of a minibatch, added up over micro-batches and clipped; returns ``FIGURES`` as ``[n]``."""
         self.optimizer.zero_grad(set_to_none=True)
         rows = minibatch.valid.sum().clamp(min=1)
+        parts = micro_batches(minibatch, self.settings.micro_batch)
+        total = self.add_gradients(self.model, parts, rows)
+        assert total is not None, "a minibatch has at least one piece"
+        return torch.cat([total, self._clip_gradients().detach().double()[None]])
+
+    def add_gradients(self, model: ActorCritic, parts: Iterable[Pieces], rows: Tensor) -> Tensor | None:
+        """Add the gradients of micro-batches to ``model``'s; returns their share of the figures (None: no parts).
+
+        ``rows``: rows of the whole minibatch that count.
+        """
         total: Tensor | None = None
-        for pieces in micro_batches(minibatch, self.settings.micro_batch):
-            terms = self.losses(pieces)
+        for pieces in parts:
+            terms = self.losses(pieces, model)
             share = pieces.valid.sum() / rows
             torch.autograd.backward(terms["loss"] * share)
             figures = torch.stack([terms[name].detach().double() for name in FIGURES[:-1]]) * share
             total = figures if total is None else total + figures
-        assert total is not None, "a minibatch has at least one piece"
-        return torch.cat([total, self._clip_gradients().detach().double()[None]])
+        return total
 
     def apply(self) -> None:
         """Let the optimizer use the gradients."""
         self.optimizer.step()
 
-    def losses(self, pieces: Pieces) -> dict[str, Tensor]:
+    def losses(self, pieces: Pieces, model: ActorCritic) -> dict[str, Tensor]:
         """All loss terms and figures of some pieces, each a mean over the rows that count."""
-        s, head, valid = self.settings, self.model.head, pieces.valid
+        s, head, valid = self.settings, model.head, pieces.valid
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=s.precision == "bfloat16", cache_enabled=self.compact
         ):
-            output = self.model.unroll(pieces.obs, pieces.first, pieces.state)
+            output = model.unroll(pieces.obs, pieces.first, pieces.state)
         steps = pieces.reward.shape[0]
         params, values = output.params[:steps].float(), output.value.float()
         mask = pieces.obs[MASK_FIELD][:steps] if MASK_FIELD in pieces.obs else None
@@ -111,7 +123,8 @@ class Step:
             s.c_bar,
         )
         if s.normalize_returns:
-            self.model.return_moments.update(target, pieces.valid)
+            with self._moments_lock:
+                self.model.return_moments.update(target, pieces.valid)
         if s.normalize_advantages:
             advantage = normalise_advantages(advantage, pieces.valid)
         return advantage, target

@@ -40,7 +40,7 @@ def build_parts(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, st
     """Build everything; nothing is started."""
     seeds = Seeds(config.run.seed)
     device = choose_device(config.learning.device)
-    torch.set_num_threads(config.learning.threads)
+    torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
     per_batch = segments_per_batch(config, spec)
     plan = SamplerPlan(
         settings=config.sampling,
