@@ -119,3 +119,11 @@ def test_parts_fit_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("precision", "dtype"), [("float32", None), ("bfloat16", torch.bfloat16)])
 def test_the_precision_of_acting(tmp_path: Path, precision: str, dtype: torch.dtype | None) -> None:
     assert autocast_dtype(config_of(tmp_path, f"learning.precision={precision}").learning) == dtype
+
+
+def test_serial_mode_has_one_learner_thread() -> None:
+    """The same config must run in one process, bit for bit; other modes take the threads they are given."""
+    spec = make_env(config_of(Path(), "env=toy_target").env).spec
+    for mode, threads in (("serial", 1), ("sync", 2)):
+        config = config_of(Path(), "env=toy_target", "learning.threads=2", f"sampling.mode={mode}")
+        assert build_parts(config, spec, {}).learners[0].settings.threads == threads

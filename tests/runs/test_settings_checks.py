@@ -182,8 +182,7 @@ def test_a_missing_gpu_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda:2")
 
 
-def test_serial_mode_has_one_learner_thread() -> None:
-    """Threads add up in the order they finish, and serial mode promises the same bits."""
-    with pytest.raises(ConfigError, match=r"learning\.threads must be 1 in serial mode"):
-        check(config(*SERIAL, "learning.threads=2"))
-    check(config("learning.threads=2"))
+def test_a_wrong_name_of_a_network_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.custom=marking:NoSuchNet: marking has no 'NoSuchNet'"):
+        train_here(tmp_path, *SERIAL, "model.custom=marking:NoSuchNet")
+    assert not list(tmp_path.iterdir())

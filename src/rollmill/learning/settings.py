@@ -16,7 +16,7 @@ class LearningSettings:
 
     threads: int = 1
     """Threads that learn on a CPU: each takes a micro-batch at a time. More than 1 uses cores that acting and
-    simulators leave idle; sums then differ in their last digits from run to run."""
+    simulators leave idle; sums then differ in their last digits from run to run. Serial mode always has one."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the network. bfloat16 pays on GPUs and on CPUs with bfloat16 units, and is slow on others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,13 +51,15 @@ def build_parts(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, st
         state_every=config.learning.recurrence,
         environment=environment,
     )
+    # Threads add up in the order they finish: serial mode, which repeats bit for bit, has one.
+    learning = replace(config.learning, threads=1) if config.sampling.mode == "serial" else config.learning
     boards: list[WeightBoard] = []
     learners: list[Appo] = []
     for k in range(policies):
         torch.manual_seed(seeds.branch("weights", k).integer())
         model = build_model(spec, config.model).to(device)
         boards.append(WeightBoard(model))
-        learners.append(Appo(model, boards[k], config.learning, seeds.branch("learner", k).integer(), k))
+        learners.append(Appo(model, boards[k], learning, seeds.branch("learner", k).integer(), k))
     if device.type == "cuda" and policies == 1:
         return _on_gpu(config, plan, boards[0], learners, device)
     lanes = plan.groups * plan.lanes_per_group

@@ -141,8 +141,6 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
     if learning.recurrence and config.model.memory == "none" and config.model.custom is None:
         raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
-    if learning.threads > 1 and s.mode == "serial":
-        raise ConfigError("learning.threads must be 1 in serial mode, which repeats bit for bit")
     _segments(config, agents=1)  # what does not fit one agent fits several even less
 
 

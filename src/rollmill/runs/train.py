@@ -20,6 +20,7 @@ from rollmill.core.config import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.imports import import_object
 from rollmill.core.run_folder import Mode, RunFolder, State, open_log
 from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.probe import Probe, probe_here
@@ -67,6 +68,8 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     """Run a training to its end. Raises RollmillError when it fails; the folder says why, too."""
     request = request or Request()
     check(config)
+    if config.model.custom is not None:
+        import_object(config.model.custom, "model.custom")  # a wrong name must not leave a folder behind
     loaded = _find_checkpoint(config, request)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
