@@ -44,6 +44,40 @@ def test_the_file_is_synced_before_the_rename_and_its_folder_after(
     assert synced == [(str(tmp_path / f".a.{os.getpid()}.tmp"), False), (str(tmp_path), True)]
 
 
+def test_a_file_is_created_once(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    assert atomic.create_bytes(path, [b"fir", b"st"])
+    assert not atomic.create_bytes(path, [b"second"])
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_is_created_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    def no_links(source: object, target: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    path = tmp_path / "f"
+    if there:
+        path.write_bytes(b"old")
+    assert atomic.create_bytes(path, [b"new"]) is not there
+    assert path.read_bytes() == (b"old" if there else b"new")
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_file_that_cannot_be_created_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(source: object, target: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "link", broken)
+    with pytest.raises(OSError, match="broken"):
+        atomic.create_bytes(tmp_path / "f", [b"new"])
+    assert os.listdir(tmp_path) == []
+
+
 def test_text_and_json(tmp_path: Path) -> None:
     atomic.write_text(tmp_path / "a.txt", "Grüße\n")
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "Grüße\n"

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +49,35 @@ def write_bytes(path: Path, chunks: Iterable[Chunk]) -> None:
         with _in_flight_lock:
             _in_flight.discard(temporary)
     sync_folder(path.parent)
+
+
+def create_bytes(path: Path, chunks: Iterable[Chunk]) -> bool:
+    """Write ``path`` unless it exists; False if somebody else was first. Safe between machines (no pid in a name
+    is compared): of any number of creators exactly one wins, and nobody ever sees half of the file.
+    """
+    path = path.absolute()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            # File systems without hard links: creators that are really simultaneous may replace each other's file.
+            if path.exists():
+                return False
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

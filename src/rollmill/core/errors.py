@@ -31,12 +31,45 @@ class CheckpointError(RollmillError):
     """A checkpoint could not be written, read or trusted."""
 
 
+class StoreError(RollmillError):
+    """A trajectory store could not be written, read or trusted."""
+
+
+class StoreFull(StoreError):
+    """No space was left while writing a store; what was acknowledged before stays readable."""
+
+
+class BadBlock(StoreError):
+    """A record of a store is damaged: its checksum or its contents do not match.
+
+    ``record`` is its number in the shard (-1: not found at all), ``episode`` the uid it belongs to where
+    known, ``offset`` its place in bytes.
+    """
+
+    def __init__(self, reason: str, *, shard: str, record: int, offset: int, episode: int | None = None) -> None:
+        whose = "" if episode is None else f" of episode {episode:016x}"
+        super().__init__(f"shard {shard}, record {record} at byte {offset}{whose}: {reason}")
+        self.reason = reason
+        self.shard = shard
+        self.record = record
+        self.offset = offset
+        self.episode = episode
+
+
 class EnvError(RollmillError):
     """An environment broke its contract (raised, hung, returned nonsense) beyond what restarts allow."""
 
 
+class PolicyError(RollmillError):
+    """A policy that the user wrote raised, or answered with something that is no action."""
+
+
 class WorkerError(RollmillError):
     """A worker process died or stopped answering beyond what replacements allow."""
+
+
+class RankError(RollmillError):
+    """A rank (one of several learners of a run) died, lost the others, or no longer agrees with them."""
 
 
 class NonFiniteError(RollmillError):

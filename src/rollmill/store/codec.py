@@ -1,0 +1,135 @@
+"""How the rows of a column become the bytes of a block, and back.
+
+Codecs (``Column.codec``): ``raw``; ``zstd:LEVEL`` (negative levels are faster and larger); ``shuffle:LEVEL``:
+the bytes of all numbers regrouped (all first bytes, all second ones, ...), then zstd, which suits counters
+and floats; ``jpeg:QUALITY``: lossy, for images, only when asked for.
+
+Every buffer in a block carries the id of the codec it was really made with, so levels can change, buffers
+that do not shrink are stored raw, and a block can be copied into another store as it is.
+
+What a buffer decodes to is known beforehand from the schema and the number of rows. A buffer that says
+otherwise is refused before memory is taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import zstandard
+
+from rollmill.core.errors import StoreError
+from rollmill.core.fields import Array
+from rollmill.store import jpeg
+from rollmill.store.schema import Column
+
+RAW, ZSTD, SHUFFLE, JPEG = range(4)
+"""Codec ids in blocks."""
+
+SMALL_BYTES = 512
+"""Buffers below this are stored raw: what zstd would save is not worth its time."""
+
+Encode: TypeAlias = Callable[[Array], tuple[int, bytes]]
+
+
+class CodecError(Exception):
+    """A buffer is not what the schema says it must be."""
+
+
+def make_encoder(column: Column) -> Encode:
+    """A function from C-contiguous rows ``[n, *shape]`` to (codec id, bytes)."""
+    kind, _, parameter = column.codec.partition(":")
+    if kind == "raw":
+        return lambda rows: (RAW, rows.tobytes())
+    if kind == "jpeg":
+        encode = jpeg.make_encoder(int(parameter))
+        return lambda rows: (JPEG, encode(rows))
+    try:
+        compressor = zstandard.ZstdCompressor(level=int(parameter), write_checksum=False, write_content_size=True)
+    except ValueError as error:
+        raise StoreError(f"column {column.name}: codec {column.codec}: {error}") from error
+    shuffle = kind == "shuffle" and column.numpy.itemsize > 1
+
+    def encode_zstd(rows: Array) -> tuple[int, bytes]:
+        if rows.nbytes < SMALL_BYTES:
+            return RAW, rows.tobytes()
+        packed = compressor.compress(_shuffled(rows) if shuffle else rows.data)
+        if len(packed) >= rows.nbytes:
+            return RAW, rows.tobytes()
+        return (SHUFFLE if shuffle else ZSTD), packed
+
+    return encode_zstd
+
+
+def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Array) -> None:
+    """Decode the first ``len(out)`` of a buffer's ``rows`` rows into ``out`` (C-contiguous).
+
+    ``CodecError`` if the buffer does not hold exactly that many rows of the column.
+    """
+    nbytes = rows * column.row_bytes
+    target: Array = out.reshape(-1).view(np.uint8)
+    if codec == RAW:
+        if len(data) != nbytes:
+            raise CodecError(f"{len(data)} bytes where {rows} rows take {nbytes}")
+        target[:] = np.frombuffer(data, np.uint8, count=len(target))
+    elif codec == ZSTD:
+        _check_content_size(data, nbytes)
+        _inflate(data, target.data)
+    elif codec == SHUFFLE:
+        _check_content_size(data, nbytes)
+        shuffled: Array = np.empty(nbytes, np.uint8)
+        _inflate(data, shuffled.data)
+        width = column.numpy.itemsize
+        plain = target.reshape(-1, width)
+        plain[:] = shuffled.reshape(width, -1).T[: len(plain)]
+    elif codec == JPEG:
+        if not column.lossy:
+            raise CodecError("a lossy buffer in a column that is lossless by the schema")
+        try:
+            jpeg.decode_into(data, rows, out)
+        except ValueError as error:
+            raise CodecError(str(error)) from error
+    else:
+        raise CodecError(f"unknown codec id {codec}")
+
+
+def _shuffled(rows: Array) -> bytes:
+    width = rows.dtype.itemsize
+    return rows.reshape(-1).view(np.uint8).reshape(-1, width).T.tobytes()
+
+
+_local = threading.local()
+
+
+def _decompressor() -> Any:
+    """One per thread: zstd contexts must not be shared by threads."""
+    try:
+        return _local.decompressor
+    except AttributeError:
+        _local.decompressor = zstandard.ZstdDecompressor()
+        return _local.decompressor
+
+
+def _check_content_size(data: memoryview, nbytes: int) -> None:
+    try:
+        declared = zstandard.frame_content_size(data)
+    except zstandard.ZstdError as error:
+        raise CodecError(f"not a zstd frame ({error})") from error
+    if declared != nbytes:
+        raise CodecError(f"a zstd frame of {declared} bytes where the rows take {nbytes}")
+
+
+def _inflate(data: memoryview, target: memoryview) -> None:
+    """Fill ``target`` from the start of a zstd frame; the frame may hold more, which is then not decoded."""
+    done = 0
+    try:
+        with _decompressor().stream_reader(data) as reader:
+            while done < len(target):
+                count = reader.readinto(target[done:])
+                if count == 0:
+                    raise CodecError(f"the zstd frame ends after {done} of {len(target)} bytes")
+                done += count
+    except zstandard.ZstdError as error:
+        raise CodecError(f"zstd: {error}") from error

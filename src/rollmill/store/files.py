@@ -1,0 +1,97 @@
+"""Open files and decoded blocks, each kept in a small least-recently-used pool."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from pathlib import Path
+
+from rollmill.core.errors import StoreError
+from rollmill.core.fields import Array
+from rollmill.store.shards import ShardRef, shard_path
+
+
+class Handle:
+    """A file opened for reading; closed when nobody refers to it any more, so a reading thread never loses it."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def bytes(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class HandlePool:
+    """At most ``limit`` shards open at a time, however many a store has."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._handles: OrderedDict[str, Handle] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, ref: ShardRef) -> Handle:
+        with self._lock:
+            handle = self._handles.get(ref.name)
+            if handle is None:
+                handle = self._handles[ref.name] = open_shard(ref)
+                if len(self._handles) > self._limit:
+                    self._handles.popitem(last=False)
+            else:
+                self._handles.move_to_end(ref.name)
+            return handle
+
+    def clear(self) -> None:
+        with self._lock:
+            self._handles.clear()
+
+
+def open_shard(ref: ShardRef) -> Handle:
+    """Open a shard under the name it had, or the one it got when it was sealed in the meantime."""
+    try:
+        try:
+            return Handle(ref.path)
+        except FileNotFoundError:
+            return Handle(shard_path(ref.store, ref.name, True))
+    except OSError as error:
+        raise StoreError(f"shard {ref.path} cannot be opened: {error.strerror or error}") from error
+
+
+class BlockCache:
+    """Decoded columns of blocks, up to ``limit`` bytes in all. The arrays are shared: copy, never write."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._arrays: OrderedDict[Hashable, Array] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Array | None:
+        with self._lock:
+            array = self._arrays.get(key)
+            if array is not None:
+                self._arrays.move_to_end(key)
+            return array
+
+    def put(self, key: Hashable, array: Array) -> None:
+        if array.nbytes > self._limit:
+            return
+        with self._lock:
+            if key in self._arrays:  # another thread was faster
+                return
+            self._arrays[key] = array
+            self._bytes += array.nbytes
+            while self._bytes > self._limit:
+                self._bytes -= self._arrays.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        with self._lock:
+            self._arrays.clear()
+            self._bytes = 0

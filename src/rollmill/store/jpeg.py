@@ -1,0 +1,56 @@
+"""The lossy image codec: one JPEG per row. Needs OpenCV, which is imported when it is first used.
+
+Buffer: ``u32 bytes of each JPEG``, then the JPEGs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.errors import MissingExtraError, StoreError
+from rollmill.core.fields import Array
+
+
+def make_encoder(quality: int) -> Callable[[Array], bytes]:
+    """A function from images ``[n, H, W, C]`` uint8 (RGB or grey) to a buffer."""
+    if not 1 <= quality <= 100:
+        raise StoreError(f"jpeg quality {quality} is not within 1..100")
+    cv2 = _cv2()
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality]
+
+    def encode(rows: Array) -> bytes:
+        pictures = [cv2.imencode(".jpg", np.ascontiguousarray(row[..., ::-1]), options)[1].tobytes() for row in rows]
+        return np.array([len(p) for p in pictures], "<u4").tobytes() + b"".join(pictures)
+
+    return encode
+
+
+def decode_into(data: memoryview, rows: int, out: Array) -> None:
+    """Decode the first ``len(out)`` images of a buffer of ``rows``; ``ValueError`` if it is something else."""
+    cv2 = _cv2()
+    if len(data) < 4 * rows:
+        raise ValueError(f"{len(data)} bytes cannot hold {rows} pictures")
+    sizes = np.frombuffer(data, "<u4", count=rows).astype(np.int64)
+    if 4 * rows + sizes.sum() != len(data):
+        raise ValueError("the sizes of the pictures do not fill the buffer")
+    flag = cv2.IMREAD_COLOR if out.shape[-1] == 3 else cv2.IMREAD_GRAYSCALE
+    start = 4 * rows
+    for target, size in zip(out, sizes):
+        picture = cv2.imdecode(np.frombuffer(data, np.uint8, count=int(size), offset=start), flag)
+        if picture is None or picture.shape[:2] != target.shape[:2]:
+            raise ValueError("not a JPEG of the right size")
+        target[...] = picture.reshape(target.shape)[..., ::-1]
+        start += int(size)
+
+
+def _cv2() -> Any:
+    try:
+        import cv2
+    except ImportError as error:
+        raise MissingExtraError(
+            'jpeg columns need OpenCV: pip install "opencv-python-headless>=4.9" (comes with rollmill[vizdoom])'
+        ) from error
+    return cv2
