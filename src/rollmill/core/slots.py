@@ -47,6 +47,8 @@ ANSWER_FIELDS = (
     Field("policy_id", "int16"),
     Field("frames", "int64"),
 )
+SMALL_BYTES = 1 << 16
+"""Columns of a segment below this size are gathered by one numpy expression, larger ones segment by segment."""
 CARRIED_FIELDS = ("first", "step", "episode")
 """Worker fields of row T that open the next segment as its row 0, beside the observation."""
 
@@ -58,10 +60,12 @@ class SharedBlock:
     last process that maps it, whatever ended that process.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, writable: bool = True) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self._map = mmap.mmap(fd, nbytes)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        # Populated at once: a first touch in the middle of a step costs a page fault for every 4 KB.
+        self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), access)
 
     @classmethod
     def create(cls, nbytes: int) -> SharedBlock:
@@ -185,9 +189,13 @@ class Arena:
                 for name, a in self.fields.items()
                 if name not in skip
             }
-        for k, slot in enumerate(slots):
-            for name, columns in out.items():
-                columns[:, k * lanes : (k + 1) * lanes] = self.fields[name][slot]
+        for name, columns in out.items():
+            array = self.fields[name]
+            if array[0].nbytes < SMALL_BYTES:  # two copies of little cost less than many calls
+                np.copyto(columns.reshape(len(columns), len(slots), *array.shape[2:]), array[slots].swapaxes(0, 1))
+                continue
+            for k, slot in enumerate(slots):
+                columns[:, k * lanes : (k + 1) * lanes] = array[slot]
         return out
 
 

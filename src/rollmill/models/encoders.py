@@ -172,7 +172,10 @@ class Convnet(nn.Module):
         if image.dtype != torch.uint8:
             raise TypeError(f"images are uint8 from 0 to 255, not {image.dtype}")
         x = image.permute(0, 3, 1, 2) if self.layout == "HWC" else image
-        x = x.to(torch.float32, memory_format=torch.channels_last).mul_(1 / 255)
+        # Under autocast the first layer reads the small type anyway; 0 to 255 are exact in it.
+        autocast = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if autocast else torch.float32
+        x = x.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
         y: Tensor = self.body(x)
         return y.permute(0, 2, 3, 1).flatten(1)  # a view: the activations are channels-last too
 

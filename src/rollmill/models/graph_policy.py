@@ -8,17 +8,18 @@ next one. Padding has a slot and lanes of its own, so it touches nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rollmill.core.fields import MASK_FIELD
+from rollmill.core.fields import MASK_FIELD, Array, Field
 from rollmill.core.protocols import ActRequest
-from rollmill.core.slots import Arena
+from rollmill.core.slots import Arena, layout_arrays
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.mirror import Mirror
 from rollmill.models.policy import Answer
@@ -30,15 +31,20 @@ WARM_UP_STEPS = 3
 
 @dataclass
 class Recording:
-    """One batch size: inputs and outputs at fixed addresses, and the graph between them (None on a CPU)."""
+    """One batch size: inputs and outputs at fixed addresses, and the graph between them (None on a CPU).
+
+    Inputs are views of one block of bytes, so that one copy brings them all to the device.
+    """
 
     groups: int
-    index: Tensor  # [4, groups] int64: slot, row, full slot that closes with it, group number
-    first: Tensor  # [groups, L] bool
-    output: Tensor  # [groups * L, components + 2] float32: action, log-probability, value
-    host_index: Tensor
-    host_first: Tensor
-    host_output: Tensor
+    host: dict[str, Array]
+    """What the host fills in: ``index`` [5, groups], ``lanes`` [groups, L], ``first`` [groups, L]."""
+    device: dict[str, Tensor]
+    """The same on the device."""
+    pair: tuple[Tensor, Tensor]
+    """The whole block: on the device, and the host's as the device sees it."""
+    answer: Array  # [groups * L, components + 2] float32: action, log-probability, value
+    output: Tensor  # the same memory as the device sees it
     graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -62,7 +68,15 @@ class GraphPolicy:
         self._deterministic = deterministic
         self._autocast = autocast
         self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._stream = torch.cuda.Stream(self._device) if self._cuda else None  # type: ignore[no-untyped-call]
+        # A priority above the learner's: the few small kernels of a decision must not queue behind its large ones.
+        self._stream = torch.cuda.Stream(self._device, priority=-1) if self._cuda else None  # type: ignore[no-untyped-call]
+        # A thread that spins for the GPU takes a core from the simulators; this event lets it sleep.
+        self._done = torch.cuda.Event(blocking=True) if self._cuda else None  # type: ignore[no-untyped-call]
+        if autocast is not None:
+            # Kept in the type they are used in: autocast would convert all weights again for every decision.
+            for module in self._model.modules():
+                if isinstance(module, (nn.Linear, nn.Conv2d, nn.RNNBase)):
+                    module.to(autocast)
         self._recordings: list[Recording] = []
         self._states = torch.zeros(0)
         self._mirror: Mirror | None = None
@@ -101,52 +115,56 @@ class GraphPolicy:
         self.refresh()
         count = request.groups.size
         recording = next(r for r in self._recordings if r.groups >= count)
-        self._fill(recording, request, count)
-        with self._on_stream():
-            recording.index.copy_(recording.host_index, non_blocking=True)
-            recording.first.copy_(recording.host_first, non_blocking=True)
-            if recording.graph is None:
-                self._step(recording)
-            else:
+        self._fill(recording.host, request, count)
+        if recording.graph is None:
+            self._step(recording)
+        else:
+            assert self._stream is not None
+            assert self._done is not None
+            with torch.cuda.stream(self._stream):
                 recording.graph.replay()
-            recording.host_output.copy_(recording.output, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
+            self._done.record(self._stream)
+            self._done.synchronize()
         return self._answer(recording, len(request.lanes))
 
-    def _fill(self, recording: Recording, request: ActRequest, count: int) -> None:
-        index, first = recording.host_index.numpy(), recording.host_first.numpy()
-        spare = self.mirror.spare
-        index[0, :count], index[1, :count], index[3, :count] = request.slots, request.rows, request.groups
-        index[2, :count] = np.where(request.closing < 0, spare, request.closing)
-        index[:, count:] = np.array([[spare], [0], [spare], [self._groups]])
+    def _fill(self, host: Mapping[str, Array], request: ActRequest, count: int) -> None:
+        spare, index, lanes, first = self.mirror.spare, host["index"], host["lanes"], host["first"]
+        index[0, :count] = index[1, :count] = request.slots
+        index[2, :count] = request.rows
+        index[3, :count] = np.where(request.closing < 0, spare, request.closing)
+        index[4, :count] = self.mirror.state_places(request.rows)
+        # The spare slot has no counterpart in host memory: row 0 of slot 0 is read for it, and never used.
+        index[:, count:] = np.array([[spare], [0], [0], [spare], [0]])
+        lanes[:count] = request.lanes.reshape(count, -1)
+        lanes[count:] = np.arange(lanes.shape[1]) + self._groups * lanes.shape[1]
         first[:count] = request.first.reshape(count, -1)
         first[count:] = True
 
     def _step(self, recording: Recording) -> None:
-        """What is recorded: gather, decide, keep states, pack. Nothing here leaves the device."""
+        """What is recorded: fetch, decide, keep states, pack. The host is not needed in between."""
         mirror, head = self.mirror, self._model.head
-        slots, rows, closing, groups = recording.index
-        lanes = mirror.layout.lanes
-        obs = mirror.take(slots, rows, closing)
-        numbers = (groups[:, None] * lanes + torch.arange(lanes, device=self._device)).flatten()
-        before = self._states[numbers]
+        own, shared = recording.pair
+        own.copy_(shared)
+        slots, sources, rows, closing, places = recording.device["index"]
+        lanes = recording.device["lanes"].flatten()
+        obs = mirror.take(slots, sources, rows, closing)
+        before = self._states[lanes]
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-            output = self._model.step(obs, recording.first.flatten(), before)
+            output = self._model.step(obs, recording.device["first"].flatten(), before)
         params, mask = output.params.float(), obs.get(MASK_FIELD)
         action = head.sample(params, mask, self._generator, self._deterministic)
         log_prob = head.log_prob(params, action, mask)
         value = self._model.denormalise(output.value.float())
         if self.state_size:
-            self._states[numbers] = output.state.float()
+            self._states[lanes] = output.state.float()
             if mirror.layout.state_size:
-                mirror.keep_state(slots, rows, before)
-        packed = (action.float().reshape(len(numbers), -1), log_prob[:, None], value[:, None])
+                mirror.keep_state(slots, places, before)
+        packed = (action.float().reshape(len(lanes), -1), log_prob[:, None], value[:, None])
         torch.cat(packed, dim=1, out=recording.output)
 
     def _answer(self, recording: Recording, lanes: int) -> Answer:
         """Numpy views of the packed answer; valid until the next call."""
-        packed = recording.host_output.numpy()[:lanes]
+        packed = recording.answer[:lanes]
         field = self.mirror.layout.spec.action.field
         action = packed[:, :-2].reshape(lanes, *field.shape).astype(field.dtype)
         return Answer(action=action, log_prob=packed[:, -2], value=packed[:, -1], state=None)
@@ -156,16 +174,24 @@ class GraphPolicy:
     @torch.no_grad()
     def _record(self, size: int) -> Recording:
         layout = self.mirror.layout
+        shapes = [
+            (Field("index", "int64"), (5, size)),
+            (Field("lanes", "int64"), (size, layout.lanes)),
+            (Field("first", "bool"), (size, layout.lanes)),
+        ]
+        offsets, nbytes = layout_arrays(shapes)
+        block = np.zeros(nbytes, np.uint8)
+        shared = self.mirror.device_view("inputs", block)
+        own = torch.zeros_like(shared)
+        host, device = {}, {}
+        for field, shape in shapes:
+            part = slice(offsets[field.name], offsets[field.name] + math.prod(shape) * field.nbytes)
+            host[field.name] = block[part].view(field.dtype).reshape(shape)
+            device[field.name] = own[part].view(getattr(torch, field.dtype)).reshape(shape)
         width = int(np.prod(layout.spec.action.field.shape)) + 2
-
-        def pair(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-            own = torch.zeros(*shape, dtype=dtype, device=self._device)
-            return own, torch.zeros(*shape, dtype=dtype, pin_memory=self._cuda)
-
-        index, host_index = pair(4, size, dtype=torch.int64)
-        first, host_first = pair(size, layout.lanes, dtype=torch.bool)
-        output, host_output = pair(size * layout.lanes, width, dtype=torch.float32)
-        recording = Recording(size, index, first, output, host_index, host_first, host_output)
+        answer = np.zeros((size * layout.lanes, width), np.float32)
+        output = self.mirror.device_view("outputs", answer)
+        recording = Recording(size, host, device, (own, shared), answer, output)
         if self._stream is not None:
             recording.graph = self._capture(recording, self._stream)
         return recording

@@ -7,6 +7,7 @@ there, and kept in the same (slot, row) of the mirror, where the learner finds w
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ class Mirror:
         self.device = device
         self.layout = arena.layout
         self._registered: list[Array] = []
-        self._host = {name: self._device_view(name, array) for name, array in arena.obs.items()}
+        self._host = {name: self.device_view(name, array) for name, array in arena.obs.items()}
         self.spare = arena.slots
         """A slot that belongs to nobody, for batches that are filled up to a fixed size."""
         self.obs = {
@@ -35,23 +36,28 @@ class Mirror:
         shape = (self.spare + 1, layout.state_rows + 1, layout.lanes, layout.state_size)
         self.state = torch.zeros(shape, device=device)
 
-    def take(self, slots: Tensor, rows: Tensor, closing: Tensor) -> dict[str, Tensor]:
+    def take(self, slots: Tensor, sources: Tensor, rows: Tensor, closing: Tensor) -> dict[str, Tensor]:
         """Read the observations of n rows from host memory, keep them here, and return them ``[n * L, *shape]``.
 
+        ``sources``: the slots to read, ``slots``: where to keep it; they differ for the spare slot alone.
         ``closing``: full slots whose last row is the same observation; the spare slot where there is none.
         """
         found = {}
         for name, own in self.obs.items():
-            # The spare slot has no counterpart in host memory: whatever is read for it is never used.
-            new = self._host[name][slots.clamp(max=self.spare - 1), rows]
+            new = self._host[name][sources, rows]
             own[slots, rows] = new
             own[closing, -1] = new
             found[name] = new.flatten(0, 1)
         return found
 
-    def keep_state(self, slots: Tensor, rows: Tensor, state: Tensor) -> None:
-        """Store the recurrent states ``[n * L, S]`` before these rows, where back-propagation begins."""
-        places = torch.where(rows % self._every == 0, rows // self._every, self.layout.state_rows)
+    def state_places(self, rows: Array) -> Array:
+        """Where ``keep_state`` puts the states before these rows; the last place is for those nobody needs."""
+        starts, place = rows % self._every == 0, rows // self._every
+        found: Array = np.where(starts, place, self.layout.state_rows)
+        return found
+
+    def keep_state(self, slots: Tensor, places: Tensor, state: Tensor) -> None:
+        """Store recurrent states ``[n * L, S]`` where back-propagation begins (``state_places``)."""
         self.state[slots, places] = state.unflatten(0, (len(slots), self.layout.lanes))  # type: ignore[no-untyped-call]
 
     def segments(self, slots: list[int]) -> dict[str, Tensor]:
@@ -62,7 +68,7 @@ class Mirror:
             fields["state"] = self.state[:, :-1]
         return {name: x[index].transpose(0, 1).flatten(1, 2) for name, x in fields.items()}
 
-    def _device_view(self, name: str, array: Array) -> Tensor:
+    def device_view(self, name: str, array: Array) -> Tensor:
         """Host memory as the device sees it: on a GPU locked, registered, and read across the bus by kernels."""
         if self.device.type != "cuda":
             return torch.from_numpy(array)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -131,8 +131,13 @@ class ProcessCrew:
         box: Mailbox,
         settings: SamplingSettings,
         environment: Mapping[str, str],
+        stay_apart: bool = False,
     ) -> None:
+        """``stay_apart``: this process keeps to the cores that have no worker, if there are any. It pays where the
+        network runs on a GPU: each time this process runs beside a simulator, that one goes on with cold caches.
+        """
         self.report = CrewReport()
+        self._stay_apart = stay_apart
         self._plans, self._arena, self._box, self._settings = plans, arena, box, settings
         self._environment = dict(environment)
         self._bell = Bell.create()
@@ -145,12 +150,16 @@ class ProcessCrew:
         self._poll.register(self._bell.fd, select.POLLIN)
         self._next_check = 0.0
         self._stopping = False
+        self._cores = usable_cores() if settings.affinity else []
 
     # -- what the sampler calls ----------------------------------------------------------------
 
     def start(self) -> None:
         for index in range(len(self._plans)):
             self._spawn(index)
+        own = self._cores[len(self._plans) :]
+        if own and self._stay_apart:
+            pin_threads(own)
 
     def post(self, groups: Array) -> None:
         for worker in np.unique(groups // self._plans[0].groups):
@@ -189,6 +198,8 @@ class ProcessCrew:
                 log.warning("worker %d: %d lines of output were not logged (too many)", index, count)
         for bell in (self._bell, *self._bells):
             bell.close()
+        if self._cores and self._stay_apart:
+            pin_threads(self._cores)
 
     def wake(self) -> None:
         """End a ``wait`` in another thread (a slot became free)."""
@@ -222,10 +233,9 @@ class ProcessCrew:
             return ""
         env, episode = int(box.env[index]), int(box.episode[index])
         plan = self._plans[index]
-        seed = plan.seeds.branch("worker", index).branch(env).branch("episode", episode).integer()
         return (
             f"env {env} ({plan.env.id}) hangs in {PHASES[phase]} for more than {limit:g} s "
-            f"(worker {index}, seed {seed}, episode {episode}, step {int(box.step[index])})"
+            f"(worker {index}, seed {plan.episode_seed(env, episode)}, episode {episode}, step {int(box.step[index])})"
         )
 
     def _replace(self, trouble: _Trouble) -> Array:
@@ -273,6 +283,7 @@ class ProcessCrew:
             events_fd=events_write,
             parent=os.getpid(),
             core=self._core(index),
+            nice=self._settings.nice,
             path=sys.path,
         )
         inherited = {
@@ -302,10 +313,7 @@ class ProcessCrew:
             pickle.dump(setup, pipe)  # a worker that died at once is seen by the next check
 
     def _core(self, index: int) -> int | None:
-        if not self._settings.affinity or not hasattr(os, "sched_getaffinity"):
-            return None
-        cores = sorted(os.sched_getaffinity(0))
-        return cores[index % len(cores)]
+        return self._cores[index % len(self._cores)] if self._cores else None
 
     def _end(self, index: int, handle: _Handle) -> None:
         handle.process.kill()
@@ -367,6 +375,18 @@ class ProcessCrew:
             log.info("worker %d: %s", index, line[:500])
         else:
             self._dropped_lines[index] += 1
+
+
+def usable_cores() -> list[int]:
+    """The cores this process may run on; none where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def pin_threads(cores: Collection[int]) -> None:
+    """Keep all threads of this process, and those they will start, on these cores (Linux)."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _describe_exit(code: int) -> str:

@@ -38,12 +38,14 @@ class Mailbox:
     seconds_wait: Array  # [W] float64, time spent waiting for actions
     next_episode: Array  # [E] int64, first unused episode number of every env
     stop: Array  # [1] int64, written by main
+    wanted: Array  # [1] int64, written by main: ready groups it waits for; workers ring its bell from then on
 
     def __init__(self, groups: int, workers: int, envs: int, block: SharedBlock | None = None) -> None:
         fields = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
         fields += [(Field(name, "int64"), (workers,)) for name in WORKER_FIELDS]
         fields += [(Field(name, "float64"), (workers,)) for name in TIME_FIELDS]
-        fields += [(Field("next_episode", "int64"), (envs,)), (Field("stop", "int64"), (1,))]
+        fields += [(Field("next_episode", "int64"), (envs,))]
+        fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted")]
         offsets, nbytes = layout_arrays(fields)
         self.block = block or SharedBlock.create(nbytes)
         for field, shape in fields:
@@ -51,7 +53,12 @@ class Mailbox:
 
     def ready(self) -> Array:
         """Groups whose last command is done: their newest row waits for an answer."""
-        return np.nonzero(self.command == self.done)[0]
+        found: Array = (self.command == self.done).nonzero()[0]
+        return found
+
+    def enough_ready(self) -> bool:
+        """Whether as many groups are ready as the main process waits for."""
+        return bool(np.count_nonzero(self.command == self.done) >= self.wanted[0])
 
     def restart(self, groups: Array) -> None:
         """Tell groups (of a new worker) to begin again at row 0 of the slot they hold."""
@@ -65,6 +72,8 @@ class Bell:
     def __init__(self, fd: int, ring_fd: int | None = None) -> None:
         self.fd = fd
         self.ring_fd = fd if ring_fd is None else ring_fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
 
     @classmethod
     def create(cls) -> Bell:
@@ -94,9 +103,7 @@ class Bell:
 
     def wait(self, timeout: float | None) -> bool:
         """Sleep until the bell rings; False when the time-out (seconds) passed first."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        return bool(poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
+        return bool(self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
 
     def close(self) -> None:
         for fd in self.fds:

@@ -15,13 +15,17 @@ class SamplingSettings:
     """async: sample while learning; sync: sample, then learn; serial: everything in one process, deterministic."""
 
     workers: int = 0
-    """Worker processes; 0 takes one per core. In serial mode the same workers run inside the process."""
+    """Worker processes; 0: automatic, about one per core. In serial mode the same workers run inside the process."""
 
-    envs_per_worker: int = 8
-    """Environments stepped by each worker."""
+    envs_per_worker: int = 0
+    """Environments stepped by each worker; 0: automatic, up to 16, such that a batch is a whole number of segments."""
 
-    groups: int = 2
-    """Parts of a worker's envs that take turns: one is stepped while the others wait for actions."""
+    groups: int = 0
+    """Parts of a worker's envs that take turns: one is stepped while the others wait for actions; 0: automatic, 2."""
+
+    answer_share: float = 0.25
+    """Share of all groups that are answered together: fewer, larger passes through the network. Nobody waits longer
+    than 20 ms for others; 0 answers whatever is ready at once."""
 
     rollout: int = 32
     """Steps of one segment (T)."""
@@ -31,6 +35,10 @@ class SamplingSettings:
 
     affinity: bool = True
     """Pin each worker, and the simulator processes it starts, to one core (Linux)."""
+
+    nice: int = 5
+    """How far workers and simulators step back where cores are short (``nice`` of the process, 0 to 19): the one
+    thread that answers all of them must not wait for its turn."""
 
     step_timeout: float = 60.0
     """Seconds an env may take for one step before its worker is replaced; 0 waits for ever."""
@@ -51,15 +59,20 @@ class SamplingSettings:
     """Fill fresh slots with NaN and impossible numbers, so that a use before writing shows (debugging)."""
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError("workers must be 0 (automatic) or positive")
-        for name in ("envs_per_worker", "groups", "rollout", "spare_batches"):
+        for name in ("workers", "envs_per_worker", "groups"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 (automatic) or positive")
+        for name in ("rollout", "spare_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.envs_per_worker % self.groups:
+        if self.envs_per_worker and self.groups and self.envs_per_worker % self.groups:
             raise ValueError(
                 f"envs_per_worker={self.envs_per_worker} cannot be split into groups={self.groups} equal parts"
             )
+        if not 0 <= self.answer_share <= 1:
+            raise ValueError("answer_share is a share of the groups, from 0 to 1")
+        if not 0 <= self.nice <= 19:
+            raise ValueError("nice goes from 0 (like other processes) to 19 (only where nobody else wants the core)")
         for name in (
             "step_timeout",
             "reset_timeout",
