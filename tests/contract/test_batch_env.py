@@ -20,12 +20,13 @@ from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 
 ENVS = 3
-STEPS = {"Pendulum-v1": 205}
+STEPS = {"Pendulum-v1": 205, "atari_breakout": 300}
 """Steps until every kind of end was seen, where 90 are not enough."""
 OUTCOME = ("reward", "terminated", "truncated", "valid", "episode_return")
 OPENING = ("first", "step", "episode")
 
 without_doom = pytest.mark.skipif(not (find_spec("vizdoom") and find_spec("cv2")), reason="needs the vizdoom extra")
+without_atari = pytest.mark.skipif(not (find_spec("ale_py") and find_spec("cv2")), reason="needs the atari extra")
 IDS = [
     "toy_target",
     "toy_memory",
@@ -38,6 +39,7 @@ IDS = [
     "faulty_envs:Zoo",
     "faulty_envs:Marker",
     pytest.param("doom_basic", marks=[pytest.mark.vizdoom, without_doom]),
+    pytest.param("atari_breakout", marks=without_atari),
 ]
 every_env = pytest.mark.parametrize("name", IDS)
 

@@ -92,3 +92,17 @@ def test_generators_repeat_and_do_not_share_their_numbers() -> None:
     first, again = node.generator(), node.generator()
     np.testing.assert_array_equal(first.random(5), again.random(5))
     assert first.random() != Seeds(9).branch("decorrelate", 5).generator().random()
+
+
+@given(root=st.integers(0, 2**200), path=st.lists(st.integers(0, 2**70), max_size=5))
+def test_a_node_is_numpys_seed_sequence_with_its_path_as_spawn_key(root: int, path: list[int]) -> None:
+    plain = np.random.SeedSequence(entropy=root, spawn_key=path)
+    node = Seeds(root).branch(*path)
+    assert node.integer() == int(plain.generate_state(1)[0]) & 0x7FFFFFFF
+    assert node.generator().random() == np.random.default_rng(plain).random()
+
+
+@pytest.mark.parametrize("node", [Seeds(-1), Seeds(1).branch("env", -1)])
+def test_negative_numbers_are_refused(node: Seeds) -> None:
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        node.integer()

@@ -18,8 +18,9 @@ from rollmill.envs.toy import Target
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_named_env_resolves(name: str) -> None:
-    if NAMED[name].extra:
-        pytest.importorskip(NAMED[name].extra)
+    assert bool(NAMED[name].extra) == bool(NAMED[name].package)
+    if NAMED[name].package:
+        pytest.importorskip(NAMED[name].package)
     check_env_settings(EnvSettings(id=name))
     assert NAMED[name].summary
 

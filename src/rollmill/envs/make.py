@@ -5,6 +5,7 @@ There is no registration by import: ``NAMED`` is the whole list, and a test reso
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import socket
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ class Entry:
     summary: str
     args: Mapping[str, Any] = field(default_factory=dict)
     extra: str = ""
+    package: str = ""
+    """What the extra installs, by the name it is imported under."""
 
 
 NAMED: dict[str, Entry] = {
@@ -37,13 +40,21 @@ NAMED: dict[str, Entry] = {
     "toy_reach": Entry("rollmill.envs.toy:Reach", "continuous: move a point to the origin; best return near 0"),
     "toy_agents": Entry("rollmill.envs.toy:Target", "two agents, each repeats its number; best 10", {"agents": 2}),
     "doom_basic": Entry(
-        "rollmill.envs.vizdoom:DoomEnv", "ViZDoom: shoot the monster", {"scenario": "basic"}, "vizdoom"
+        "rollmill.envs.vizdoom:DoomEnv", "ViZDoom: shoot the monster", {"scenario": "basic"}, "vizdoom", "vizdoom"
     ),
     "doom_health_gathering_supreme": Entry(
         "rollmill.envs.vizdoom:DoomEnv",
         "ViZDoom: collect medkits in a maze",
         {"scenario": "health_gathering_supreme"},
         "vizdoom",
+        "vizdoom",
+    ),
+    "atari": Entry("rollmill.envs.atari:AtariEnv", "Atari: env.args.game, any of ALE's", {}, "atari", "ale_py"),
+    "atari_pong": Entry(
+        "rollmill.envs.atari:AtariEnv", "Atari: table tennis; best return 21", {"game": "pong"}, "atari", "ale_py"
+    ),
+    "atari_breakout": Entry(
+        "rollmill.envs.atari:AtariEnv", "Atari: break bricks with a ball", {"game": "breakout"}, "atari", "ale_py"
     ),
 }
 
@@ -132,10 +143,13 @@ def _gymnasium_maker(name: str) -> Callable[..., Any]:
             "(`rollmill envs` lists the names; any Gymnasium id or module:callable works too)"
         )
 
+    # Both wrappers cost time on every step. Our own checks cover the passive checker's cases, and what steps
+    # an environment here has always reset it first, which is all that order enforcing is about.
+    spec = dataclasses.replace(gym.registry[name], order_enforce=False)
+
     def make(**kwargs: Any) -> Any:
         try:
-            # The passive checker costs time on every step and our own checks cover its cases.
-            return gym.make(name, disable_env_checker=True, **kwargs)
+            return gym.make(spec, disable_env_checker=True, **kwargs)
         except gym.error.DependencyNotInstalled as error:
             raise MissingExtraError(f"{name}: {error}") from error
 
