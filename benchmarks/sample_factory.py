@@ -2,6 +2,7 @@
 
     python benchmarks/sample_factory.py                      2 cores, no GPU: basic and health gathering supreme
     python benchmarks/sample_factory.py --envs doom_basic --repeats 5
+    python benchmarks/sample_factory.py --gpu                all cores and one GPU: health gathering supreme, batch 4096
 
 Runs alternate; each is measured over the same time after its first training step. Prints medians, the
 ratio, memory (proportional set size of all processes) and the seconds to the first training step.
@@ -10,15 +11,20 @@ ratio, memory (proportional set size of all processes) and the seconds to the fi
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from common import ROOT, Watched, median_text, peer_venv, record
+
+from rollmill.core.machine import available_cores
 
 FRAMES = re.compile(r"Total num frames: (\d+)\.")
 OURS_ROW = re.compile(r'"frames": (\d+)')
@@ -26,8 +32,32 @@ CONFIGS = {
     "doom_basic": ("-f", "configs/doom_basic.yaml"),
     "doom_health_gathering_supreme": ("-f", "configs/doom_health_gathering_supreme.yaml"),
 }
-SETTINGS = {"workers": 2, "envs": 16, "batch": 1024}
-"""Both sides; the network is convnet_simple + fc 512 + GRU 512, rollout 32, one epoch, frame skip 4, 128x72."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Workers and batch of one side; the network is convnet_simple + fc 512 + GRU 512, rollout 32, one epoch."""
+
+    workers: int
+    envs: int
+    batch: int
+    words: tuple[str, ...] = ()
+
+
+CPU = {
+    "rollmill": Side(2, 16, 1024, ("learning.micro_batch=256", "learning.threads=2", "learning.device=cpu")),
+    "sample_factory": Side(2, 16, 1024, ("--device=cpu",)),
+}
+
+
+def gpu_sides() -> dict[str, Side]:
+    """The best settings found for each on 16 cores; ours chooses its workers by itself."""
+    cores = available_cores()
+    peer = ("--device=gpu", "--policy_workers_per_policy=2")
+    return {
+        "rollmill": Side(0, 16, 4096, ("learning.device=cuda", "learning.precision=bfloat16")),
+        "sample_factory": Side(cores, 20, 4096, peer),
+    }
 
 
 def main() -> int:
@@ -35,19 +65,32 @@ def main() -> int:
     parser.add_argument("--envs", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("--gpu", action="store_true", help="one GPU and all cores instead of 2 workers without GPU")
+    parser.add_argument("--peer-python", type=Path, help="an interpreter that has Sample Factory (default: a new venv)")
     options = parser.parse_args()
-    python = install()
+    python = options.peer_python or install()
+    sides = gpu_sides() if options.gpu else CPU
     rows = []
-    for env in options.envs:
+    for env in ["doom_health_gathering_supreme"] if options.gpu else options.envs:
         runs: dict[str, list[dict[str, float]]] = {"rollmill": [], "sample_factory": []}
+        simulation = [bare_simulation(env)]
         for _ in range(options.repeats):
-            runs["rollmill"].append(run_ours(env, options.seconds))
-            runs["sample_factory"].append(run_peer(python, env, options.seconds))
-            print(env, runs["rollmill"][-1], runs["sample_factory"][-1], file=sys.stderr, flush=True)
-        rows.append(summary(env, runs))
+            runs["rollmill"].append(run_ours(env, sides["rollmill"], options.seconds))
+            runs["sample_factory"].append(run_peer(python, env, sides["sample_factory"], options.seconds))
+            simulation.append(bare_simulation(env))
+            print(env, runs["rollmill"][-1], runs["sample_factory"][-1], simulation[-1], file=sys.stderr, flush=True)
+        rows.append(summary(env, runs, simulation))
     print_table(rows)
-    print(f"\nrecorded in {record('sample_factory', {'settings': SETTINGS, 'rows': rows}).relative_to(ROOT)}")
+    settings = {name: asdict(side) for name, side in sides.items()}
+    print(f"\nrecorded in {record('sample_factory', {'settings': settings, 'rows': rows}).relative_to(ROOT)}")
     return 0
+
+
+def bare_simulation(env: str) -> float:
+    """Frames per second of bare simulator processes, one per core."""
+    command = [sys.executable, "-m", "rollmill.cli.main", "bench", "sim", *CONFIGS[env], "--seconds", "5", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["sim"]["frames_per_s"])
 
 
 def install() -> Path:
@@ -60,16 +103,15 @@ def install() -> Path:
     )
 
 
-def run_peer(python: Path, env: str, seconds: float) -> dict[str, float]:
+def run_peer(python: Path, env: str, side: Side, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="bench-sf-") as folder:
         flags = {
             "env": env,
             "experiment": "bench",
             "train_dir": folder,
-            "device": "cpu",
-            "num_workers": SETTINGS["workers"],
-            "num_envs_per_worker": SETTINGS["envs"],
-            "batch_size": SETTINGS["batch"],
+            "num_workers": side.workers,
+            "num_envs_per_worker": side.envs,
+            "batch_size": side.batch,
             "rollout": 32,
             "recurrence": 32,
             "num_epochs": 1,
@@ -82,7 +124,7 @@ def run_peer(python: Path, env: str, seconds: float) -> dict[str, float]:
             "train_for_env_steps": 10**9,
             "save_every_sec": 10**6,
         }
-        words = [f"--{name}={value}" for name, value in flags.items()]
+        words = [*(f"--{name}={value}" for name, value in flags.items()), *side.words]
         watched = Watched([str(python), "-m", "sf_examples.vizdoom.train_vizdoom", *words], {"PYTHONUNBUFFERED": "1"})
         # Its first report with frames comes up to 5 s after the first training step; the slope does not care.
         watched.run(seconds + 10, until="Policy #0 lag: (min: 0")
@@ -90,19 +132,17 @@ def run_peer(python: Path, env: str, seconds: float) -> dict[str, float]:
     return measured(marks, watched)
 
 
-def run_ours(env: str, seconds: float) -> dict[str, float]:
+def run_ours(env: str, side: Side, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="bench-us-") as folder:
         words = [
             *CONFIGS[env],
-            f"sampling.workers={SETTINGS['workers']}",
-            f"sampling.envs_per_worker={SETTINGS['envs']}",
-            f"learning.batch_size={SETTINGS['batch']}",
+            f"sampling.workers={side.workers}",
+            f"sampling.envs_per_worker={side.envs}",
+            f"learning.batch_size={side.batch}",
             "sampling.rollout=32",
             "sampling.decorrelate_steps=0",
             "learning.minibatches=1",
             "learning.epochs=1",
-            "learning.micro_batch=256",
-            "learning.device=cpu",
             "model.fc=[512]",
             "model.memory=gru",
             "model.hidden_size=512",
@@ -110,6 +150,7 @@ def run_ours(env: str, seconds: float) -> dict[str, float]:
             "report.every_frames=1",
             "report.console_seconds=0",
             f"run.dir={folder}",
+            *side.words,
         ]
         command = [sys.executable, "-m", "rollmill.cli.main", "train", *words]
         watched = Watched(command, {"PYTHONUNBUFFERED": "1"})
@@ -122,8 +163,6 @@ def run_ours(env: str, seconds: float) -> dict[str, float]:
 
 
 def frames_and_time(line: str) -> tuple[float, int]:
-    import json
-
     row: dict[str, Any] = json.loads(line)
     return float(row["time/seconds"]), int(row["frames"])
 
@@ -142,12 +181,14 @@ def measured(marks: list[tuple[float, int]], watched: Watched) -> dict[str, floa
     }
 
 
-def summary(env: str, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+def summary(env: str, runs: dict[str, list[dict[str, float]]], simulation: list[float]) -> dict[str, Any]:
     def column(side: str, name: str) -> list[float]:
         return [run[name] for run in runs[side]]
 
     mine, theirs = column("rollmill", "frames_per_s"), column("sample_factory", "frames_per_s")
-    return {"env": env, "ratio": statistics.median(mine) / statistics.median(theirs), "runs": runs}
+    ours, bare = statistics.median(mine), statistics.median(simulation)
+    ratios = {"ratio": ours / statistics.median(theirs), "share_of_simulation": ours / bare}
+    return {"env": env, **ratios, "simulation": simulation, "runs": runs}
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -160,6 +201,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
                 f"{statistics.median(first):.1f} |"
             )
         print(f"| {row['env']} | ratio | {row['ratio']:.2f} | | |")
+        print(f"| {row['env']} | bare simulation | {median_text(row['simulation'])} | | |")
+        print(f"| {row['env']} | rollmill's share of it | {100 * row['share_of_simulation']:.0f} % | | |")
 
 
 if __name__ == "__main__":

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+import sys
+from pathlib import Path
+from typing import Any, Literal
 
 import tyro
 
 from rollmill.cli.options import Configs, Json, keep_stdout
-from rollmill.core.config import load_config
+from rollmill.core import atomic
+from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.runs.bench import KINDS, Measurement, load_of_others
 from rollmill.runs.bench import bench as run_bench
+from rollmill.runs.profile import Profiler
 from rollmill.runs.settings import TrainConfig
+from rollmill.runs.tune import Trial, TuneOptions, TuneResult
+from rollmill.runs.tune import tune as run_tune
 
-Kind = Literal["sim", "sample", "policy", "train", "bound", "all"]
+Kind = Literal["sim", "sample", "policy", "train", "bound", "all", "tune"]
 
 
 def bench(
@@ -22,35 +28,119 @@ def bench(
     kind: tyro.conf.Positional[Kind] = "all",
     /,
     config: Configs = (),
-    seconds: float = 10.0,
+    seconds: float | None = None,
+    profile: Path | None = None,
+    out: Path | None = None,
+    tune_batch: bool = False,
     json_: Json = False,
 ) -> int:
     """Measure speed: the bare simulator, our sampling, sampling with the network, and training.
 
     ``rollmill bench all -f configs/doom_basic.yaml``. Shares are of the bare simulator and of the bound that the
     cores set (see ``rollmill bench bound``). Settings are those of ``rollmill train``.
+    ``rollmill bench tune`` searches the numbers of workers, environments and threads that train fastest.
 
     Args:
         overrides: The KEY=VALUE words.
         kind: What to measure.
         config: A YAML file with settings; may be given several times.
-        seconds: Seconds of each measurement.
+        seconds: Seconds of each measurement (unset: 10), or of the whole search of ``tune`` (unset: 60).
+        profile: Record traces of every process of ``train`` into this folder; figures are then too low.
+        out: File for the settings that ``tune`` has found: ``rollmill train -f FILE`` uses them.
+        tune_batch: Let ``tune`` change the batch size, too, which changes what is learnt.
         json_: Print JSON on stdout, and nothing else there.
     """
-    if seconds <= 0:
+    if seconds is not None and seconds <= 0:
         raise ConfigError("--seconds must be positive")
     settings = load_config(TrainConfig, config, overrides)
+    if kind == "tune":
+        if profile is not None:
+            raise ConfigError("--profile is for `rollmill bench train`")
+        return _tune(settings, TuneOptions(seconds or 60.0, tune_batch), out, json_)
+    if out is not None or tune_batch:
+        raise ConfigError("--out and --tune-batch are for `rollmill bench tune`")
+    if profile is not None and kind not in ("train", "all"):
+        raise ConfigError("--profile is for `rollmill bench train`")
+    profiler = Profiler(settings.profile, profile) if profile is not None else None
     others = load_of_others()
     with keep_stdout(json_):
-        results = run_bench(settings, KINDS if kind == "all" else (kind,), seconds)
+        results = run_bench(settings, KINDS if kind == "all" else (kind,), seconds or 10.0, profiler)
     if json_:
         rows = {name: result.to_dict() for name, result in results.items()}
         print(json.dumps({"env": settings.env.id, "busy_cores_before": others, **rows}))
         return 0
     if others > 0.1:
-        print(f"the machine is loaded by others ({others:.1f} cores busy before the start): figures are too low")
+        print(_loaded(others))
     print(_table(results))
     return 0
+
+
+def _loaded(others: float) -> str:
+    return f"the machine is loaded by others ({others:.1f} cores busy before the start): figures are too low"
+
+
+def _tune(settings: TrainConfig, options: TuneOptions, out: Path | None, as_json: bool) -> int:
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}")  # now, not after a minute of work
+    others = load_of_others()
+    if others > 0.1:
+        print(_loaded(others), file=sys.stderr)
+    with keep_stdout(as_json):
+        result = run_tune(settings, options, lambda trial: print(_trial(trial), file=sys.stderr, flush=True))
+    if out is not None:
+        atomic.write_text(out, f"{_comment(result)}{dump_yaml(result.best)}")
+    if as_json:
+        print(json.dumps({"env": settings.env.id, "busy_cores_before": others, **result.to_dict()}))
+    else:
+        print(tune_table(result))
+        print(f"use it: rollmill train -f {out}" if out is not None else "--out FILE writes the settings down")
+    return 130 if result.interrupted else 0
+
+
+def _words(changes: dict[str, Any]) -> str:
+    """Changed settings as they are written on the command line."""
+    return " ".join(f"{key}={value}" for key, value in changes.items()) or "(start)"
+
+
+def _trial(trial: Trial) -> str:
+    figure = "failed" if trial.frames_per_s is None else f"{trial.frames_per_s:,.0f} frames/s"
+    return f"{figure:>18}  {_words(trial.changes)}{f': {trial.error}' if trial.error else ''}"
+
+
+def tune_table(result: TuneResult) -> str:
+    """All trials, the fastest first, and the winner against the start."""
+    trials = sorted(result.trials, key=lambda trial: trial.frames_per_s or 0.0, reverse=True)
+    ratio = result.best_frames_per_s / result.start_frames_per_s
+    lines = [_trial(trial) for trial in trials]
+    if result.failures:
+        lines.append(f"{result.failures} of {len(trials)} trials failed")
+    if result.out_of_time:
+        lines.append("the time was up before everything was tried: --seconds gives it more")
+    if result.interrupted:
+        lines.append("interrupted: the best so far is")
+    if result.changes:
+        lines.append(f"fastest: {_words(result.changes)}")
+        lines.append(
+            f"{result.best_frames_per_s:,.0f} against {result.start_frames_per_s:,.0f} frames/s "
+            f"of the start: {ratio:.2f} times"
+        )
+    else:
+        lines.append(f"nothing was faster than the start: {result.start_frames_per_s:,.0f} frames/s")
+    return "\n".join(lines + _warnings(result.changes))
+
+
+def _warnings(changes: dict[str, Any]) -> list[str]:
+    """What of the found settings also touches what is learnt."""
+    notes = {
+        "learning.precision": "the arithmetic is less exact: compare learning curves",
+        "learning.batch_size": "another batch learns differently: the learning rate may have to follow",
+    }
+    return [f"{key}={changes[key]}: {note}" for key, note in notes.items() if key in changes]
+
+
+def _comment(result: TuneResult) -> str:
+    text = f"Found by `rollmill bench tune`.\n{tune_table(result)}"
+    return "".join(f"# {line.strip()}\n" for line in text.splitlines())
 
 
 def _table(results: dict[str, Measurement]) -> str:

@@ -20,8 +20,8 @@ from rollmill.core.fields import Array
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
 from rollmill.learning.figures import Sums
 from rollmill.learning.guards import Alarms, explain_non_finite
-from rollmill.learning.losses import masked_mean
 from rollmill.learning.normalise import normalise_advantages
+from rollmill.learning.ranks import Alone, Ranks, require_equal, rows_and_lag, shared_moments
 from rollmill.learning.schedules import KlAdaptiveRate, Schedule
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.step import FIGURES, GraphStep, Step
@@ -29,6 +29,9 @@ from rollmill.learning.targets import gae
 from rollmill.learning.threaded_step import ThreadedStep
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.weights import WeightBoard
+
+CHECK_EVERY = 100
+"""Batches between two looks at whether all ranks still hold the same weights (the first is one of them)."""
 
 
 class Appo:
@@ -41,6 +44,7 @@ class Appo:
         settings: LearningSettings,
         seed: int,
         policy_id: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
@@ -48,21 +52,22 @@ class Appo:
         self.version = 0
         self.optimizer_steps = 0
         self._board = board
-        self._device = next(model.parameters()).device
-        graph = self._device.type == "cuda"
+        self._ranks: Ranks = ranks or Alone()
+        self.device = next(model.parameters()).device
+        graph = self.device.type == "cuda"
         self._optimizer = torch.optim.Adam(
             model.parameters(),
-            torch.tensor(settings.learning_rate, device=self._device) if graph else settings.learning_rate,
+            torch.tensor(settings.learning_rate, device=self.device) if graph else settings.learning_rate,
             eps=settings.adam_eps,
             capturable=graph,
         )
         self._step: Step
         if graph:
-            self._step = GraphStep(model, self._optimizer, settings)
+            self._step = GraphStep(model, self._optimizer, settings, self._ranks)
         elif settings.threads > 1:
-            self._step = ThreadedStep(model, self._optimizer, settings)
+            self._step = ThreadedStep(model, self._optimizer, settings, self._ranks)
         else:
-            self._step = Step(model, self._optimizer, settings)
+            self._step = Step(model, self._optimizer, settings, self._ranks)
         self._generator = torch.Generator().manual_seed(seed)
         self._alarms = Alarms(settings.collapse_patience, settings.max_grad_norm)
         self._sums = Sums(FIGURES)
@@ -75,13 +80,15 @@ class Appo:
         self.model.train()
         self._set_rates(progress)
         self._sums = Sums(FIGURES)
-        batch = load_batch(segments, self.settings, self.policy_id, self.version, self._device)
+        batch = load_batch(segments, self.settings, self.policy_id, self.version, self.device)
         pieces = self._prepare(batch)
+        # All ranks must take as many steps: they count columns, not what is in them.
+        compact = self._step.compact and self._ranks.count == 1
         epochs = 0
         for _ in range(self.settings.epochs):
             epochs += 1
             before = self._sums.copy()
-            for minibatch in minibatches(pieces, self.settings.minibatches, self._generator, self._step.compact):
+            for minibatch in minibatches(pieces, self.settings.minibatches, self._generator, compact):
                 self._optimize(minibatch)
             if self._moved_enough(before):
                 break
@@ -95,9 +102,10 @@ class Appo:
             return whole_segments(batch)
         advantage, target = gae(batch.reward, batch.value, batch.terminated, batch.valid, s.gamma, s.lam)
         if s.normalize_returns:
-            self.model.return_moments.update(target, batch.valid)
+            with shared_moments(self._ranks, self.model.return_moments):
+                self.model.return_moments.update(target, batch.valid)
         if s.normalize_advantages:
-            advantage = normalise_advantages(advantage, batch.valid)
+            advantage = normalise_advantages(advantage, batch.valid, self._ranks)
         steps = batch.reward.shape[0]
         length = (s.recurrence or steps) if self.model.state_size else 1
         return cut_pieces(batch, length, advantage, target)
@@ -106,7 +114,7 @@ class Appo:
         """One optimizer step: gradients, a look at their norm, and only then the update."""
         figures = self._step.gradients(minibatch)
         self._sums.add(figures)
-        if not math.isfinite(float(figures[-1])):
+        if not math.isfinite(self._step.grad_norm(figures)):
             self._stop_at_non_finite(minibatch)
         self._step.apply()
         self.optimizer_steps += 1
@@ -114,8 +122,11 @@ class Appo:
     def _finish(self, batch: Batch) -> None:
         """Only now may the scaling of observations change: acting and learning saw the same one."""
         rows = {name: x[:-1] for name, x in batch.obs.items()}
-        self.model.update_normalizer(rows, batch.valid)
+        with shared_moments(self._ranks, self.model.observation_moments):
+            self.model.update_normalizer(rows, batch.valid)
         self.version += 1
+        if self.version % CHECK_EVERY == 1:
+            require_equal(self._ranks, self.model, f"batch {self.version} (optimizer step {self.optimizer_steps})")
 
     # -- rates and stops -----------------------------------------------------------------------
 
@@ -145,24 +156,29 @@ class Appo:
     def _stop_at_non_finite(self, minibatch: Pieces) -> None:
         with torch.no_grad():
             terms = {name: float(term) for name, term in self._step.losses(minibatch, self.model).items()}
-        place = explain_non_finite(self.model, minibatch, terms)
+        place = self._ranks_say(explain_non_finite(self.model, minibatch, terms))
         raise NonFiniteError(
             f"NaN or infinity while learning (policy {self.policy_id}, batch {self.version + 1}, optimizer step "
             f"{self.optimizer_steps + 1}): first seen in {place}. The weights were not changed by this step."
         )
 
+    def _ranks_say(self, place: str) -> str:
+        """All ranks have come here, for gradients are shared; where it began is what one of them knows."""
+        if self._ranks.count == 1:
+            return place
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(self._ranks.gather_notes(place)))
+
     # -- figures -------------------------------------------------------------------------------
 
     def _report(self, batch: Batch, epochs: int) -> dict[str, float]:
         metrics = self._sums.means()
-        valid = batch.valid
-        lag = torch.where(valid, batch.lag, 0)
+        rows, lag, lag_max = rows_and_lag(self._ranks, batch.lag, batch.valid)
         metrics |= {
             "learning_rate": self._rate,
             "epochs": float(epochs),
-            "rows": float(valid.sum()),
-            "policy_lag": float(masked_mean(batch.lag.double(), valid)),
-            "policy_lag_max": float(lag.max()),
+            "rows": rows,
+            "policy_lag": lag,
+            "policy_lag_max": lag_max,
         }
         if self.settings.lr_schedule == "kl_adaptive":
             rate = KlAdaptiveRate(self.settings.kl_target)
@@ -171,6 +187,11 @@ class Appo:
         self._alarms.check(metrics, spread, self.version)
         metrics["alarms"] = float(self._alarms.active)
         return metrics
+
+    def agree(self) -> None:
+        """Start from the weights of rank 0, on all ranks alike."""
+        self._ranks.from_first(self.model.state_dict().values())
+        self.publish()
 
     def publish(self) -> None:
         self._board.publish(self.model, self.version)

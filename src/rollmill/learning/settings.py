@@ -14,9 +14,17 @@ class LearningSettings:
     device: str = "auto"
     """``auto`` (a GPU when there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
 
-    threads: int = 1
+    threads: int = 0
     """Threads that learn on a CPU: each takes a micro-batch at a time. More than 1 uses cores that acting and
-    simulators leave idle; sums then differ in their last digits from run to run. Serial mode always has one."""
+    simulators leave idle; sums then differ in their last digits from run to run. Serial mode always has one.
+    0: automatic, one per core where minibatches are large enough."""
+
+    ranks: int = 1
+    """Processes that learn together, each with its share of the workers and of every batch. With ``auto`` or ``cuda``
+    each has a GPU of its own; with ``cuda:N`` they share that one; with ``cpu`` they use cores."""
+
+    rank_timeout: float = 600.0
+    """Seconds a rank waits for the others (while one saves a checkpoint, or an observer works) before the run fails."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the network. bfloat16 pays on GPUs and on CPUs with bfloat16 units, and is slow on others."""
@@ -111,13 +119,15 @@ class LearningSettings:
     """Stop when the value function's errors vary more than the returns themselves for this many batches; 0 is off."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "minibatches", "epochs", "threads"):
+        for name in ("batch_size", "minibatches", "epochs", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.threads < 0:
+            raise ValueError("threads must be 0 (automatic) or positive")
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name):g}")
-        for name in ("learning_rate", "clip", "adam_eps", "kl_target", "rho_bar", "c_bar"):
+        for name in ("learning_rate", "clip", "adam_eps", "kl_target", "rho_bar", "c_bar", "rank_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
         for name in ("max_grad_norm", "value_clip", "reward_clip", "target_kl", "micro_batch", "recurrence"):

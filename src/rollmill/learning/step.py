@@ -7,6 +7,7 @@ launches then cost no interpreter time, which acting needs.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from rollmill.learning.batch import Pieces, micro_batches
 from rollmill.learning.figures import value_moments
 from rollmill.learning.losses import approximate_kl, clip_fraction, masked_mean, ppo_policy_loss, value_loss
 from rollmill.learning.normalise import normalise_advantages
+from rollmill.learning.ranks import Alone, Ranks, share_gradients, shared_moments
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.targets import vtrace
 from rollmill.models.actor_critic import ActorCritic
@@ -37,23 +39,46 @@ class Step:
     compact = True
     """Whether minibatches may leave out columns without a row that counts (then their size varies)."""
 
-    def __init__(self, model: ActorCritic, optimizer: torch.optim.Optimizer, settings: LearningSettings) -> None:
+    def __init__(
+        self,
+        model: ActorCritic,
+        optimizer: torch.optim.Optimizer,
+        settings: LearningSettings,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.settings = settings
+        self.ranks: Ranks = ranks or Alone()
         self.device = next(model.parameters()).device
         self.entropy_weight = torch.zeros((), device=self.device)
         """Weight of the exploration term; a tensor, because it changes while graphs do not."""
         self._moments_lock = threading.Lock()
 
     def gradients(self, minibatch: Pieces) -> Tensor:
-        """Gradients of a minibatch, added up over micro-batches and clipped; returns ``FIGURES`` as ``[n]``."""
+        """Gradients of a minibatch (of all ranks), clipped; returns ``FIGURES`` as ``[n]``."""
+        with self._moments_in_passing():
+            figures = self.own_gradients(minibatch)
+        return self._close(figures, minibatch)
+
+    def _moments_in_passing(self) -> contextlib.AbstractContextManager[None]:
+        """V-trace updates the moments of returns while it computes the targets."""
+        updates = self.settings.targets == "vtrace" and self.settings.normalize_returns
+        return shared_moments(self.ranks, self.model.return_moments) if updates else contextlib.nullcontext()
+
+    def own_gradients(self, minibatch: Pieces) -> Tensor:
+        """Gradients of this rank's minibatch, added up over micro-batches; returns all figures but the norm."""
         self.optimizer.zero_grad(set_to_none=True)
         rows = minibatch.valid.sum().clamp(min=1)
         parts = micro_batches(minibatch, self.settings.micro_batch)
         total = self.add_gradients(self.model, parts, rows)
         assert total is not None, "a minibatch has at least one piece"
-        return torch.cat([total, self._clip_gradients().detach().double()[None]])
+        return total
+
+    def _close(self, figures: Tensor, minibatch: Pieces) -> Tensor:
+        """From own gradients and figures to those of all ranks; clips and appends the norm."""
+        figures = share_gradients(self.ranks, self.model, figures, minibatch.valid.sum())
+        return torch.cat([figures, self._clip_gradients().detach().double()[None]])
 
     def add_gradients(self, model: ActorCritic, parts: Iterable[Pieces], rows: Tensor) -> Tensor | None:
         """Add the gradients of micro-batches to ``model``'s; returns their share of the figures (None: no parts).
@@ -68,6 +93,10 @@ class Step:
             figures = torch.stack([terms[name].detach().double() for name in FIGURES[:-1]]) * share
             total = figures if total is None else total + figures
         return total
+
+    def grad_norm(self, figures: Tensor) -> float:
+        """The gradient norm among ``FIGURES``, once it is known."""
+        return float(figures[-1])
 
     def apply(self) -> None:
         """Let the optimizer use the gradients."""
@@ -146,8 +175,14 @@ class GraphStep(Step):
     WARM_UP = 3
     """Plain steps before recording: the optimizer builds its state, libraries choose their algorithms."""
 
-    def __init__(self, model: ActorCritic, optimizer: torch.optim.Optimizer, settings: LearningSettings) -> None:
-        super().__init__(model, optimizer, settings)
+    def __init__(
+        self,
+        model: ActorCritic,
+        optimizer: torch.optim.Optimizer,
+        settings: LearningSettings,
+        ranks: Ranks | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, settings, ranks)
         for module in model.modules():
             if isinstance(module, RecurrentMemory):
                 module.by_steps = True  # packing fragments needs the host to look at the data
@@ -156,6 +191,8 @@ class GraphStep(Step):
         self._figures: Tensor | None = None
         self._backward = torch.cuda.CUDAGraph()
         self._update = torch.cuda.CUDAGraph()
+        # A thread that spins for the GPU takes a core from the simulators; this event lets it sleep.
+        self._known = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def gradients(self, minibatch: Pieces) -> Tensor:
         if self._plain_steps < self.WARM_UP:
@@ -165,9 +202,16 @@ class GraphStep(Step):
             self._record(minibatch)
         assert self._inputs is not None
         assert self._figures is not None
-        self._inputs.copy_(minibatch)
-        self._backward.replay()
-        return self._figures.clone()
+        with self._moments_in_passing():
+            self._inputs.copy_(minibatch)
+            self._backward.replay()
+        figures = self._figures.clone()
+        return figures if self.ranks.count == 1 else self._close(figures, minibatch)
+
+    def grad_norm(self, figures: Tensor) -> float:
+        self._known.record()
+        self._known.synchronize()
+        return super().grad_norm(figures)
 
     def apply(self) -> None:
         if self._inputs is None:
@@ -181,6 +225,8 @@ class GraphStep(Step):
         torch.cuda.synchronize(self.device)
         # thread_local: the sampler's thread goes on acting on this GPU meanwhile.
         with torch.cuda.graph(self._backward, capture_error_mode="thread_local"):
-            self._figures = super().gradients(self._inputs)
+            # What goes to other ranks stays outside: a graph that waits for a dead one could not be stopped.
+            alone = self.ranks.count == 1
+            self._figures = super().gradients(self._inputs) if alone else self.own_gradients(self._inputs)
         with torch.cuda.graph(self._update, capture_error_mode="thread_local"):
             super().apply()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rollmill.learning.batch import Pieces, micro_batches
+from rollmill.learning.ranks import Ranks
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.step import Step
 from rollmill.models.actor_critic import ActorCritic
@@ -23,12 +24,18 @@ from rollmill.models.actor_critic import ActorCritic
 class ThreadedStep(Step):
     """Like ``Step``, with ``settings.threads`` threads. Sums depend on who finishes first, in their last digits."""
 
-    def __init__(self, model: ActorCritic, optimizer: torch.optim.Optimizer, settings: LearningSettings) -> None:
-        super().__init__(model, optimizer, settings)
+    def __init__(
+        self,
+        model: ActorCritic,
+        optimizer: torch.optim.Optimizer,
+        settings: LearningSettings,
+        ranks: Ranks | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, settings, ranks)
         self._twins = [_twin(model) for _ in range(settings.threads - 1)]
         self._pool = ThreadPoolExecutor(len(self._twins), thread_name_prefix="learner")
 
-    def gradients(self, minibatch: Pieces) -> Tensor:
+    def own_gradients(self, minibatch: Pieces) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         for twin in self._twins:
             twin.zero_grad(set_to_none=True)
@@ -38,8 +45,7 @@ class ThreadedStep(Step):
         found = [self.add_gradients(self.model, _take(parts), rows), *(other.result() for other in others)]
         for twin in self._twins:
             _move_gradients(twin, self.model)
-        total = torch.stack([figures for figures in found if figures is not None]).sum(dim=0)
-        return torch.cat([total, self._clip_gradients().detach().double()[None]])
+        return torch.stack([figures for figures in found if figures is not None]).sum(dim=0)
 
     def _part_rows(self, minibatch: Pieces) -> int:
         """Rows of a micro-batch: as set, or else one part for each thread."""

@@ -52,12 +52,18 @@ class RunningMoments(nn.Module):
         total = self.count + added
         weight = added / total.clamp(min=1)  # 0 when nothing counted: the moments stay as they are
         delta = batch_mean - self.mean
-        self.mean += delta * weight
-        self.var += weight * (batch_var - self.var + delta.square() * (1 - weight))
-        self.count.copy_(total)
+        var = self.var + weight * (batch_var - self.var + delta.square() * (1 - weight))
+        self.set(total, self.mean + delta * weight, var)
+
+    @torch.no_grad()
+    def set(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
+        """Replace the moments, in place (whoever holds the buffers sees it)."""
+        self.count.copy_(count)
+        self.mean.copy_(mean)
+        self.var.copy_(var)
         self.shift.copy_(self.mean)
         # Until something was seen the scaling stays the identity.
-        self.std.copy_(torch.where(total > 0, (self.var + self.EPSILON).sqrt(), 1.0))
+        self.std.copy_(torch.where(self.count > 0, (self.var + self.EPSILON).sqrt(), 1.0))
 
     def normalise(self, x: Tensor) -> Tensor:
         """``x`` ``[..., *shape]`` in units of standard deviations from the mean."""

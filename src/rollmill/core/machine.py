@@ -1,0 +1,78 @@
+"""What this process may use of the machine: cores and accelerators, asked without importing torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+DEVICES = Path("/dev")
+
+
+def available_cores() -> int:
+    """Cores this process can keep busy: its CPU affinity, and no more than its cgroups' time allows.
+
+    A container often sees every core of its host and may use the time of a few.
+    """
+    visible = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return max(1, min(visible, int(cpu_quota() or visible)))
+
+
+def cpu_quota(proc: Path | None = None, cgroups: Path | None = None) -> float | None:
+    """Cores' worth of CPU time the cgroups of this process may use; None without a limit."""
+    proc, cgroups = proc or PROC, cgroups or CGROUPS
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return None  # not Linux
+    limits = [quota for line in lines for quota in _quotas(line, cgroups)]
+    return min(limits, default=None)
+
+
+def _quotas(line: str, cgroups: Path) -> Iterator[float]:
+    """The limits of one line of ``/proc/self/cgroup`` (``id:controllers:path``): its group's and all above it."""
+    _, controllers, path = line.split(":", 2)
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    mounts = [cgroups / controllers, cgroups / "cpu"] if controllers else [cgroups, cgroups / "unified"]
+    mount = next((mount for mount in mounts if mount.is_dir()), None)
+    if mount is None:
+        return
+    # Inside a container the path may be the host's, which is not mounted: then the limit is at the top.
+    group = mount / path.strip("/")
+    for folder in (group, *group.parents):
+        quota = _read_quota(folder)
+        if quota is not None:
+            yield quota
+        if folder == mount:
+            return
+
+
+def _read_quota(folder: Path) -> float | None:
+    """The limit of one cgroup: ``cpu.max`` (version 2) or ``cpu.cfs_*`` (version 1)."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+    except OSError:
+        return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def may_have_gpu(devices: Path | None = None) -> bool:
+    """Whether it is worth asking torch for a GPU: importing it takes seconds, looking for device files does not."""
+    devices = devices or DEVICES
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists() or (devices / "dxg").exists()
+
+
+def has_fast_bfloat16(proc: Path | None = None) -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware; others are many times slower with it than with float32."""
+    try:
+        text = ((proc or PROC) / "cpuinfo").read_text()
+    except OSError:
+        return False
+    flags = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())

@@ -1,0 +1,68 @@
+"""Returns-to-go: what an episode still brings from each of its steps on."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import Array
+
+
+class RewardSource(Protocol):
+    def read(self, i: int, start: int, stop: int, columns: list[str]) -> dict[str, Array]: ...
+
+
+def returns_to_go(rewards: ArrayLike, gamma: float = 1.0) -> Array:
+    """``[n]`` float64: reward t + gamma x reward t + 1 + gamma^2 x ..., up to the last stored reward."""
+    backwards = np.asarray(rewards, np.float64)[::-1]
+    if gamma == 1.0:
+        return np.cumsum(backwards)[::-1]
+    sums = itertools.accumulate(backwards.tolist(), lambda later, reward: reward + gamma * later)
+    return np.fromiter(sums, np.float64, len(backwards))[::-1]
+
+
+class ReturnsToGo:
+    """Returns-to-go of many episodes, computed from an episode's rewards when first asked for and kept.
+
+    They take 4 bytes per step, in memory that forked worker processes share: what one of them has computed, no
+    other computes again. NaN says "not computed yet", number by number, so no lock is needed.
+    """
+
+    def __init__(self, source: RewardSource, lengths: Array, gamma: float) -> None:
+        if not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma {gamma} must lie between 0 and 1")
+        self.gamma = gamma
+        self._source = source
+        self._first = np.concatenate([[0], np.cumsum(lengths)])
+        self._values = _shared_nans(int(self._first[-1]))
+
+    def fill(self, position: int, i: int, start: int, stop: int, out: Array) -> None:
+        """Steps ``start`` .. ``stop`` of episode ``i`` into ``out``; ``position`` is its place in ``lengths``."""
+        first, last = int(self._first[position]), int(self._first[position + 1])
+        out[...] = self._values[first + start : first + stop]
+        if np.isnan(out).any():
+            self.learn(position, self._source.read(i, 0, last - first, ["reward"])["reward"])
+            out[...] = self._values[first + start : first + stop]
+
+    def learn(self, position: int, rewards: Array) -> None:
+        """Take the rewards ``[n]`` of a whole episode, from somebody who has read them anyway."""
+        first, last = int(self._first[position]), int(self._first[position + 1])
+        self._values[first:last] = returns_to_go(rewards, self.gamma)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_values"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._values = _shared_nans(int(self._first[-1]))
+
+
+def _shared_nans(count: int) -> Array:
+    values: Array = np.frombuffer(mmap.mmap(-1, max(4 * count, 1)), np.float32, count)
+    values[:] = np.nan
+    return values

@@ -1,0 +1,235 @@
+"""Two ranks, in processes of their own and connected by gloo, against one learner with the whole batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ranking import learner_of, load
+from rollmill.core.fields import Array
+from rollmill.envs.probe import probe_here
+from rollmill.learning.ranks import Alone, shared_mean_and_deviation
+from rollmill.models.moments import RunningMoments
+from rollmill.runs.build import build_parts
+from running import TESTS, config_of
+
+LANES = 8
+COMMON = (
+    *("sampling.mode=serial", "learning.batch_size=64", "learning.learning_rate=0.01", "learning.adam_eps=1e-5"),
+    *("learning.epochs=3", "learning.max_grad_norm=0.1", "learning.threads=1"),
+)
+PLAIN = ("learning.targets=vtrace", "learning.normalize_returns=false", "learning.normalize_advantages=false")
+MEMORY = ("env=toy_memory", "model.memory=gru")
+
+
+@dataclass(frozen=True)
+class Case:
+    overrides: tuple[str, ...]
+    spoil: str = ""
+    """What is wrong with the lanes of rank 1."""
+    exact: bool = True
+    """Whether two halves must give what the whole gives (shuffles, and V-trace's running moments, do not)."""
+    drift: bool = False
+
+
+CASES = {
+    "mlp": Case(("env=toy_target",)),
+    "gru": Case(MEMORY),
+    "gru in pieces": Case((*MEMORY, "learning.recurrence=4")),
+    "lstm": Case(("env=toy_memory", "model.memory=lstm")),
+    "gaussian": Case(("env=toy_reach", "model.normalize_observations=true")),
+    "unequal": Case((*MEMORY,), spoil="few rows"),
+    "empty": Case(("env=toy_reach", "model.normalize_observations=true"), spoil="no rows"),
+    "vtrace": Case((*MEMORY, *PLAIN)),
+    "micro-batches": Case(("env=toy_target", "learning.micro_batch=16")),
+    "threads": Case(("env=toy_target", "learning.threads=2", "learning.micro_batch=16")),
+    "early stop": Case(("env=toy_target", "learning.epochs=20", "learning.target_kl=0.002")),
+    "adaptive rate": Case(("env=toy_target", "learning.lr_schedule=kl_adaptive")),
+    "minibatches": Case((*MEMORY, "learning.minibatches=4"), spoil="few rows", exact=False),
+    "vtrace, scaled": Case((*MEMORY, "learning.targets=vtrace"), exact=False),
+    "nan": Case(("env=toy_reach",), spoil="nan", exact=False),
+    "drift": Case(("env=toy_target",), exact=False, drift=True),
+}
+EXACT = [name for name, case in CASES.items() if case.exact]
+HEALTHY = [name for name, case in CASES.items() if case.spoil != "nan" and not case.drift]
+
+
+def prepare(name: str, folder: Path) -> dict[str, Any]:
+    """Write weights and three batches of real segments; returns what the ranks are told."""
+    case = CASES[name]
+    overrides = (*COMMON, *case.overrides)
+    config = config_of(Path(), *overrides)
+    spec = probe_here(config.env)
+    parts = build_parts(config, spec, os.environ)
+    model = parts.learners[0].model
+    np.savez(folder / f"{name}-weights.npz", **{n: x.numpy() for n, x in model.state_dict().items()})
+    parts.sampler.start()
+    for batch in range(3):
+        while (slots := parts.sampler.take(parts.segments_per_batch, timeout=0)) is None:
+            parts.sampler.round()
+        segments = {field: array.copy() for field, array in parts.sampler.arena.gather(slots).items()}
+        parts.sampler.release(slots)
+        spoil(segments, case.spoil)
+        np.savez(folder / f"{name}-batch{batch}.npz", **segments)  # type: ignore[arg-type]
+    return {
+        "name": name,
+        "overrides": overrides,
+        "spec": spec.to_dict(),
+        "lanes": LANES,
+        "batches": 3,
+        "drift": case.drift,
+    }
+
+
+def spoil(segments: dict[str, Array], how: str) -> None:
+    theirs = np.s_[:, LANES // 2 :]
+    if how == "few rows":
+        segments["valid"][theirs] = False
+        segments["valid"][2:5, -1] = True
+    elif how == "no rows":
+        segments["valid"][theirs] = False
+    elif how == "nan":
+        next(array for field, array in segments.items() if field.startswith("obs:"))[3, -1] = np.nan
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two ranks have made of all cases."""
+
+    folder: Path
+    cases: dict[str, dict[str, Any]]
+    outcomes: list[dict[str, Any]]
+
+    def arrays(self, name: str, rank: int) -> dict[str, Array]:
+        return load(self.folder / f"{name}-rank{rank}.npz")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("ranks")
+    cases = [prepare(name, folder) for name in CASES]
+    (folder / "cases.json").write_text(json.dumps(cases))
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, str(TESTS / "ranking.py")]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        complaints = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], complaints
+    outcomes = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return Pair(folder, {case["name"]: case for case in cases}, outcomes)
+
+
+# -- learning -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_halves_give_what_the_whole_gives(pair: Pair, name: str) -> None:
+    """Gradients, weights, running moments and figures after three batches of three epochs each."""
+    learner = learner_of(pair.cases[name], pair.folder)
+    metrics = [learner.train(load(pair.folder / f"{name}-batch{batch}.npz")) for batch in range(3)]
+    found = pair.arrays(name, 0)
+    for parameter, p in learner.model.named_parameters():
+        assert p.grad is not None
+        np.testing.assert_allclose(found[f"grad:{parameter}"], p.grad, rtol=1e-3, atol=1e-5, err_msg=parameter)
+    for tensor, x in learner.model.state_dict().items():
+        np.testing.assert_allclose(found[f"model:{tensor}"], x, rtol=1e-4, atol=1e-5, err_msg=tensor)
+    for ours, theirs in zip(metrics, pair.outcomes[0][name]["metrics"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_both_ranks_end_with_the_same_bits_and_figures(pair: Pair, name: str) -> None:
+    one, two = (pair.arrays(name, rank) for rank in range(2))
+    assert one.keys() == two.keys()
+    assert [field for field in one if one[field].tobytes() != two[field].tobytes()] == []
+    assert pair.outcomes[0][name] == pair.outcomes[1][name]
+    weights = load(pair.folder / f"{name}-weights.npz")
+    assert any(not np.array_equal(one[f"model:{field}"], x) for field, x in weights.items()), "something was learnt"
+
+
+def test_the_early_stop_was_early(pair: Pair) -> None:
+    assert 1 <= pair.outcomes[1]["early stop"]["metrics"][0]["epochs"] < 20
+
+
+def test_a_nan_in_one_rank_stops_all_and_is_found(pair: Pair) -> None:
+    errors = {outcome["nan"]["error"] for outcome in pair.outcomes}
+    assert len(errors) == 1
+    error = errors.pop()
+    assert error.startswith("NonFiniteError: NaN or infinity while learning (policy 0, batch 1, optimizer step 1)")
+    assert "rank 1: the batch itself: observation" in error
+
+
+def test_ranks_that_drift_apart_are_stopped(pair: Pair) -> None:
+    for outcome in pair.outcomes:
+        assert outcome["drift"]["error"].startswith(
+            "RankError: the learners have drifted apart: at batch 2 rank 1 has another "
+        )
+
+
+# -- the line ------------------------------------------------------------------------------------------------
+
+
+def test_everybody_hears_the_same(pair: Pair) -> None:
+    expected = {
+        "total": [1.0, 3.0, 5.0],
+        "gather": [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]],
+        "short": [{"rank": 0, "none": None}, {"rank": 1, "none": None}],
+        "long": [1, 16_385],
+        "from first": [[[0.0, 0.0]] * 3, 0],
+    }
+    assert [outcome["talk"] for outcome in pair.outcomes] == [expected] * 2
+
+
+def test_a_second_line_in_one_process_is_refused(pair: Pair) -> None:
+    assert "torch.distributed is already in use" in pair.outcomes[0]["twice"]["error"]
+
+
+def test_a_rank_that_stays_away_is_not_waited_for_for_ever(pair: Pair) -> None:
+    assert pair.outcomes[0]["late"]["error"].startswith("RankError: rank 0 has lost the other ranks while adding up: ")
+
+
+def test_a_rank_that_is_gone_is_noticed(pair: Pair) -> None:
+    """And whoever knows the processes is asked, so that the error can name the one that died."""
+    assert pair.outcomes[0]["gone"]["error"].startswith("RankError: rank 0 has lost the other ranks while adding up: ")
+    assert pair.outcomes[0]["gone"]["looks"] > 1
+
+
+# -- one rank -----------------------------------------------------------------------------------------------
+
+
+def test_alone_nothing_changes() -> None:
+    ranks, x = Alone(), torch.arange(4.0)
+    assert ranks.total(x) is x
+    assert ranks.gather(x).tolist() == [x.tolist()]
+    assert ranks.gather_notes({"a": 1}) == [{"a": 1}]
+    ranks.from_first([x])
+
+
+def test_mean_and_deviation_leave_out_what_does_not_count() -> None:
+    x = torch.tensor([1.0, float("nan"), 3.0])
+    mean, deviation = shared_mean_and_deviation(Alone(), x, torch.tensor([True, False, True]))
+    assert (float(mean), float(deviation)) == (2.0, 1.0)
+
+
+def test_moments_can_be_set() -> None:
+    moments = RunningMoments((2,))
+    count, mean, var = torch.tensor(3.0), torch.tensor([1.0, 2.0]), torch.tensor([4.0, 9.0])
+    moments.set(count, mean, var)
+    assert float(moments.count) == 3
+    torch.testing.assert_close(moments.normalise(torch.tensor([3.0, 2.0])), torch.tensor([1.0, 0.0]))
