@@ -1,0 +1,91 @@
+"""One video per episode, from a picture among the observations; needs PyAV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.errors import MissingExtraError, StoreError
+from rollmill.core.fields import Array
+from rollmill.store.convert.columns import as_picture, image_column
+from rollmill.store.convert.target import Exported, Progress, new_folder
+from rollmill.store.reader import Store
+
+
+@dataclass(frozen=True)
+class Options:
+    """Knobs of the video export."""
+
+    obs: str | None = None
+    """The picture to show, if there are several."""
+    fps: float = 30.0
+    """Pictures per second: one per step."""
+    scale: int = 0
+    """Each pixel becomes a square of this many; 0 makes pictures at least 240 lines high."""
+
+
+def export_episodes(
+    store: Store, episodes: Array, target: Path, options: Options, progress: Progress | None = None
+) -> Exported:
+    """A folder of ``00000-<uid>.mp4`` files, numbered in the order of the episodes."""
+    if options.fps <= 0 or options.scale < 0:
+        raise StoreError("fps must be positive, scale 0 (automatic) or positive")
+    column = image_column(store.schema, options.obs)
+    done = Exported(Path(target), episodes=len(episodes), steps=int(store.table.length[episodes].sum()))
+    names, steps = [], 0
+    with new_folder(target) as folder:
+        for number, i in enumerate(map(int, episodes)):
+            names.append(f"{number:05d}-{int(store.table.uid[i]):016x}.mp4")
+            _write(folder / names[-1], store, i, column.name, options)
+            steps += int(store.table.length[i])
+            if progress is not None:
+                progress(steps, done.steps)
+    done.files = [done.path / name for name in names]
+    return done
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ModuleNotFoundError as error:
+        raise MissingExtraError('videos need PyAV: pip install "rollmill[video]"') from error
+    return av
+
+
+def _write(path: Path, store: Store, i: int, column: str, options: Options) -> None:
+    av = _av()
+    length, block = int(store.table.length[i]), int(store.table["block"][i])
+    with av.open(str(path), "w") as container:
+        stream = None
+        for start in range(0, length, block):
+            stop = min(start + block, length)
+            rows = store.read(i, start, stop, [column], next_obs=stop == length)[column]
+            for picture in _enlarged(as_picture(rows), options.scale):
+                if stream is None:
+                    stream = container.add_stream("libx264", rate=_rate(options.fps))
+                    stream.height, stream.width = picture.shape[:2]
+                    stream.pix_fmt = "yuv420p"
+                    stream.options = {"crf": "18", "preset": "veryfast"}
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        if stream is not None:
+            container.mux(stream.encode())
+
+
+def _rate(fps: float) -> Any:
+    from fractions import Fraction
+
+    return Fraction(fps).limit_denominator(1000)
+
+
+def _enlarged(pictures: Array, scale: int) -> Array:
+    """RGB pictures with even sides, as the codec wants them."""
+    factor = scale or max(1, -(-240 // pictures.shape[1]))
+    if pictures.shape[-1] == 1:
+        pictures = np.repeat(pictures, 3, axis=-1)
+    large = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
+    odd = (large.shape[1] % 2, large.shape[2] % 2)
+    even: Array = np.pad(large, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge") if any(odd) else large
+    return np.ascontiguousarray(even)

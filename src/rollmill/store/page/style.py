@@ -1,0 +1,91 @@
+"""The style sheet of the report page: light and dark, wide and narrow, screen and paper."""
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --ink: #1c2430; --muted: #5d6877; --line: #d9dee5; --page: #f5f6f8; --card: #ffffff;
+  --accent: #2f6fd0; --soft: #2f6fd033; --good: #1d7f4e; --warn: #a15c00; --bad: #b3261e;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ink: #e5e9ef; --muted: #9aa6b5; --line: #343c47; --page: #14181e; --card: #1d232b;
+    --accent: #6ea8fe; --soft: #6ea8fe33; --good: #5ecb94; --warn: #f0b352; --bad: #ff8a80;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+}
+main { max-width: 1160px; margin: 0 auto; padding: 24px 20px 48px; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 18px; margin: 32px 0 10px; }
+h3 { font-size: 14px; margin: 14px 0 6px; font-weight: 600; overflow-wrap: anywhere; }
+p { margin: 6px 0; overflow-wrap: anywhere; }
+.muted, .note { color: var(--muted); }
+.note { font-size: 13px; }
+code { font: 13px/1.4 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(148px, 1fr)); gap: 10px; margin: 18px 0; }
+.tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
+.tile { padding: 10px 14px; }
+.tile b { display: block; font-size: 22px; line-height: 1.3; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--muted); font-size: 13px; display: block; overflow-wrap: anywhere; }
+.card { padding: 12px 14px; min-width: 0; }
+.card + .card { margin-top: 12px; }
+.grid3 .card { margin-top: 0; }
+.card h3 { margin-top: 0; }
+.grid3 { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 12px; }
+ul.checks { list-style: none; margin: 0; padding: 0; }
+ul.checks li { display: grid; grid-template-columns: 78px 1fr; gap: 10px; padding: 5px 0; overflow-wrap: anywhere; }
+ul.checks li + li { border-top: 1px solid var(--line); }
+.good, .warn, .bad, .unknown { font-weight: 600; }
+.good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
+.unknown { color: var(--muted); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 10px; text-align: right; border-top: 1px solid var(--line); white-space: nowrap; }
+thead th { border-top: 0; color: var(--muted); font-weight: 600; font-size: 13px; }
+th.l, td.l { text-align: left; }
+td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 130px; }
+tbody tr:hover { background: var(--soft); }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--muted); }
+.grid { stroke: var(--line); stroke-width: 1; fill: none; }
+.axis { stroke: var(--muted); stroke-width: 1; fill: none; }
+.bar { fill: var(--accent); }
+.point { stroke: var(--accent); stroke-width: 4; stroke-linecap: round; stroke-opacity: 0.5; fill: none; }
+.line { stroke: var(--accent); stroke-width: 2; fill: none; stroke-linejoin: round; }
+.band { fill: var(--soft); stroke: none; }
+.mark { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 3 3; fill: none; }
+.narrow { display: none; }
+.share { display: flex; height: 22px; border-radius: 4px; overflow: hidden; margin: 8px 0; }
+.share i { display: block; min-width: 2px; }
+.s0 { background: var(--accent); } .s1 { background: var(--warn); } .s2 { background: var(--good); }
+.s3 { background: var(--muted); }
+.key { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
+.strip { margin: 0 0 16px; }
+.shots { display: grid; grid-template-columns: repeat(5, minmax(0, 1fr)); gap: 6px; }
+figure { margin: 0; min-width: 0; }
+figure img { display: block; width: 100%; height: auto; border-radius: 4px; background: var(--line); }
+figure img.small { image-rendering: pixelated; }
+figcaption { font-size: 12px; color: var(--muted); text-align: center; }
+footer { margin-top: 36px; border-top: 1px solid var(--line); padding-top: 10px; }
+@media (max-width: 600px) {
+  main { padding: 16px 12px 32px; }
+  .wide { display: none; } .narrow { display: block; }
+  .shots { grid-template-columns: repeat(3, minmax(0, 1fr)); }
+  .shots figure:nth-child(even) { display: none; }
+  ul.checks li { grid-template-columns: 1fr; gap: 0; }
+}
+@media print {
+  :root {
+    color-scheme: light; --ink: #000; --muted: #444; --line: #bbb; --page: #fff; --card: #fff;
+    --accent: #2f6fd0; --soft: #2f6fd033; --good: #1d7f4e; --warn: #a15c00; --bad: #b3261e;
+  }
+  body { font-size: 12px; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  main { max-width: none; padding: 0; }
+  .scroll { overflow: visible; }
+  .card, .tile, .strip, tr { break-inside: avoid; }
+  h2 { break-after: avoid; }
+}
+"""

@@ -1,0 +1,70 @@
+"""Writing an H.264 video; needs PyAV."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.errors import MissingExtraError, StoreError
+from rollmill.core.fields import Array
+
+
+class VideoFile:
+    """An mp4 file that takes RGB pictures ``[h, w, 3]`` uint8, all of the size of the first one.
+
+    The file can be played after ``with`` has ended without an error.
+    """
+
+    def __init__(self, path: Path, fps: float) -> None:
+        if not 0 < fps <= 1000:
+            raise StoreError(f"fps {fps}: pictures per second must be above 0 and at most 1000")
+        self._av = _av()
+        self._path = path
+        self._rate = Fraction(fps).limit_denominator(1000)
+        self._stream: Any = None
+
+    def __enter__(self) -> VideoFile:
+        self._container = self._av.open(str(self._path), "w", format="mp4", options={"movflags": "faststart"})
+        return self
+
+    def add(self, picture: Array) -> None:
+        picture = _even(picture)
+        if self._stream is None:
+            self._stream = self._begin(*picture.shape[:2])
+        frame = self._av.VideoFrame.from_ndarray(picture, format="rgb24")
+        self._container.mux(self._stream.encode(frame))
+
+    def _begin(self, height: int, width: int) -> Any:
+        stream = self._container.add_stream("libx264", rate=self._rate)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        # One thread: as fast for pictures of this size, and the bytes do not depend on the machine.
+        stream.codec_context.thread_count = 1
+        stream.options = {"crf": "18", "preset": "veryfast"}
+        return stream
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and self._stream is not None:
+                self._container.mux(self._stream.encode())
+        finally:
+            self._container.close()
+
+
+def _even(picture: Array) -> Array:
+    """The codec halves colours in both directions: odd sides get one more line."""
+    odd = [(0, n % 2) for n in picture.shape[:2]]
+    return np.ascontiguousarray(np.pad(picture, (*odd, (0, 0)), mode="edge") if any(o[1] for o in odd) else picture)
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ModuleNotFoundError as error:
+        raise MissingExtraError('videos need PyAV: pip install "rollmill[video]"') from error
+    return av

@@ -1,0 +1,89 @@
+"""Processes that work on items: all results, errors come home, nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollmill.core.errors import StoreError
+from rollmill.store.parallel import cores, map_unordered
+from running import wait_until
+
+
+def square(item: int) -> int:
+    return item * item
+
+
+def trouble(item: str) -> None:
+    if item == "die":
+        os._exit(9)
+    if item == "bug":
+        raise KeyError("a bug")
+    raise StoreError("explained")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_every_item_has_its_result(workers: int) -> None:
+    items = list(range(7))
+    assert sorted(map_unordered(square, items, workers)) == [(i, i * i) for i in items]
+
+
+def test_nothing_to_do() -> None:
+    assert list(map_unordered(square, [], 3)) == []
+    assert cores() >= 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_explained_error_comes_home(workers: int) -> None:
+    with pytest.raises(StoreError, match="explained"):
+        list(map_unordered(trouble, ["a", "b"], workers))
+
+
+def test_a_bug_comes_home_with_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)in trouble.*KeyError: 'a bug'"):
+        list(map_unordered(trouble, ["bug", "bug"], 2))
+
+
+def test_a_process_that_dies_is_named_with_its_item() -> None:
+    with pytest.raises(StoreError, match=r"exit code 9\) while it was at die"):
+        list(map_unordered(trouble, ["die", "die"], 2))
+
+
+def test_whoever_stops_listening_ends_the_processes() -> None:
+    results = map_unordered(square, [1, 2, 3], 2)
+    next(results)
+    mine = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+    assert mine
+    results.close()  # type: ignore[attr-defined]
+    assert not [p for p in mine if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+PARENT = """
+import sys, time
+from rollmill.store.parallel import map_unordered
+if __name__ == "__main__":
+    for _ in map_unordered(abs, [1, 2, 3], 2):
+        print("ready", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_children_of_a_killed_parent_leave(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) >= 2
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(
+        lambda: not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children), 60, "they leave"
+    )
