@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import crew as crew_module
-from rollmill.sampling.crew import ProcessCrew
+from rollmill.sampling.crew import ProcessCrew, usable_cores
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from running import wait_until
@@ -57,3 +58,34 @@ def test_a_worker_has_a_process_group_of_its_own() -> None:
         assert [os.getpgid(pid) for pid in crew.pids()] == crew.pids()
     finally:
         sampler.stop()
+
+
+def test_workers_step_back_from_the_thread_that_answers_them() -> None:
+    sampler, crew = sampler_of(nice=7)
+    sampler.start()
+    try:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        wait_until(lambda: [os.getpriority(os.PRIO_PROCESS, pid) - own for pid in crew.pids()] == [7, 7])
+    finally:
+        sampler.stop()
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_main_process_can_keep_to_the_cores_without_a_worker(apart: bool) -> None:
+    cores = usable_cores()
+    sampler, crew = sampler_of(workers=1)
+    crew._stay_apart = apart
+    other = threading.Event()
+    thread = threading.Thread(target=other.wait)
+    thread.start()
+    sampler.start()
+    try:
+        wait_until(lambda: os.sched_getaffinity(crew.pids()[0]) == {cores[0]})
+        for pid in (0, thread.native_id):
+            assert sorted(os.sched_getaffinity(pid)) == (cores[1:] if apart else cores)
+    finally:
+        sampler.stop()
+        other.set()
+        thread.join()
+    assert usable_cores() == cores, "and has all of them back afterwards"

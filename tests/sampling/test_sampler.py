@@ -12,10 +12,14 @@ import pytest
 from faulty_envs import Marker
 from marking import MarkPolicy, Segment, check_stream, check_turn_over
 from rollmill.core.errors import EnvError
-from rollmill.core.fields import EnvSpec
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.machine import available_cores
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
+from rollmill.sampling import sampler as sampler_module
+from rollmill.sampling.crew import CrewReport
+from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread, default_workers
 from rollmill.sampling.settings import SamplingSettings
 
@@ -274,5 +278,77 @@ def test_counters_go_on_with_episodes_that_were_never_used(workers: int) -> None
 
 
 def test_one_worker_per_core_by_default() -> None:
-    assert default_workers() == len(os.sched_getaffinity(0))
+    assert default_workers() == available_cores()
     assert SamplerPlan(SamplingSettings(), EnvSettings(), spec_of(), SEEDS, 1).workers == default_workers()
+
+
+# -- answering groups together ----------------------------------------------------------------------
+
+
+class StillCrew:
+    """Nobody works: the test says which groups are ready, and what happens while the sampler waits."""
+
+    def __init__(self) -> None:
+        self.report = CrewReport()
+        self.waits: list[float] = []
+        self.meanwhile = lambda: None
+
+    def start(self) -> None: ...
+
+    def post(self, groups: object) -> None: ...
+
+    def wait(self, timeout: float) -> None:
+        self.waits.append(timeout)
+        self.meanwhile()
+
+    def check(self) -> Array:
+        return np.zeros(0, np.int64)
+
+    def stop(self) -> None: ...
+
+
+def still_sampler(share: float, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> tuple[Sampler, StillCrew]:
+    monkeypatch.setattr(sampler_module.time, "monotonic", lambda: clock[0])
+    sampler = Sampler(plan_of("serial", answer_share=share, poison=False), [RandomPolicy(spec_of(), 0)])
+    crew = sampler.crew = StillCrew()
+    sampler.box.row[:] = -1
+    sampler.box.command[:] = 1
+    sampler.arena["first"][:] = True
+    return sampler, crew
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0, 1), (0.25, 1), (0.3, 2), (0.5, 2), (1, 4)])
+def test_as_many_groups_are_answered_together_as_the_share_says(
+    share: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, crew = still_sampler(share, [0.0], monkeypatch)
+    assert sampler.box.wanted[0] == wanted, "workers ring from then on"
+    for ready in range(1, wanted + 1):
+        assert sampler.rounds == 0
+        sampler.box.done[:ready] = 1
+        assert sampler.box.enough_ready() == (ready == wanted)
+        assert sampler.round() == (wanted if ready == wanted else 0)
+    assert len(crew.waits) == wanted - 1
+    assert sampler.rounds == 1
+
+
+def test_groups_do_not_wait_long_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An env that hangs must not hold up the rest of the run."""
+    clock = [100.0]
+    sampler, crew = still_sampler(1.0, clock, monkeypatch)
+    sampler.box.done[:3] = 1
+    assert sampler.round() == 0
+    clock[0] += sampler_module.GATHER_SECONDS / 2
+    assert sampler.round() == 0
+    clock[0] += sampler_module.GATHER_SECONDS / 2
+    assert sampler.round() == 3
+    assert max(crew.waits[1:], default=0) <= sampler_module.GATHER_SECONDS, "it does not sleep longer than that either"
+    sampler.box.done[:3] = 2
+    assert sampler.round() == 0, "the next ones begin to wait anew"
+
+
+def test_an_answer_comes_as_soon_as_the_last_one_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, crew = still_sampler(1.0, [0.0], monkeypatch)
+    sampler.box.done[:3] = 1
+    crew.meanwhile = lambda: sampler.box.done.__setitem__(3, 1)
+    assert sampler.round() == 4

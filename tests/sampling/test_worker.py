@@ -270,6 +270,7 @@ def served(env: EnvSettings) -> Iterator[ProcessSetup]:
         events_fd=events_write,
         parent=0,
         core=None,
+        nice=0,
         path=sys.path,
     )
     for bell in bells:

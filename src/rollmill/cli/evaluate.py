@@ -10,6 +10,7 @@ from pathlib import Path
 import tyro
 
 from rollmill.cli.options import Json
+from rollmill.core.errors import ConfigError
 from rollmill.runs.evaluate import EvalOptions, table
 from rollmill.runs.evaluate import evaluate as run_evaluation
 
@@ -25,6 +26,7 @@ def evaluate(
     envs_per_worker: int = 8,
     best: bool = False,
     random: bool = False,
+    record: tuple[Path, ...] | None = None,
     json_: Json = False,
 ) -> int:
     """Evaluate a run or a checkpoint over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
@@ -39,10 +41,24 @@ def evaluate(
         envs_per_worker: Environments of each worker.
         best: Take the checkpoint with the highest training return instead of the newest.
         random: Evaluate a random policy beside it.
+        record: Write the episodes into a store as they end: in this folder, or in the run's eval/<checkpoint>.
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    options = EvalOptions(episodes, deterministic, seed, workers, envs_per_worker, best, random, overrides)
+    if record is not None and len(record) > 1:
+        raise ConfigError(f"--record takes one folder, not {len(record)}: {', '.join(map(str, record))}")
+    options = EvalOptions(
+        episodes,
+        deterministic,
+        seed,
+        workers,
+        envs_per_worker,
+        best,
+        random,
+        overrides,
+        record is not None,
+        record[0] if record else None,
+    )
     result = run_evaluation(target, options, _progress if sys.stderr.isatty() else None)
     print(json.dumps(result.to_dict(), allow_nan=False, default=str) if json_ else table(result))
     return 0

@@ -21,15 +21,19 @@ from rollmill.core.text import nearest
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("rollmill.cli.train:train", "train an agent"),
     "eval": ("rollmill.cli.evaluate:evaluate", "evaluate a run or a checkpoint"),
+    "collect": ("rollmill.cli.collect:collect", "write episodes of a policy into a store"),
+    "data": ("rollmill.cli.data:data", "look at stores, check, repair, merge, split and convert them"),
     "bench": ("rollmill.cli.bench:bench", "measure speed"),
     "envs": ("rollmill.cli.info:envs", "list the built-in environments"),
     "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
 }
-CONFIGURED = ("train", "eval", "bench")
+CONFIGURED = ("train", "eval", "collect", "bench")
 """Verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
+NESTED = ("data",)
+"""Verbs with verbs of their own; their function takes all words."""
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
-_TAKES_PATH = ("-f", "--config", "--restore")
+_TAKES_PATH = ("-f", "--config", "--restore", "--out", "--policy", "--record")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,6 +78,8 @@ def _run(verb: str, words: list[str]) -> int:
         words, overrides = split_overrides(words)
         function = functools.partial(function, overrides)
     try:
+        if verb in NESTED:
+            return function(tuple(words))
         return tyro.cli(function, args=words, prog=f"rollmill {verb}", config=(tyro.conf.FlagCreatePairsOff,))
     except RollmillError as error:
         print(f"rollmill {verb}: {error}", file=sys.stderr)

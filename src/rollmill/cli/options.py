@@ -9,6 +9,8 @@ from typing import Annotated
 
 import tyro
 
+from rollmill.core.errors import ConfigError
+
 Configs = Annotated[
     tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(aliases=["-f"], metavar="FILE", help_behavior_hint="")
 ]
@@ -20,3 +22,10 @@ Json = Annotated[bool, tyro.conf.arg(name="json")]
 def keep_stdout(for_json: bool) -> contextlib.AbstractContextManager[object]:
     """With --json, what an env prints inside this process (serial mode) goes to stderr: stdout is for the JSON."""
     return contextlib.redirect_stdout(sys.stderr) if for_json else contextlib.nullcontext()
+
+
+def shard_bytes(megabytes: int) -> int:
+    """--shard-mb in bytes."""
+    if megabytes < 1:
+        raise ConfigError(f"--shard-mb {megabytes}: a positive number is expected")
+    return megabytes * 1_000_000

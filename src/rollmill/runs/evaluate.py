@@ -6,6 +6,7 @@ long ones. All lanes step together (lockstep): the same seed gives the same figu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -24,11 +25,14 @@ from rollmill.core.protocols import Policy
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import check_env_settings
+from rollmill.runs.eval_record import EvalRecording, share_out
+from rollmill.runs.harvest import Harvest, pop_stats
 from rollmill.runs.household import household
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train import require_online
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
+from rollmill.store.schema import StoreSchema
 
 log = logging.getLogger("rollmill")
 
@@ -52,6 +56,10 @@ class EvalOptions:
     random: bool = False
     """Evaluate a random policy in the same way, beside the trained one."""
     overrides: tuple[str, ...] = ()
+    record: bool = False
+    """Write the episodes into a store."""
+    record_dir: Path | None = None
+    """The store; None: ``eval/<checkpoint>`` in the run's folder."""
 
     def check(self) -> None:
         if self.episodes < 1 or self.envs_per_worker < 1 or self.workers < 0:
@@ -92,6 +100,8 @@ class EvalResult:
     policy: Score
     random: Score | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    record: str | None = None
+    """The store with the episodes."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -103,6 +113,7 @@ class EvalResult:
             "returns": self.policy.returns,
             "lengths": self.policy.lengths,
             "options": self.options,
+            "record": self.record,
         }
 
 
@@ -114,14 +125,59 @@ def evaluate(target: Path, options: EvalOptions, progress: Progress | None = Non
     check_env_settings(config.env)
     spec = EnvSpec.from_dict(loaded.state["spec"])
     plan = _plan(config, spec, options)
-    with household() as environment:
-        plan = replace(plan, environment=environment)
-        score = play(plan, _trained(config, loaded, plan, options), options.episodes, progress)
+    with contextlib.ExitStack() as stack:
+        recording = None
+        if options.record:  # before anything starts: a folder that cannot be written is found out now
+            recording = stack.enter_context(_recording(config, spec, loaded, options))
+        plan = replace(plan, environment=stack.enter_context(household()))
+        seed = Seeds(options.seed).branch("actions").integer()
+        policy = trained_policy(config, loaded, plan, seed, options.deterministic)
+        trained_for = {"version": int(loaded.state["learners"][0]["version"]), "global_step": loaded.frames}
+        tape = Tape(recording, checkpoint_name(loaded), trained_for) if recording else None
+        score = play(plan, policy, options.episodes, progress, tape)
         comparator = None
         if options.random:
             seed = Seeds(options.seed).branch("random").integer()
-            comparator = play(plan, RandomPolicy(spec, seed), options.episodes, progress)
-    return EvalResult(str(loaded.path), loaded.frames, config.env.id, score, comparator, asdict(options))
+            tape = Tape(recording, "random", {"version": 0, "global_step": 0}) if recording else None
+            comparator = play(plan, RandomPolicy(spec, seed), options.episodes, progress, tape)
+    return EvalResult(
+        str(loaded.path),
+        loaded.frames,
+        config.env.id,
+        score,
+        comparator,
+        asdict(options),
+        str(recording.folder) if recording else None,
+    )
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Where the episodes of one policy are recorded, and what is the same in all of their rows."""
+
+    recording: EvalRecording
+    policy: str
+    constants: Mapping[str, int]
+
+
+def _recording(config: TrainConfig, spec: EnvSpec, loaded: Loaded, options: EvalOptions) -> EvalRecording:
+    schema = StoreSchema.for_env(spec, env_id=config.env.id, env_kwargs=config.env.args)
+    same = replace(options, random=False, record=False, record_dir=None, best=False)
+    name = f"{checkpoint_name(loaded)}|{loaded.frames}|{asdict(same)}"
+    return EvalRecording(options.record_dir or record_folder(loaded.path), schema, name)
+
+
+def record_folder(checkpoint: Path) -> Path:
+    """Where the episodes of a checkpoint go by default: ``<run>/eval/<checkpoint>``."""
+    inside_run = checkpoint.parent.name == RunFolder(Path()).checkpoints.name
+    return (checkpoint.parent.parent if inside_run else checkpoint.parent) / "eval" / checkpoint.stem
+
+
+def checkpoint_name(loaded: Loaded) -> str:
+    """Short and the same on every machine: ``<run>/<file>``."""
+    path = loaded.path.absolute()
+    inside_run = path.parent.name == RunFolder(Path()).checkpoints.name
+    return f"{path.parent.parent.name}/{path.name}" if inside_run else path.name
 
 
 def find_checkpoint(target: Path, best: bool) -> Loaded:
@@ -166,7 +222,10 @@ def _plan(config: TrainConfig, spec: EnvSpec, options: EvalOptions) -> SamplerPl
     )
 
 
-def _trained(config: TrainConfig, loaded: Loaded, plan: SamplerPlan, options: EvalOptions) -> Policy:
+def trained_policy(
+    config: TrainConfig, loaded: Loaded, plan: SamplerPlan, seed: int, deterministic: bool = False
+) -> Policy:
+    """The policy that a checkpoint holds, for the lanes of a plan."""
     from rollmill.learning.appo import load_weights
     from rollmill.models.actor_critic import build_model
     from rollmill.models.policy import TorchPolicy
@@ -176,32 +235,44 @@ def _trained(config: TrainConfig, loaded: Loaded, plan: SamplerPlan, options: Ev
     model = build_model(plan.spec, config.model)
     load_weights(model, loaded.state["learners"][0]["model"])
     model.to(choose_device(config.learning.device))
-    seed = Seeds(options.seed).branch("actions").integer()
     lanes = plan.groups * plan.lanes_per_group
-    return TorchPolicy(model, WeightBoard(model), lanes, seed, options.deterministic)
+    return TorchPolicy(model, WeightBoard(model), lanes, seed, deterministic)
 
 
-def play(plan: SamplerPlan, policy: Policy, episodes: int, progress: Progress | None = None) -> Score:
-    """Play ``episodes`` whole episodes, shared out evenly over the lanes in advance."""
+def play(
+    plan: SamplerPlan, policy: Policy, episodes: int, progress: Progress | None = None, tape: Tape | None = None
+) -> Score:
+    """Play ``episodes`` whole episodes, shared out evenly over the lanes in advance; ``tape`` records them."""
     sampler = Sampler(plan, [policy])
-    lanes = plan.groups * plan.lanes_per_group
-    quota = np.full(lanes, episodes // lanes)
-    quota[: episodes % lanes] += 1
+    quota = share_out(episodes, plan.groups * plan.lanes_per_group)
+    harvest = tape.recording.harvest(sampler, quota, tape.policy, tape.constants) if tape else None
     kept: list[EpisodeEnd] = []
     try:
         sampler.start()
         while len(kept) < episodes:
             sampler.round()
-            if (slots := sampler.take(1, timeout=0)) is not None:
-                sampler.release(slots)
+            _empty_slots(sampler, harvest)
             before = len(kept)
             kept += _within_quota(sampler.episodes, quota)
-            if progress is not None and len(kept) > before:
-                progress(len(kept), episodes)
+            if len(kept) > before:
+                if tape is not None:
+                    tape.recording.note(tape.policy, len(kept), episodes)
+                if progress is not None:
+                    progress(len(kept), episodes)
     finally:
         sampler.stop()
+        if harvest is not None:
+            harvest.discard_open()
     kept.sort(key=lambda e: (e.lane, e.episode))
     return Score([e.episode_return for e in kept], [e.length for e in kept])
+
+
+def _empty_slots(sampler: Sampler, harvest: Harvest | None) -> None:
+    """Give finished slots back, after their episodes were recorded."""
+    while (slots := sampler.take(1, timeout=0)) is not None:
+        if harvest is not None:
+            harvest.take(slots[0], int(sampler.inference.group_of_slot[slots[0]]), pop_stats(sampler))
+        sampler.release(slots)
 
 
 def _within_quota(ended: Any, quota: np.ndarray) -> Sequence[EpisodeEnd]:
@@ -226,4 +297,6 @@ def table(result: EvalResult) -> str:
             f"{name:8} return {s['mean']:.4g}{error}, median {s['median']:.4g}, "
             f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
         )
+    if result.record is not None:
+        lines.append(f"episodes in {result.record}")
     return "\n".join(lines)

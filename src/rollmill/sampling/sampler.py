@@ -8,6 +8,7 @@ segments are taken by the learner as slot numbers and given back when they have 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.machine import available_cores
 from rollmill.core.protocols import Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
@@ -27,10 +29,14 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.crew import Crew, LocalCrew, ProcessCrew
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
+from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import WorkerPlan
 
 log = logging.getLogger("rollmill")
+
+GATHER_SECONDS = 0.02
+"""How long ready groups wait for others to be answered together with them (``sampling.answer_share``)."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,16 @@ class SamplerPlan:
     segments_per_batch: int
     state_every: int = 0
     environment: Mapping[str, str] | None = None
+    workers_before: int = 0
+    """Workers of other samplers of the same run (ranks) that come before this one's."""
+    stay_apart: bool = False
+    """Keep the main process away from the workers' cores, where there are more cores than workers."""
     lockstep: bool = False
     """Answer only when every group is ready: slower, but the order of decisions is fixed."""
+    schedule: EpisodeSchedule | None = None
+    """Numbered episodes instead of one sequence for each env."""
+    spare_slots: int = 0
+    """Slots that are not sampled into: a recorder exchanges them for finished ones that it wants to keep a while."""
 
     @property
     def workers(self) -> int:
@@ -82,7 +96,7 @@ class SamplerPlan:
 
 def default_workers() -> int:
     """One worker per core this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return available_cores()
 
 
 class Sampler:
@@ -94,21 +108,28 @@ class Sampler:
         layout = SegmentLayout(
             plan.spec, settings.rollout, plan.lanes_per_group, policies[0].state_size, plan.state_every
         )
-        self.arena = Arena(layout, plan.slots)
+        self.arena = Arena(layout, plan.slots + plan.spare_slots)
         self.box = Mailbox(plan.groups, plan.workers, plan.workers * settings.envs_per_worker)
         self.policies = policies
         for policy in policies:
             policy.attach(self.arena)
         self.inference = Inference(self.arena, self.box, policies)
+        self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
+        """Slots that are free for whoever returns as many others (``release``)."""
         self.crew = self._build_crew()
         self.finished: deque[int] = deque()
         self.episodes: deque[EpisodeEnd] = deque(maxlen=10_000)
         self.steps = 0
         """Decisions that counted, in finished segments."""
         self.lost_segments = 0
+        self.rounds = 0
+        """Rounds in which something was answered."""
         self.seconds_answer = 0.0
         """Time spent answering (gathering, network, writing), as opposed to waiting for rows."""
         self._any_finished = threading.Condition()
+        self.box.wanted[0] = self._wanted = max(1, math.ceil(settings.answer_share * plan.groups))
+        self._short_since: float | None = None
+        """When some groups became ready, but fewer than wanted."""
 
     @property
     def frames(self) -> int:
@@ -128,12 +149,14 @@ class Sampler:
                 envs_per_group=settings.envs_per_worker // settings.groups,
                 decorrelate_steps=settings.decorrelate_steps,
                 keep_actions=serial,
+                workers_before=plan.workers_before,
+                schedule=plan.schedule,
             )
             for index in range(plan.workers)
         ]
         if serial:
             return LocalCrew(plans, self.arena, self.box)
-        return ProcessCrew(plans, self.arena, self.box, settings, plan.environment or os.environ)
+        return ProcessCrew(plans, self.arena, self.box, settings, plan.environment or os.environ, plan.stay_apart)
 
     # -- the cycle -----------------------------------------------------------------------------
 
@@ -158,15 +181,17 @@ class Sampler:
             self.crew.post(lost)
         groups = self._answerable()
         if not groups.size:
-            self.crew.wait(timeout)
+            self.crew.wait(timeout if self._short_since is None else min(timeout, GATHER_SECONDS))
             groups = self._answerable()
         if groups.size:
             begun = time.perf_counter()
+            self._short_since = None
             finished = self.inference.answer(groups)
             self.box.command[groups] += 1
             self.crew.post(groups)
             for slot in finished:
                 self._finish(slot)
+            self.rounds += 1
             self.seconds_answer += time.perf_counter() - begun
         return int(groups.size)
 
@@ -174,7 +199,17 @@ class Sampler:
         ready = self.box.ready()
         if self.plan.lockstep and ready.size < self.plan.groups:
             return ready[:0]
-        return self.inference.answerable(ready)
+        return self.inference.answerable(ready) if self._enough(ready.size) else ready[:0]
+
+    def _enough(self, ready: int) -> bool:
+        """Whether to answer now: enough groups are ready, or the first of them has waited long enough."""
+        if 0 < ready < self._wanted:
+            now = time.monotonic()
+            if self._short_since is None:
+                self._short_since = now
+            return now - self._short_since >= GATHER_SECONDS
+        self._short_since = None
+        return ready > 0
 
     def _finish(self, slot: int) -> None:
         segment = self.arena.segment(slot)

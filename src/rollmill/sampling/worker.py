@@ -25,6 +25,7 @@ from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.mailbox import Bell, Mailbox, SharedWatch
+from rollmill.sampling.schedule import EpisodeSchedule
 
 PARENT_CHECK_SECONDS = 2.0
 
@@ -42,9 +43,23 @@ class WorkerPlan:
     envs_per_group: int
     decorrelate_steps: int = 0
     keep_actions: bool = False
+    workers_before: int = 0
+    """Workers of other samplers of the same run (ranks) that come before this sampler's."""
+    schedule: EpisodeSchedule | None = None
+    """Numbered episodes (see there); None: every env goes through a branch of ``seeds`` of its own."""
+
+    def episode_seed(self, env: int, episode: int) -> int:
+        if self.schedule is not None:
+            return self.schedule.env_seed(env, episode)
+        return self.seeds.branch("worker", self.index).branch(env).branch("episode", episode).integer()
+
+    def instance(self, env: int) -> EnvInstance:
+        """Which of the whole run's envs ``env`` is."""
+        before = self.workers_before
+        return EnvInstance(index=before * self.groups * self.envs_per_group + env, worker=before + self.index)
 
     def envs_of(self, group: int) -> range:
-        """Run-wide env numbers of this worker's ``group``-th group."""
+        """Sampler-wide env numbers of this worker's ``group``-th group."""
         first = (self.index * self.groups + group) * self.envs_per_group
         return range(first, first + self.envs_per_group)
 
@@ -76,7 +91,7 @@ class Worker:
         envs = plan.envs_of(group)
         setup = BatchSetup(
             spec=plan.layout.spec,
-            make=lambda env: make_env(plan.env, EnvInstance(index=env, worker=plan.index)),
+            make=lambda env: make_env(plan.env, plan.instance(env)),
             envs=envs,
             seeds=plan.seeds.branch("worker", plan.index),
             watch=watch,
@@ -85,6 +100,7 @@ class Worker:
             first_episode=self._box.next_episode[envs.start : envs.stop].copy(),
             decorrelate_steps=plan.decorrelate_steps,
             keep_actions=plan.keep_actions,
+            seed_of=plan.schedule.env_seed if plan.schedule is not None else None,
         )
         return EnvBatch(plan.env, setup)
 
@@ -135,6 +151,7 @@ class ProcessSetup:
     events_fd: int
     parent: int
     core: int | None
+    nice: int
     path: list[str]
 
 
@@ -164,14 +181,16 @@ class WorkerProcess:
         box, index = self._box, self._index
         idle_since = time.perf_counter()
         while not box.stop[0]:
-            self._own_bell.hush()
             begun = time.perf_counter()
             if self._worker.work():
                 box.seconds_wait[index] += begun - idle_since
-                self._main_bell.ring()
+                if box.enough_ready():
+                    self._main_bell.ring()
                 idle_since = time.perf_counter()
                 box.seconds_env[index] += idle_since - begun
-            elif not self._own_bell.wait(PARENT_CHECK_SECONDS) and os.getppid() != self._parent:
+            elif self._own_bell.wait(PARENT_CHECK_SECONDS):
+                self._own_bell.hush()  # before looking at the numbers: what is rung for later wakes again
+            elif os.getppid() != self._parent:
                 break  # the run is gone: end quietly
         self._worker.close()
 
@@ -204,6 +223,7 @@ def main(setup_fd: int) -> int:
         return 1
     if setup.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup.core})
+    os.nice(setup.nice)
     for fd in (*setup.main_bell, *setup.own_bell, setup.events_fd):
         os.set_inheritable(fd, False)
     sys.path[:] = setup.path

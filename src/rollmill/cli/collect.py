@@ -1,0 +1,158 @@
+"""``rollmill collect``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.core.errors import RollmillError
+from rollmill.monitor.console import bytes_text, count_text, duration_text
+from rollmill.runs.collect import Collected, Figures
+from rollmill.runs.collect import collect as run_collection
+from rollmill.runs.collect_options import CollectOptions
+
+BAR = 20
+LINE_SECONDS = 10.0
+"""Between two lines where there is no terminal."""
+REDRAW_SECONDS = 0.2
+
+
+def collect(
+    overrides: tuple[str, ...],
+    /,
+    out: Path,
+    policy: str = "random",
+    episodes: int | None = None,
+    until: int | None = None,
+    steps: int | None = None,
+    max_steps: int = 0,
+    seed: int | None = None,
+    shard: str = "",
+    deterministic: bool = False,
+    best: bool = False,
+    hold: int | None = None,
+    budget_gb: float | None = None,
+    config: Configs = (),
+    json_: Json = False,
+) -> int:
+    """Write whole episodes into a store: ``rollmill collect env=doom_basic --out data/doom --until 10000``.
+
+    Any number of instances, on any number of machines, may write into one store. Settings of the environment and
+    of the sampling are those of ``rollmill train``.
+
+    Args:
+        overrides: The KEY=VALUE words, for example env=CarRacing-v3 sampling.workers=4.
+        out: Folder of the store; made where there is none, added to where there is one.
+        policy: random, smoothed-random, a run folder or checkpoint, or your own as module:callable.
+        episodes: Episodes to add.
+        until: Episodes to have in the end. Those that are there count, so the same command continues after a stop.
+        steps: Steps to add; the episodes under way are then cut and marked as partial.
+        max_steps: Truncate episodes after so many steps; 0 leaves it to the environment.
+        seed: Root of all seeds: the same seed gives the same episodes. Unset: a random one, which is printed.
+        shard: i/n: play every n-th episode of the seed, from the i-th on; N is then what all n play together.
+        deterministic: Take a checkpoint's most likely action instead of sampling one.
+        best: Take the run's checkpoint with the highest training return instead of the newest.
+        hold: Mean number of steps that an action of smoothed-random lasts (unset: 8).
+        budget_gb: Stop before the store is larger than this, all writers together.
+        config: A YAML file with settings; may be given several times, later files win.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    options = CollectOptions(
+        out, policy, episodes, until, steps, max_steps, seed, shard, deterministic, best, hold, budget_gb
+    )
+    with keep_stdout(json_), ProgressLine() as line:
+        try:
+            done = run_collection(options, config, overrides, line.show)
+        except RollmillError as error:
+            line.end()
+            if line.figures is not None and line.figures.episodes:
+                print(f"{line.figures.episodes:,} episodes had ended: they are in {out}", file=sys.stderr)
+            raise error
+    print(json.dumps(done.to_dict(), allow_nan=False) if json_ else summary(done))
+    if done.signal and not json_:
+        print(how_to_continue(done, options))
+    return done.exit_code
+
+
+class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
+    """A bar on a terminal, now and then a line elsewhere; always on stderr."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._live = sys.stderr.isatty()
+        self._due = clock() + (0.0 if self._live else LINE_SECONDS)
+        self._drawn = False
+        self.figures: Figures | None = None
+
+    def show(self, figures: Figures) -> None:
+        self.figures = figures
+        now = self._clock()
+        if now < self._due and not (self._live and figures.share >= 1.0):
+            return
+        self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
+        self._drawn = self._live
+        print(
+            f"\r\033[K{bar(figures)}" if self._live else line(figures), end="" if self._live else "\n", file=sys.stderr
+        )
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the bar where it is and go on below it."""
+        if self._drawn:
+            print(file=sys.stderr)
+            self._drawn = False
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def line(figures: Figures) -> str:
+    """``120 of 1,000 episodes, 3.21K steps/s, 45.0 MB, 2 min 10 s left``."""
+    if figures.wanted_steps is not None:
+        amount = f"{figures.steps:,} of {figures.wanted_steps:,} steps"
+    else:
+        amount = f"{figures.episodes:,} of {figures.wanted:,} episodes"
+    left = figures.seconds_left
+    rest = "" if left is None else f", {duration_text(left)} left"
+    return f"{amount}, {count_text(figures.steps_per_s)} steps/s, {bytes_text(figures.bytes)}{rest}"
+
+
+def bar(figures: Figures) -> str:
+    full = int(BAR * figures.share)
+    return f"[{'#' * full}{'.' * (BAR - full)}] {line(figures)}"
+
+
+def summary(done: Collected) -> str:
+    f = done.figures
+    mean = "" if f.mean_return is None else f", mean return {f.mean_return:.4g}"
+    faults = (
+        f"; {f.env_faults} env faults, {f.worker_restarts} workers replaced"
+        if f.env_faults or f.worker_restarts
+        else ""
+    )
+    shard = f", shard {done.shard}" if done.shard else ""
+    return (
+        f"{done.state}: {done.reason}; added {f.episodes:,} episodes ({f.steps:,} steps, {bytes_text(f.bytes)})"
+        f"{mean}{faults}\n"
+        f"{done.store}: {done.total_episodes:,} whole episodes; policy {done.policy}, seed {done.seed}{shard}"
+    )
+
+
+def how_to_continue(done: Collected, options: CollectOptions) -> str:
+    """What to type to get the rest."""
+    f = done.figures
+    seed = "" if options.seed is not None else f" and --seed {done.seed} (it plays again what was interrupted)"
+    if options.until is not None:
+        return f"the same command{' with' + seed.removeprefix(' and') if seed else ''} continues"
+    if options.steps is not None:
+        return f"to continue: the same command with --steps {max(1, options.steps - f.steps)}{seed}"
+    shard = " for every shard" if done.shard else ""
+    rest = max(1, (f.wanted or 0) - f.episodes)
+    return f"to continue: the same command with --episodes {rest}{seed}{shard}"
