@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from rollmill.learning.figures import Sums, value_moments
+from rollmill.learning.figures import Sums, row_sums
 
-MOMENTS = ("target", "target_square", "error", "error_square")
+MOMENTS = ("target", "error", "target_square", "error_square")
 
 
-def vector(moments: dict[str, torch.Tensor], *others: float) -> torch.Tensor:
-    return torch.tensor([*others, *(float(moments[name]) for name in MOMENTS)], dtype=torch.float64)
+def moments(predicted: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return row_sums([target, target - predicted], mask)
 
 
 def test_means_over_minibatches() -> None:
@@ -45,12 +45,8 @@ def test_explained_variance_over_parts_is_that_of_the_whole() -> None:
     predicted = target + torch.randn(40, generator=rng)
     mask = torch.rand(40, generator=rng) > 0.3
     sums = Sums(MOMENTS)
-    parts = [
-        vector(value_moments(predicted[i : i + 10], target[i : i + 10], mask[i : i + 10])) for i in range(0, 40, 10)
-    ]
-    counts = [int(mask[i : i + 10].sum()) for i in range(0, 40, 10)]
-    weighted = sum(part * count for part, count in zip(parts, counts)) / sum(counts)
-    sums.add(torch.as_tensor(weighted))
+    parts = [moments(predicted[i : i + 10], target[i : i + 10], mask[i : i + 10]) for i in range(0, 40, 10)]
+    sums.add(torch.stack(parts).sum(0) / mask.sum())
     figures = sums.means()
     wanted, error = target[mask].double(), (target - predicted)[mask].double()
     spread, left = wanted.std(correction=0), error.std(correction=0)
@@ -65,23 +61,19 @@ def test_explained_variance_over_parts_is_that_of_the_whole() -> None:
 def test_explained_variance_of_known_cases(predicted: list[float], wanted: float) -> None:
     sums = Sums(MOMENTS)
     everything = torch.ones(3, dtype=torch.bool)
-    sums.add(vector(value_moments(torch.tensor(predicted), torch.tensor([1.0, 2.0, 3.0]), everything)))
+    sums.add(moments(torch.tensor(predicted), torch.tensor([1.0, 2.0, 3.0]), everything) / 3)
     assert sums.means()["explained_variance"] == pytest.approx(wanted)
 
 
 def test_equal_targets_have_no_explained_variance() -> None:
     sums = Sums(MOMENTS)
     mask = torch.ones(4, dtype=torch.bool)
-    sums.add(vector(value_moments(torch.rand(4), torch.full((4,), 7.3), mask)))
+    sums.add(moments(torch.rand(4), torch.full((4,), 7.3), mask) / 4)
     assert sums.means()["explained_variance"] == 0.0
 
 
 def test_masked_rows_are_not_read() -> None:
     mask = torch.tensor([True, False])
-    moments = value_moments(torch.tensor([1.0, math.nan]), torch.tensor([2.0, math.inf]), mask)
-    assert {name: float(x) for name, x in moments.items()} == {
-        "target": 2.0,
-        "target_square": 4.0,
-        "error": 1.0,
-        "error_square": 1.0,
-    }
+    sums = row_sums([torch.tensor([1.0, math.nan]), torch.tensor([2.0, math.inf]), torch.tensor([3.0, 0.0])], mask)
+    assert sums.tolist() == [1.0, 2.0, 3.0, 4.0, 9.0], "three sums, then the squares of the last two"
+    assert sums.dtype == torch.float64

@@ -42,15 +42,12 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def approximate_kl(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Estimate of KL(old || new) from actions of the old policy: mean of ``ratio - 1 - log_ratio``.
+def ratio_figures(log_ratio: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Per sample: an estimate of KL(old || new), whether the ratio was clipped (0 or 1), its distance from 1.
 
-    Never negative and of low variance (Schulman's k3).
+    The estimate is ``ratio - 1 - log_ratio`` (Schulman's k3): from actions of the old policy, its mean is the
+    divergence; it is never negative and of low variance.
     """
-    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
-
-
-@torch.no_grad()
-def clip_fraction(log_ratio: Tensor, clip: float, mask: Tensor) -> Tensor:
-    """Share of samples whose probability ratio lies outside ``[1 - clip, 1 + clip]``."""
-    return masked_mean((torch.expm1(log_ratio).abs() > clip).float(), mask)
+    off = torch.expm1(log_ratio)
+    deviation = off.abs()
+    return off - log_ratio, (deviation > clip).to(log_ratio), deviation

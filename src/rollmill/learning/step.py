@@ -17,8 +17,8 @@ from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD
 from rollmill.learning.batch import Pieces, micro_batches
-from rollmill.learning.figures import value_moments
-from rollmill.learning.losses import approximate_kl, clip_fraction, masked_mean, ppo_policy_loss, value_loss
+from rollmill.learning.figures import row_sums
+from rollmill.learning.losses import ppo_policy_loss, ratio_figures, value_loss
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.ranks import Alone, Ranks, share_gradients, shared_moments
 from rollmill.learning.settings import LearningSettings
@@ -28,7 +28,7 @@ from rollmill.models.memory import RecurrentMemory
 
 FIGURES = (
     *("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "ratio_deviation", "value_mean"),
-    *("target", "target_square", "error", "error_square", "grad_norm"),
+    *("target", "error", "target_square", "error_square", "grad_norm"),
 )
 """What ``gradients`` returns, in this order."""
 
@@ -87,12 +87,10 @@ class Step:
         """
         total: Tensor | None = None
         for pieces in parts:
-            terms = self.losses(pieces, model)
-            share = pieces.valid.sum() / rows
-            torch.autograd.backward(terms["loss"] * share)
-            figures = torch.stack([terms[name].detach().double() for name in FIGURES[:-1]]) * share
+            loss, figures = self.losses(pieces, model)
+            torch.autograd.backward(loss / rows)
             total = figures if total is None else total + figures
-        return total
+        return None if total is None else total / rows
 
     def grad_norm(self, figures: Tensor) -> float:
         """The gradient norm among ``FIGURES``, once it is known."""
@@ -102,8 +100,8 @@ class Step:
         """Let the optimizer use the gradients."""
         self.optimizer.step()
 
-    def losses(self, pieces: Pieces, model: ActorCritic) -> dict[str, Tensor]:
-        """All loss terms and figures of some pieces, each a mean over the rows that count."""
+    def losses(self, pieces: Pieces, model: ActorCritic) -> tuple[Tensor, Tensor]:
+        """(loss, ``FIGURES`` but the last as ``[n]``) of some pieces, each the sum over the rows that count."""
         s, head, valid = self.settings, model.head, pieces.valid
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=s.precision == "bfloat16", cache_enabled=self.compact
@@ -117,22 +115,13 @@ class Step:
         advantage, target = self._targets(pieces, log_ratio, values)
         entropy = head.entropy(params, mask)
         explore = entropy if s.exploration == "entropy" else -head.symmetric_kl_uniform(params, mask)
-        policy = masked_mean(ppo_policy_loss(log_ratio, advantage, s.clip), valid)
-        value = masked_mean(self._value_loss(values[:steps], pieces.value[:steps], target), valid)
-        loss = policy + s.value_coefficient * value - self.entropy_weight * masked_mean(explore, valid)
+        policy = ppo_policy_loss(log_ratio, advantage, s.clip)
+        value = self._value_loss(values[:steps], pieces.value[:steps], target)
+        loss = policy + s.value_coefficient * value - self.entropy_weight * explore
         predicted = self.model.denormalise(values[:steps].detach())
-        log_ratio = log_ratio.detach()
-        return {
-            "loss": loss,
-            "policy_loss": policy,
-            "value_loss": value,
-            "entropy": masked_mean(entropy, valid),
-            "kl": approximate_kl(log_ratio, valid),
-            "clip_fraction": clip_fraction(log_ratio, s.clip, valid),
-            "ratio_deviation": masked_mean((log_ratio.exp() - 1).abs(), valid),
-            "value_mean": masked_mean(predicted, valid),
-            **value_moments(predicted, target, valid),
-        }
+        columns = (loss, policy, value, entropy, *ratio_figures(log_ratio.detach(), s.clip), predicted, target)
+        figures = row_sums([*(column.detach() for column in columns), target - predicted], valid)
+        return torch.where(valid, loss, 0.0).sum(), figures
 
     def _targets(self, pieces: Pieces, log_ratio: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """(advantages, value targets in units of the return) of some pieces."""

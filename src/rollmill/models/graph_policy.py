@@ -151,9 +151,7 @@ class GraphPolicy:
         before = self._states[lanes]
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
             output = self._model.step(obs, recording.device["first"].flatten(), before)
-        params, mask = output.params.float(), obs.get(MASK_FIELD)
-        action = head.sample(params, mask, self._generator, self._deterministic)
-        log_prob = head.log_prob(params, action, mask)
+        action, log_prob = head.decide(output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic)
         value = self._model.denormalise(output.value.float())
         if self.state_size:
             self._states[lanes] = output.state.float()

@@ -59,6 +59,17 @@ class ActionHead(nn.Module):
         """Log-probability (density) ``[...]`` of actions, summed over components."""
         raise NotImplementedError
 
+    def decide(
+        self,
+        params: Tensor,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """``sample`` and the ``log_prob`` of what was sampled."""
+        action = self.sample(params, mask, generator, deterministic)
+        return action, self.log_prob(params, action, mask)
+
     def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
         """Entropy ``[...]`` in nats, summed over components."""
         raise NotImplementedError
@@ -122,14 +133,26 @@ class CategoricalHead(ActionHead):
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> Tensor:
-        logits = self._logits(params, mask)
+        return self.decide(params, mask, generator, deterministic)[0]
+
+    def decide(
+        self,
+        params: Tensor,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        log_p = self._logits(params, mask).log_softmax(-1)
         if deterministic:
-            action = logits.argmax(-1)
+            choice = log_p.argmax(-1, keepdim=True)
         else:
             # A race: with E ~ Exp(1), argmax(p / E) follows p. The floor keeps 0 / 0 out of it.
-            noise = torch.empty_like(logits).exponential_(generator=generator).clamp_(min=1e-30)
-            action = logits.softmax(-1).div_(noise).argmax(-1)
-        return action.squeeze(-1) if self.single else action
+            noise = torch.empty_like(log_p).exponential_(generator=generator).clamp_(min=1e-30)
+            choice = log_p.exp().div_(noise).argmax(-1, keepdim=True)
+        chosen = log_p.gather(-1, choice).squeeze(-1)  # [..., k]
+        if self.single:
+            return choice.squeeze(-1).squeeze(-1), chosen.squeeze(-1)
+        return choice.squeeze(-1), chosen.sum(-1)
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         choice = action.unsqueeze(-1) if self.single else action

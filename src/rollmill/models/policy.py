@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,19 +70,25 @@ class TorchPolicy:
         self.refresh()
         obs = {name: self._tensor(array) for name, array in request.obs.items()}
         lanes = torch.from_numpy(request.lanes)
-        before = self._states[lanes]
-        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+        before = self._states[lanes] if self.state_size else self._states
+        with self._precision():
             output = self._model.step(obs, self._tensor(request.first), before)
         if self.state_size:
             self._states[lanes] = output.state.float()
-        head, mask, params = self._model.head, obs.get(MASK_FIELD), output.params.float()
-        action = head.sample(params, mask, self._generator, self._deterministic)
+        action, log_prob = self._model.head.decide(
+            output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic
+        )
         return Answer(
             action=action.cpu().numpy(),
-            log_prob=head.log_prob(params, action, mask).cpu().numpy(),
+            log_prob=log_prob.cpu().numpy(),
             value=self._model.denormalise(output.value.float()).cpu().numpy(),
-            state=before.cpu().numpy(),
+            state=before.cpu().numpy() if self.state_size else None,
         )
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, self._autocast)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
