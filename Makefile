@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check lint types imports spelling format learn bench docs clean help
+.PHONY: demo test check lint types imports spelling format learn bench compare docs clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -44,8 +44,15 @@ format: $(STAMP) ## format the code
 learn: $(STAMP) ## check that agents really learn (about an hour on 2 cores); prints a table
 	$(BIN)/python benchmarks/learn.py
 
-bench: $(STAMP) ## measure training speed
-	$(BIN)/python benchmarks/train_speed.py
+bench: $(STAMP) ## measure simulator, sampling and training speed on this machine
+	$(BIN)/rollmill bench all -f configs/doom_basic.yaml
+
+compare: $(STAMP) ## measure rollmill beside other libraries, each in a venv of its own (about an hour, 7 GB)
+	$(BIN)/python benchmarks/raw_sampling.py
+	$(BIN)/python benchmarks/train_gym.py
+	$(BIN)/python benchmarks/sample_factory.py
+	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/store.py
 
 docs: $(STAMP) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -9,17 +10,31 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollmill.runs.bench import load_of_others
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "runs" / "benchmarks"
+BUSY = 0.2
+"""Cores kept busy by others above which a measurement is not quiet."""
 
 
-def peer_venv(name: str, *installs: list[str]) -> Path:
+class PeerMissingError(Exception):
+    """A peer cannot be installed here; the message says why."""
+
+
+class PeerFailedError(Exception):
+    """A peer's run ended without a result; the message holds what it said."""
+
+
+def peer_venv(name: str, *installs: list[str], environment: dict[str, str] | None = None) -> Path:
     """A virtual environment for a peer, made once; each of ``installs`` is one call of pip."""
     folder = ROOT / f".venv-bench-{name}"
     python = folder / "bin" / "python"
@@ -29,9 +44,78 @@ def peer_venv(name: str, *installs: list[str]) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     for words in installs:
         print(f"installing {' '.join(words)}", file=sys.stderr, flush=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *words], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", *words]
+        done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True)
+        if done.returncode:
+            raise PeerMissingError(f"pip install {' '.join(words)} failed:\n{done.stderr[-2000:]}")
     stamp.touch()
     return python
+
+
+def puffer_venv() -> Path:
+    """PufferLib 3.0.0, which PyPI has as source only: compiled here without its own C environments.
+
+    Its set-up needs three things said to it. ``NO_OCEAN``: those environments want downloads from elsewhere.
+    A ``PATH`` without ``nvcc``: finding one, it asks for CUDA. And a name that it forgets to set when
+    ``NO_OCEAN`` is on, given as a builtin.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-puffer-") as folder:
+        Path(folder, "sitecustomize.py").write_text("import builtins\n\nbuiltins.c_extension_paths = []\n")
+        return peer_venv(
+            "puffer",
+            ["torch==2.13.0", "numpy<2", "setuptools<81", "wheel", "ninja", "Cython", "gymnasium==0.29.1", "gym==0.23"],
+            ["--no-build-isolation", "--no-deps", "pufferlib==3.0.0"],
+            ["psutil", "rich", "rich_argparse", "imageio", "pyro-ppl", "heavyball==2.2.1"],
+            ["shimmy<2", "pettingzoo<=1.24.1", "numpy<2"],
+            ["ale-py==0.10.2", "opencv-python-headless", "numpy<2", "gymnasium==0.29.1"],
+            environment={"NO_OCEAN": "1", "PATH": path_without("nvcc"), "PYTHONPATH": folder},
+        )
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this program as Ctrl-C does: peers run in sessions of their own and must be ended with it."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
+def path_without(program: str) -> str:
+    """``PATH`` without the folders that hold a program."""
+    return os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not Path(p, program).exists())
+
+
+def run_peer(python: Path | str, script: str, *words: str, seconds: float = 300) -> dict[str, Any]:
+    """Run ``benchmarks/peers/<script>``; its JSON line. Whatever it started ends with it.
+
+    It runs in a folder that is thrown away: importing PufferLib leaves a link in the current one.
+    """
+    command = [str(python), str(ROOT / "benchmarks" / "peers" / script), *words]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peer-"))
+        # Files: workers that outlive a peer would keep a pipe open, and its end would never come.
+        out, noise = (stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | {"PATH": path_without("nvcc"), "PYTHONWARNINGS": "ignore"},
+            stdout=out,
+            stderr=noise,
+            start_new_session=True,
+        )
+        why = "answered nothing"
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            why = f"was ended after {seconds:.0f} s without an answer"
+        finally:
+            end_tree(process)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what outlived it belongs to nobody now
+        for file in (out, noise):
+            file.seek(0)
+        lines = [line for line in out.read().splitlines() if line.startswith("{")]
+        if not lines:
+            raise PeerFailedError(f"{' '.join(command)}\n{why}:\n{noise.read()[-3000:]}")
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
 @dataclass
@@ -123,6 +207,23 @@ def ours(*words: str) -> dict[str, Any]:
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-4000:]}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def with_load(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``run`` measures, and how many cores others kept busy just before."""
+    others = load_of_others()
+    return {**run(), "busy_cores_before": others}
+
+
+def load_text(rows: list[dict[str, Any]]) -> str:
+    """A warning when other programs had a part of the machine during the runs; empty when it was quiet."""
+    loads = [run["busy_cores_before"] for row in rows for runs in row["runs"].values() for run in runs]
+    if not loads or max(loads) < BUSY:
+        return ""
+    return (
+        f"NOT QUIET: others kept up to {max(loads):.1f} cores busy (median {statistics.median(loads):.1f}) before the "
+        "runs; neither rates nor ratios are to be relied on\n"
+    )
 
 
 def median_text(values: list[float]) -> str:

@@ -1,9 +1,14 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from running import Command
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("rollmill", deadline=None)
+hypothesis.settings.load_profile("rollmill")
 
 Run = Callable[..., Command]
 

@@ -14,6 +14,7 @@ from rollmill.core.slots import Arena, RowOut, SegmentLayout
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, NoWatch, random_actions
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.vector import VectorBatch, VectorLane
 
 SEEDS = Seeds(5).branch("worker", 0)
 
@@ -33,7 +34,7 @@ class Drive:
         self.faults: list[Fault] = []
         self.stats: list[tuple[int, int, dict[str, float]]] = []
         make = make or (lambda index: make_env(settings, EnvInstance(index=index)))
-        first = make(envs.start)
+        first = VectorLane(settings) if settings.vector else make(envs.start)
         first.close()
         values: dict[str, Any] = {
             "seeds": SEEDS,
@@ -41,7 +42,7 @@ class Drive:
             "first_episode": np.zeros(len(envs), np.int64),
             **setup,
         }
-        self.batch = EnvBatch(
+        self.batch = (VectorBatch if settings.vector else EnvBatch)(
             settings,
             BatchSetup(
                 spec=first.spec,

@@ -138,7 +138,11 @@ class Command:
         return [pid for pid in _processes() if self.mark in _environment(pid)]
 
     def workers(self) -> list[int]:
-        return [pid for pid in self.processes() if "rollmill.sampling.worker" in _words(pid)]
+        return self.processes_of("rollmill.sampling.worker")
+
+    def processes_of(self, module: str) -> list[int]:
+        """Those that were started as ``python -m <module>``."""
+        return [pid for pid in self.processes() if module in _words(pid)]
 
     def token(self) -> str:
         """The run's token, from the environment of a worker."""

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.cli.data import FILTERED
+from rollmill.cli.data import load as load_data_verb
 from rollmill.cli.main import VERBS, split_overrides
 from rollmill.core.config import describe, load_config
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
@@ -28,6 +30,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.runs.observers import Observer
 from rollmill.runs.settings import TrainConfig, check
 from rollmill.runs.train import Request, train
+from rollmill.store.filters import Filter
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -145,6 +148,9 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
         return
     verb, *rest = words
     assert verb in VERBS
+    if verb == "data":
+        check_data_command(rest)
+        return
     rest, overrides = split_overrides(rest)
     assert {word for word in rest if word.startswith("-")} <= flags_of(verb)
     if verb in ("train", "bench"):
@@ -154,6 +160,15 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
             check(config)
     elif verb == "config":
         assert all(word in BLOCKS or word in KEYS for word in rest)
+
+
+def check_data_command(words: list[str]) -> None:
+    verb, *rest = words
+    rest, conditions = split_overrides(rest)
+    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in inspect.signature(load_data_verb(verb)).parameters}
+    assert {word for word in rest if word.startswith("-")} <= flags
+    assert not conditions or verb in FILTERED
+    Filter.parse(conditions)
 
 
 def test_there_are_commands_to_check() -> None:
@@ -220,7 +235,7 @@ def test_every_hook_of_an_observer_is_described() -> None:
 def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_path: Path) -> None:
     words = "env=toy_target sampling.mode=serial sampling.workers=1 sampling.envs_per_worker=4 sampling.rollout=16"
     words += " learning.batch_size=64 learning.minibatches=1 learning.epochs=1"
-    words += " stop.batches=4 report.every_frames=64 report.tensorboard=false"
+    words += " stop.batches=4 report.every_frames=64 report.tensorboard=false recording.keep=all"
     config = load_config(TrainConfig, [], [*words.split(), f"run.dir={tmp_path}"])
     train(config, Request(console="off"))
     rows = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]

@@ -33,9 +33,9 @@ def no_child_left() -> Iterator[None]:
 
 PHASES = {
     "sim": set(),
-    "sample": {"worker env", "worker wait", "main answer"},
-    "policy": {"worker env", "worker wait", "main answer"},
-    "train": {"worker env", "worker wait", "main answer", "main gather", "main learn"},
+    "sample": {"worker env", "worker wait", "main answer", "main rounds"},
+    "policy": {"worker env", "worker wait", "main answer", "main rounds"},
+    "train": {"worker env", "worker wait", "main answer", "main rounds", "main gather", "main learn"},
     "bound": {"env ms/step", "forward ms/step", "train ms/step"},
 }
 

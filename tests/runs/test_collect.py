@@ -453,6 +453,7 @@ def test_an_episode_larger_than_the_budget_is_left_out(tmp_path: Path) -> None:
         ({"episodes": 1, "max_steps": 3}, ("env.max_episode_steps=3",), "the same thing twice"),
         ({"episodes": 1}, ("sampling.mode=serial", "sampling.decorrelate_steps=3"), "collected episodes are whole"),
         ({"episodes": 1}, ("env.args.gat=x",), "did you mean 'gate'"),
+        ({"episodes": 1}, ("env.vector=true",), "collected episodes have a seed each.*set env.vector=false"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -180,3 +180,24 @@ def test_an_env_that_does_not_repeat_itself_is_named(tmp_path: Path) -> None:
     text = folder.log.read_text()
     assert "faulty_envs:Drifting is not reproducible" in text
     assert "'seed' differs" in text
+
+
+VECTOR = ("env=CartPole-v1", "env.vector=true")
+
+
+def test_a_vector_env_gives_the_same_bits_from_the_same_seed(tmp_path: Path, whole_run: Whole) -> None:
+    one = whole_run(*VECTOR)
+    _, two = train_here(tmp_path, *SERIAL, FRAMES, *VECTOR)
+    assert len(rows_of(one)) > 3
+    assert_same(rows_of(one), rows_of(two))
+    assert_same(saved_state(one)["learners"], saved_state(two)["learners"])
+
+
+def test_a_resumed_vector_env_begins_fresh_episodes_and_says_so(tmp_path: Path) -> None:
+    first, folder = train_here(tmp_path, *SERIAL, *VECTOR, "stop.frames=200")
+    before = saved_state(folder)
+    second, _ = train_here(tmp_path, *SERIAL, *VECTOR, "stop.frames=600", mode="resume")
+    after = saved_state(folder)
+    assert second.frames >= 600 > first.frames
+    assert (after["sampler"]["next_episode"] > before["sampler"]["next_episode"]).all()
+    assert "a resumed one begins fresh episodes instead of continuing bit for bit" in folder.log.read_text()

@@ -153,3 +153,15 @@ def test_what_has_ended_survives_a_kill(run: RunFolder, tmp_path: Path, rollmill
     figures = json.loads(again.text.splitlines()[-1])
     recorded = in_order(all_episodes(out))
     assert sorted(np.float32(e.return_) for e in recorded) == sorted(np.float32(r) for r in figures["returns"])
+
+
+def test_episodes_of_a_vector_env_have_no_seeds_of_their_own(tmp_path: Path) -> None:
+    words = ("env=vector_envs:Counter", "env.vector=true", "stop.batches=2", "recording=all")
+    _, folder = train_here(tmp_path / "run", *SERIAL, *words)
+    result = record(folder, tmp_path / "s", 5)
+    for store in (folder.data, tmp_path / "s"):
+        episodes = all_episodes(store).values()
+        assert {episode.info.seed for episode in episodes} == {None}
+        for episode in episodes:
+            np.testing.assert_array_equal(np.diff(episode.obs["obs"][:, 2]), 1, "one episode, its steps in order")
+    assert [len(e) for e in in_order(all_episodes(tmp_path / "s"))] == result.policy.lengths

@@ -247,7 +247,7 @@ def test_not_a_number_is_no_action(own: str) -> None:
     [
         ("no_callable", "it returned int, expected a callable"),
         ("two_arguments", "one argument, the env's spec, and cannot be: missing a required argument: 'other'"),
-        ("Conter", "did you mean 'Counter'"),
+        ("Kounter", "did you mean 'Counter'"),
         ("NUMBER", "has nothing fitting under the name 'NUMBER'"),
     ],
 )

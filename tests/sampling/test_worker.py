@@ -21,6 +21,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena, SegmentLayout
 from rollmill.envs.batch import NoWatch
 from rollmill.envs.make import EnvInstance, make_env
+from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import worker as worker_module
 from rollmill.sampling.crew import ProcessCrew
@@ -328,3 +329,36 @@ def test_a_worker_that_cannot_be_built_closes_what_stands(tmp_path: Path) -> Non
         worker_of(EnvSettings(id="faulty_envs:Misbehave", args=args, fault_limit=1))
     lines = journal.read_text().splitlines()[2:]  # after the look at its spec
     assert lines == ["constructor 4", "constructor 5", "constructor 6", "constructor 6", "close 4", "close 5"]
+
+
+def test_workers_step_vector_envs() -> None:
+    """Groups of their own vectorised form in worker processes: lanes tell who they are and how far."""
+    env = EnvSettings(id="vector_envs:Counter", vector=True)
+    spec = probe_here(env)
+    settings = SamplingSettings(mode="sync", workers=2, envs_per_worker=4, groups=2, rollout=8)
+    plan = SamplerPlan(settings, env, spec, Seeds(0), 4, environment=os.environ)
+    sampler = Sampler(plan, [RandomPolicy(spec, 0)])
+    rounds_until(sampler, lambda: len(sampler.finished) >= 4)
+    for slot in sampler.finished:
+        segment = sampler.arena.segment(slot)
+        np.testing.assert_array_equal(segment["obs:obs"][:, :, 0], np.broadcast_to([0, 1], (9, 2)))
+        np.testing.assert_array_equal(segment["obs:obs"][:, :, 2], segment["step"])
+    assert {(end.length, end.episode_return) for end in sampler.episodes} == {(3, 3.0), (4, 8.0)}
+
+
+def test_a_vector_env_that_hangs_is_replaced(tmp_path: Path) -> None:
+    args = {"what": "hang", "at_step": 3, "once": str(tmp_path / "once")}
+    env = EnvSettings(id="vector_envs:Counter", vector=True, args=args)
+    spec = probe_here(env)
+    settings = SamplingSettings(mode="sync", workers=1, envs_per_worker=2, groups=1, rollout=8, step_timeout=0.5)
+    sampler = Sampler(SamplerPlan(settings, env, spec, Seeds(0), 1, environment=os.environ), [RandomPolicy(spec, 0)])
+    rounds_until(sampler, lambda: len(sampler.finished) >= 1)
+    assert sampler.crew.report.worker_restarts == 1
+    assert sampler.arena.segment(sampler.finished[0])["episode"].min() > 0, "no episode number is used twice"
+
+
+def test_only_single_envs_have_episode_seeds() -> None:
+    layout = SegmentLayout(Marker(EnvInstance()).spec, 4, 1)
+    plans = [WorkerPlan(0, EnvSettings(id="CartPole-v1", vector=v), layout, Seeds(0), 1, 1) for v in (False, True)]
+    assert isinstance(plans[0].episode_seed(0, 0), int)
+    assert plans[1].episode_seed(0, 0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import warnings
 from pathlib import Path
 
@@ -243,3 +244,16 @@ def test_an_index_of_another_shard_is_not_believed(small: Small, tmp_path: Path)
     store = open_quietly(small.path)
     assert "that of" in str(store.problems[0])
     assert readable(store, small.written) == set(LENGTHS)
+
+
+def test_a_bad_block_comes_home_from_another_process() -> None:
+    error = BadBlock("checksum differs", shard="a-00001", record=3, offset=99, episode=7)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert str(again) == str(error)
+    assert (again.reason, again.shard, again.record, again.offset, again.episode) == (
+        "checksum differs",
+        "a-00001",
+        3,
+        99,
+        7,
+    )

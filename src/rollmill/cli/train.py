@@ -10,7 +10,8 @@ from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.settings import TrainConfig, check
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.sizing import size
 from rollmill.runs.train import Outcome, Request
 from rollmill.runs.train import train as run_training
 
@@ -22,6 +23,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     restore: Path | None = None,
+    profile: bool = False,
     json_: Json = False,
 ) -> int:
     """Train an agent: ``rollmill train env=CartPole-v1 stop.frames=200_000``.
@@ -35,16 +37,17 @@ def train(
         resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
         overwrite: Delete the run in the folder and start anew.
         restore: Start from this checkpoint: a new run with a parent or, with --resume, the same run from there.
+        profile: Record traces of every process into the run's folder (settings: ``rollmill config profile``).
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
     settings = _load(config, overrides, resume)
-    check(settings)
+    sized = size(settings)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     if not json_:
-        print(dump_yaml(settings), flush=True)
-    request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto")
+        print(dump_yaml(sized), flush=True)
+    request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto", profile)
     with keep_stdout(json_):
         outcome = run_training(settings, request)
     _print(outcome, json_)

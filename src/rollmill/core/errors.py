@@ -4,6 +4,9 @@
 ``exit_code``. Anything else that reaches the CLI is a bug and keeps its traceback.
 """
 
+import functools
+from typing import Any
+
 
 class RollmillError(Exception):
     """Something went wrong that the message explains: what, where, and what to do."""
@@ -54,6 +57,13 @@ class BadBlock(StoreError):
         self.record = record
         self.offset = offset
         self.episode = episode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its parts: it comes home from worker processes."""
+        make = functools.partial(
+            BadBlock, shard=self.shard, record=self.record, offset=self.offset, episode=self.episode
+        )
+        return make, (self.reason,)
 
 
 class EnvError(RollmillError):

@@ -68,6 +68,10 @@ class ActionSpec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):  # a spec that went through a file must equal the one that did not
+            object.__setattr__(self, name, tuple(float(bound) for bound in getattr(self, name)))
+
     @property
     def field(self) -> Field:
         if self.kind == "continuous":

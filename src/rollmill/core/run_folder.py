@@ -7,7 +7,7 @@
         metrics.jsonl   metrics, one line per report     tb/            the same for TensorBoard
         log.txt         what was said (log.txt.1, ...)   checkpoints/   see core.checkpoints
         data/           recorded episodes                videos/        recorded pictures
-        state.json      running, finished, failed or interrupted
+        eval/           recorded evaluations             state.json     running, finished, failed or interrupted
         .lock           held by the training that writes here
 """
 
@@ -42,7 +42,7 @@ _MARKS = ("config.yaml", "diary.json")
 """A folder with one of these is a run. They are removed last, so half an overwrite still is one."""
 _LAYOUT = {
     *_MARKS,
-    *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "state.json", "report.html"),
+    *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "state.json", "report.html", "profile", "eval"),
     *("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES))),
 }
 

@@ -96,6 +96,12 @@ ROWS = (
     Row("KL", "kl"),
     Row("explained var.", "explained_variance"),
 )
+RECORDING_ROWS = (
+    Row("recorded", "record/bytes", bytes_text),
+    Row("kept episodes", "record/episodes", count_text),
+    Row("dropped segm.", "record/dropped_segments", count_text),
+)
+"""For runs that record."""
 
 
 def stdout_is_terminal() -> bool:

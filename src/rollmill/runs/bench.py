@@ -31,7 +31,9 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.seeds import Seeds
 from rollmill.runs.household import household
 from rollmill.runs.observers import Observer
-from rollmill.runs.settings import TrainConfig, check, segments_per_batch
+from rollmill.runs.profile import Profiler
+from rollmill.runs.settings import TrainConfig, segments_per_batch
+from rollmill.runs.sizing import size
 from rollmill.runs.train import Request, probe_beside, train
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
@@ -54,17 +56,20 @@ class Measurement:
         return asdict(self)
 
 
-def bench(config: TrainConfig, kinds: tuple[str, ...], seconds: float) -> dict[str, Measurement]:
-    """Measure the asked kinds one after the other."""
-    check(config)
+def bench(
+    config: TrainConfig, kinds: tuple[str, ...], seconds: float, profiler: Profiler | None = None
+) -> dict[str, Measurement]:
+    """Measure the asked kinds one after the other; ``profiler`` records the training, which costs speed."""
+    asked, config = config, size(config)
     results: dict[str, Measurement] = {}
     with household() as environment:
         spec = probe_beside(config.env, environment, config.sampling.start_timeout)
+        config = size(asked, spec)
         measures: dict[str, Callable[[], Measurement]] = {
             "sim": lambda: bench_sim(config, spec, environment, seconds),
             "sample": lambda: bench_sampling(config, spec, environment, seconds, network=False),
             "policy": lambda: bench_sampling(config, spec, environment, seconds, network=True),
-            "train": lambda: bench_train(config, spec, seconds),
+            "train": lambda: bench_train(config, spec, seconds, profiler),
             "bound": lambda: bench_bound(config, spec, environment, results, seconds),
         }
         for kind in kinds:
@@ -158,13 +163,14 @@ def bench_sampling(
         while sampler.box.done.min() < WARM_UP_STEPS:  # some simulators start much later than others
             _run_rounds(sampler, WARM_UP_SECONDS)
         frames, envs, waits = sampler.inference.frames, sampler.box.seconds_env.copy(), sampler.box.seconds_wait.copy()
-        busy = sampler.seconds_answer
+        busy, rounds = sampler.seconds_answer, sampler.rounds
         took = _run_rounds(sampler, seconds)
         frames = sampler.inference.frames - frames
         phases = {
             "worker env": float((sampler.box.seconds_env - envs).mean() / took),
             "worker wait": float((sampler.box.seconds_wait - waits).mean() / took),
             "main answer": (sampler.seconds_answer - busy) / took,
+            "main rounds": (sampler.rounds - rounds) / took,
         }
     kind = "policy" if network else "sample"
     return Measurement(kind, frames / took, frames / took / spec.frames_per_step, phases)
@@ -184,6 +190,7 @@ def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str],
             seeds=Seeds(config.run.seed).branch("envs"),
             segments_per_batch=segments_per_batch(config, spec),
             environment=environment,
+            stay_apart=True,
         )
         sampler = Sampler(plan, [RandomPolicy(spec, config.run.seed)])
     try:
@@ -210,8 +217,8 @@ def _run_rounds(sampler: Sampler, seconds: float) -> float:
 class _Stopwatch(Observer):
     """Notes frames and time once the run is warm, and at its end; ends it after the asked time."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, warm_up: float, profiler: Profiler | None) -> None:
+        self._seconds, self._warm_up, self._profiler = seconds, warm_up, profiler
         self._started = 0.0
         self._marks: list[tuple[float, int, dict[str, float]]] = []
 
@@ -220,29 +227,43 @@ class _Stopwatch(Observer):
         self._started = self._started or now
         if not self._marks and run.parts.sampler.box.done.min() < WARM_UP_STEPS:
             self._started = now  # some simulators start much later than others
-        if now < self._started + WARM_UP_SECONDS:
+        if now < self._started + self._warm_up:
             return
         if not self._marks:
             self._marks.append((now, run.frames, run.phase_seconds()))
-        elif now >= self._marks[0][0] + self._seconds:
+        elif now >= self._marks[0][0] + self._seconds and (self._profiler is None or self._profiler.is_done):
             self._marks.append((now, run.frames, run.phase_seconds()))
             run.stop("measured")
 
     def result(self) -> tuple[float, dict[str, float]]:
-        (begun, before, phases), (ended, after, later) = self._marks[0], self._marks[-1]
+        if len(self._marks) < 2:
+            raise RollmillError("the training ended before its speed could be measured")
+        (begun, before, phases), (ended, after, later) = self._marks
         took = ended - begun
         return (after - before) / took, {name: (later[name] - phases[name]) / took for name in later}
 
 
-def bench_train(config: TrainConfig, spec: EnvSpec, seconds: float) -> Measurement:
-    """A real training, with everything but the console, in a folder that is thrown away."""
-    stopwatch = _Stopwatch(seconds)
+def bench_train(
+    config: TrainConfig,
+    spec: EnvSpec,
+    seconds: float,
+    profiler: Profiler | None = None,
+    warm_up: float | None = None,
+    limit: float | None = None,
+) -> Measurement:
+    """A real training, with everything but the console, in a folder that is thrown away.
+
+    ``warm_up``: seconds that are not measured; ``limit``: seconds of training after which to give up (RollmillError).
+    """
+    stopwatch = _Stopwatch(seconds, WARM_UP_SECONDS if warm_up is None else warm_up, profiler)
     with tempfile.TemporaryDirectory(prefix="rollmill-bench-") as folder:
         quiet = replace(config.checkpoints, every_seconds=1e9, min_free_mb=0)
         run = replace(config.run, dir=Path(folder))
-        endless = replace(config.stop, frames=0, seconds=10 * seconds + 600, mean_return=None, batches=0)
+        limit = limit or 10 * seconds + 600
+        endless = replace(config.stop, frames=0, seconds=limit, mean_return=None, batches=0)
         settings = replace(config, run=run, checkpoints=quiet, stop=endless)
-        outcome = train(settings, Request(console="off"), [stopwatch])
+        observers = [stopwatch] if profiler is None else [profiler, stopwatch]
+        outcome = train(settings, Request(console="off"), observers)
     if outcome.signal:
         signal.raise_signal(outcome.signal)  # now that everything is tidy, with its usual effect
     frames, phases = stopwatch.result()

@@ -13,12 +13,14 @@ from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
+from rollmill.learning.ranks import Alone, Ranks
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.actor_critic import build_model
 from rollmill.models.graph_policy import GraphPolicy
 from rollmill.models.mirror import Mirror
 from rollmill.models.policy import TorchPolicy
 from rollmill.models.weights import WeightBoard
+from rollmill.runs.recorder import spare_slots
 from rollmill.runs.settings import TrainConfig, segments_per_batch
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 
@@ -34,11 +36,21 @@ class Parts:
     segments_per_batch: int
     gather: Callable[[list[int]], Mapping[str, Any]]
     """Copies segments side by side into a batch, wherever the learner wants it."""
+    ranks: Ranks
 
 
-def build_parts(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], policies: int = 1) -> Parts:
-    """Build everything; nothing is started."""
+def build_parts(
+    config: TrainConfig,
+    spec: EnvSpec,
+    environment: Mapping[str, str],
+    policies: int = 1,
+    ranks: Ranks | None = None,
+) -> Parts:
+    """Build everything of one rank; nothing is started. ``config`` is this rank's (``runs.ranks.share_of``)."""
+    ranks = ranks or Alone()
     seeds = Seeds(config.run.seed)
+    # Ranks act in episodes of their own, and begin with the same weights.
+    own = seeds.branch("rank", ranks.rank) if ranks.rank else seeds
     device = choose_device(config.learning.device)
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
     per_batch = segments_per_batch(config, spec)
@@ -46,10 +58,13 @@ def build_parts(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, st
         settings=config.sampling,
         env=config.env,
         spec=spec,
-        seeds=seeds.branch("envs"),
+        seeds=own.branch("envs"),
         segments_per_batch=per_batch,
         state_every=config.learning.recurrence,
         environment=environment,
+        stay_apart=device.type == "cuda",
+        workers_before=ranks.rank * config.sampling.workers,
+        spare_slots=spare_slots(config.recording, per_batch, config.sampling.mode == "serial"),
     )
     # Threads add up in the order they finish: serial mode, which repeats bit for bit, has one.
     learning = replace(config.learning, threads=1) if config.sampling.mode == "serial" else config.learning
@@ -59,35 +74,36 @@ def build_parts(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, st
         torch.manual_seed(seeds.branch("weights", k).integer())
         model = build_model(spec, config.model).to(device)
         boards.append(WeightBoard(model))
-        learners.append(Appo(model, boards[k], learning, seeds.branch("learner", k).integer(), k))
+        learners.append(Appo(model, boards[k], learning, own.branch("learner", k).integer(), k, ranks))
     if device.type == "cuda" and policies == 1:
-        return _on_gpu(config, plan, boards[0], learners, device)
+        return _on_gpu(config, plan, boards[0], learners, own, ranks)
     lanes = plan.groups * plan.lanes_per_group
     actors = [
         TorchPolicy(
             build_model(spec, config.model).to(device),
             board,
             lanes,
-            seeds.branch("actions", k).integer(),
+            own.branch("actions", k).integer(),
             autocast=autocast_dtype(config.learning),
         )
         for k, board in enumerate(boards)
     ]
     sampler = Sampler(plan, actors)
-    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena))
+    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks)
 
 
 def _on_gpu(
-    config: TrainConfig, plan: SamplerPlan, board: WeightBoard, learners: list[Appo], device: torch.device
+    config: TrainConfig, plan: SamplerPlan, board: WeightBoard, learners: list[Appo], seeds: Seeds, ranks: Ranks
 ) -> Parts:
     """Acting by CUDA graphs, observations resident on the device."""
     torch.set_float32_matmul_precision("high")
-    model = build_model(plan.spec, config.model).to(device)
-    seed = Seeds(config.run.seed).branch("actions", 0).integer()
+    torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
+    model = build_model(plan.spec, config.model).to(learners[0].device)
+    seed = seeds.branch("actions", 0).integer()
     policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning))
     sampler = Sampler(plan, [policy])
     gather = DeviceGather(sampler.arena, policy.mirror)
-    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather)
+    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks)
 
 
 def autocast_dtype(settings: LearningSettings) -> torch.dtype | None:

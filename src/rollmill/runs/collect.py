@@ -159,6 +159,11 @@ def _configure(
     config = load_config(TrainConfig, files, overrides, base=base)
     if config.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
+    if config.env.vector:
+        raise ConfigError(
+            "env.vector: collected episodes have a seed each, a vector environment seeds them by the group; "
+            "set env.vector=false"
+        )
     if options.max_steps:
         config = replace(config, env=replace(config.env, max_episode_steps=options.max_steps))
     check_env_settings(config.env)

@@ -41,7 +41,8 @@ class QuotaSelection:
         env = lane // self._plan.spec.agents
         worker = env // self._plan.settings.envs_per_worker
         seeds = self._plan.seeds.branch("worker", worker).branch(env).branch("episode", episode)
-        return EpisodeInfo(seed=seeds.integer(), policy=self._policy, worker=worker, lane=lane, uid=uid)
+        seed = None if self._plan.env.vector else seeds.integer()
+        return EpisodeInfo(seed=seed, policy=self._policy, worker=worker, lane=lane, uid=uid)
 
     def _uid(self, lane: int, episode: int) -> int:
         text = f"{self._name}|{self._policy}|{lane}|{episode}"

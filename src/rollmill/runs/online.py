@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.build import Parts
+from rollmill.runs.meeting import COUNTERS, Meeting
 from rollmill.runs.observers import Observer
+from rollmill.runs.recorder import Recorder, Tally, closing_words
 from rollmill.runs.reporting import Reporter
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.stopping import Interrupt, StopRules
@@ -31,6 +35,8 @@ from rollmill.sampling.sampler import SamplerThread
 log = logging.getLogger("rollmill")
 
 CHECKPOINT_FORMAT = 1
+SWITCH_SECONDS = 0.0005
+"""How long the learner may hold the interpreter while the sampler's thread wants it (async mode)."""
 
 
 class OnlineRun:
@@ -51,13 +57,16 @@ class OnlineRun:
         self.observers = tuple(observers)
         self.iteration = 0
         """Training steps done, over all sessions of the run."""
-        self.dropped_segments = 0
         self.seconds = 0.0
         """Seconds of training, over all sessions of the run."""
         self.stop_reason = ""
         """Why the run is over; empty while it goes on."""
+        self.recorder: Recorder | None = None
+        """Keeps trajectories; None if the run does not record. Set before ``loop``."""
         self._reporter = reporter
         self.interrupt = Interrupt()
+        self._meeting = Meeting(parts.ranks, parts.sampler)
+        self._dropped = 0
         self._batch: Mapping[str, Any] = {}
         self._seconds_gather = self._seconds_learn = 0.0
         self._thread: SamplerThread | None = None
@@ -69,8 +78,20 @@ class OnlineRun:
 
     @property
     def frames(self) -> int:
-        """Simulator frames so far."""
-        return self.parts.sampler.frames
+        """Simulator frames so far, of all ranks."""
+        return self.counts()["steps"] * self.spec.frames_per_step
+
+    @property
+    def dropped_segments(self) -> int:
+        """Segments that were too old to learn from, over all sessions and ranks."""
+        return self._dropped + self._meeting.elsewhere("dropped_segments")
+
+    def counts(self) -> dict[str, int]:
+        """What the samplers of all ranks have counted, over all sessions (``meeting.COUNTERS``)."""
+        sampler = self.parts.sampler
+        report = sampler.crew.report
+        own = (sampler.steps, sampler.lost_segments, report.env_faults, report.worker_restarts)
+        return {name: n + self._meeting.elsewhere(name) for name, n in zip(COUNTERS, own, strict=True)}
 
     @property
     def frames_allowed(self) -> int:
@@ -101,6 +122,7 @@ class OnlineRun:
             "worker env": float(sampler.box.seconds_env.mean()),
             "worker wait": float(sampler.box.seconds_wait.mean()),
             "main answer": sampler.seconds_answer,
+            "main rounds": sampler.rounds,
             "main gather": self._seconds_gather,
             "main learn": self._seconds_learn,
         }
@@ -113,20 +135,30 @@ class OnlineRun:
 
     def loop(self) -> None:
         """Train until a limit, a signal or an observer ends it; the last weights are always saved."""
-        self._reporter.open(self.frames, self.seconds)
+        if self._meeting.leads:
+            self._reporter.open(self.frames, self.seconds)
         with self.interrupt, self._sampling():
             self.tell("on_start")
             begun = time.monotonic()
             before = self.seconds
-            while not self._over():
-                slots = self._collect()
+            while True:
+                slots = None if self._over() else self._collect()
+                agreed = self._meeting.hold(slots is not None, self.stop_reason, self.progress, self._dropped)
+                if agreed.stop:
+                    self.stop(agreed.stop)
+                    break
+                if slots is not None and not agreed.learn:
+                    self.parts.sampler.put_back(slots)
+                    slots = None
                 if slots is not None:
-                    self._learn(slots)
+                    self._learn(slots, agreed.progress)
                 self.seconds = before + time.monotonic() - begun
                 if slots is not None:
                     self._after_step()
 
     def _over(self) -> bool:
+        if not self._meeting.leads:
+            return False
         if self.interrupt.signal is not None:
             self.stop(f"{self.interrupt.signal.name} received")
         self.stop_reason = self.stop_reason or self._rules.reason()
@@ -135,20 +167,30 @@ class OnlineRun:
     @contextlib.contextmanager
     def _sampling(self) -> Iterator[None]:
         """Workers and, in async mode, the sampler's thread, for as long as the loop runs."""
-        sampler = self.parts.sampler
+        sampler, usual = self.parts.sampler, sys.getswitchinterval()
         try:
+            if self.recorder is not None:
+                self.recorder.start()
             if not self._sampler_is_set:
                 sampler.start()
+            if self.recorder is not None:
+                self.recorder.wait_ready()
             if self.config.sampling.mode == "async":
+                # By default a thread may hold the interpreter for 5 ms while the other one waits: ten rounds.
+                sys.setswitchinterval(SWITCH_SECONDS)
                 self._thread = SamplerThread(sampler)
                 self._thread.start()
             yield
         finally:
+            sys.setswitchinterval(usual)
             if self._thread is not None:
                 self._thread.stop()
             sampler.stop()
             if self._thread is not None:
                 self._thread.join()
+            if self.recorder is not None:
+                self.recorder.stop()
+                log.info("%s", closing_words(self.recorder, self.folder.data))
 
     def _collect(self) -> list[int] | None:
         """A batch of finished segments that are fresh enough, or None when it is time to look around."""
@@ -175,24 +217,34 @@ class OnlineRun:
         fresh = [slot for slot in slots if versions[slot, :-1].min() >= oldest]
         if len(fresh) < len(slots):
             stale = [slot for slot in slots if slot not in fresh]
-            self.dropped_segments += len(stale)
-            self.parts.sampler.release(stale)
+            self._dropped += len(stale)
+            self._give_back(stale, learnt=False)
         return fresh
 
-    def _learn(self, slots: list[int]) -> None:
+    def _give_back(self, slots: list[int], learnt: bool = True) -> None:
+        """Nobody here needs these segments any more; the recorder may want to keep some a little longer."""
+        sampler = self.parts.sampler
+        if self.recorder is not None:
+            groups = sampler.inference.group_of_slot[slots].tolist()
+            slots = self.recorder.offer(slots, groups, self.frames, learnt)
+        sampler.release(slots)
+
+    def _learn(self, slots: list[int], progress: float) -> None:
         begun = time.perf_counter()
         self._batch = self.parts.gather(slots)
-        self.parts.sampler.release(slots)
+        self._give_back(slots)
         gathered = time.perf_counter()
         self._seconds_gather += gathered - begun
         for learner in self.parts.learners:
-            metrics = learner.train(self._batch, self.progress)
+            metrics = learner.train(self._batch, progress)
             learner.publish()
             self._reporter.add_learning(learner.policy_id, metrics)
         self._seconds_learn += time.perf_counter() - gathered
         self.iteration += 1
 
     def _after_step(self) -> None:
+        if not self._meeting.leads:
+            return
         self.tell("on_training_step", self.iteration)
         self._reporter.step(self)
         if time.monotonic() - self._saved_at >= self.config.checkpoints.every_seconds:
@@ -245,9 +297,10 @@ class OnlineRun:
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Everything needed to go on; in serial mode bit for bit, unless the envs are to be left out.
 
+        Vector envs always are: their lanes restart by themselves, from no seed of their own.
         After a failure in the middle of a step the envs stand between two rows: they begin anew.
         """
-        exact = with_envs and self.config.sampling.mode == "serial"
+        exact = with_envs and self.config.sampling.mode == "serial" and not self.config.env.vector
         return {
             "format": CHECKPOINT_FORMAT,
             "kind": "online",
@@ -258,8 +311,10 @@ class OnlineRun:
             "dropped_segments": self.dropped_segments,
             "learners": [learner.state() for learner in self.parts.learners],
             "policies": [policy.state() for policy in self.parts.policies] if exact else [],
-            "sampler": self.parts.sampler.state() if exact else self.parts.sampler.counters(),
+            "sampler": {**(self.parts.sampler.state() if exact else self.parts.sampler.counters()), **self.counts()},
+            "ranks": self._meeting.state(),
             "reporter": self._reporter.state(),
+            "recorder": asdict(self.recorder.tally.plus(self.recorder.counts())) if self.recorder else {},
         }
 
     def load_state(self, loaded: Loaded) -> None:
@@ -269,8 +324,13 @@ class OnlineRun:
             learner.load_state(entry)
         self.iteration = state["iteration"]
         self.seconds = state["seconds"]
-        self.dropped_segments = state["dropped_segments"]
+        if not self._meeting.leads:
+            self._meeting.load_state(state.get("ranks", []))
+            return
+        self._dropped = state["dropped_segments"]
         self._reporter.load_state(state["reporter"])
+        if self.recorder is not None:
+            self.recorder.tally = Tally(**state.get("recorder", {}))
         sampler = self.parts.sampler
         if state["policies"] and self._can_replay(state):
             for policy, entry in zip(self.parts.policies, state["policies"], strict=True):

@@ -15,10 +15,11 @@ from rich.console import Console as RichConsole
 from rollmill.core.errors import RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
-from rollmill.monitor.console import ConsoleSink, stdout_is_terminal
+from rollmill.monitor.console import RECORDING_ROWS, ROWS, ConsoleSink, stdout_is_terminal
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.metrics import EpisodeStats, MetricWindow, Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
+from rollmill.runs.recorder import figures
 from rollmill.runs.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Reporter:
         self.checkpoint_failures = 0
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics
         self._config, self._folder, self._console_mode = config, folder, console
+        self._workers = MetricWindow(config.report.window)  # returns, by worker
         self._rate = Rate()
         self._sums: dict[str, list[float]] = {}  # name -> [sum, count] since the last row
         self._next_row = config.report_frames
@@ -60,7 +62,9 @@ class Reporter:
             progress = Progress(config.stop.frames, config.stop.seconds, seconds)
             title = f"{config.env.id}: {folder.path}"
             screen = None if live_panel(self._console_mode) else RichConsole(force_terminal=False)
-            self._console = ConsoleSink(title, progress, folder.path, config.report.console_seconds, console=screen)
+            rows = ROWS + RECORDING_ROWS if config.recording.on else ROWS
+            every = config.report.console_seconds
+            self._console = ConsoleSink(title, progress, folder.path, every, rows, console=screen)
             self._sinks.append(self._console)
         self._rate.update(frames)
 
@@ -84,10 +88,12 @@ class Reporter:
 
     def step(self, run: OnlineRun) -> None:
         """Called after every training step: count episodes, and write a row when one is due."""
-        ended = run.parts.sampler.episodes
+        ended, plan = run.parts.sampler.episodes, run.parts.sampler.plan
+        lanes = plan.lanes_per_group * plan.settings.groups
         while ended:
             episode = ended.popleft()
             self.episodes.add([episode.episode_return], [episode.length])
+            self._workers.add({f"worker{episode.lane // lanes}/return": episode.episode_return})
         extras = run.parts.sampler.crew.report.episode_stats
         while extras:
             _, _, stats = extras.popleft()
@@ -101,21 +107,24 @@ class Reporter:
             self._console.refresh()
 
     def write_row(self, run: OnlineRun) -> None:
-        crew = run.parts.sampler.crew.report
+        counts = run.counts()
         metrics = {
             **self._extras.means(),
+            **self._workers.means(),
             **self.episodes.metrics(),
             **{name: total / count for name, (total, count) in self._sums.items()},
-            "sample/steps": run.parts.sampler.steps,
+            "sample/steps": counts["steps"],
             "sample/dropped_segments": run.dropped_segments,
-            "sample/lost_segments": run.parts.sampler.lost_segments,
-            "sample/env_faults": crew.env_faults,
-            "sample/worker_restarts": crew.worker_restarts,
+            "sample/lost_segments": counts["lost_segments"],
+            "sample/env_faults": counts["env_faults"],
+            "sample/worker_restarts": counts["worker_restarts"],
             "learn/batches": run.iteration,
             "run/checkpoint_failures": self.checkpoint_failures,
             "time/frames_per_s": self._rate.per_second(),
             "time/seconds": run.seconds,
         }
+        if run.recorder is not None:
+            metrics |= figures(run.recorder)
         for observer in run.observers:
             metrics |= observer.extra_summaries(run)
         self._sums.clear()
@@ -145,6 +154,7 @@ class Reporter:
         return {
             "episodes": self.episodes.state(),
             "extras": self._extras.state(),
+            "workers": self._workers.state(),
             "checkpoint_failures": self.checkpoint_failures,
             "next_row": self._next_row,
             "sums": {name: list(entry) for name, entry in self._sums.items()},
@@ -153,6 +163,7 @@ class Reporter:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.episodes.load_state(state["episodes"])
         self._extras.load_state(state["extras"])
+        self._workers.load_state(state.get("workers", {}))
         self.checkpoint_failures = state["checkpoint_failures"]
         self._next_row = state["next_row"]
         self._sums = {name: list(entry) for name, entry in state["sums"].items()}

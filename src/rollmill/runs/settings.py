@@ -14,6 +14,8 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
 from rollmill.sampling.settings import SamplingSettings
+from rollmill.store.recording.settings import RecordingSettings
+from rollmill.store.recording.window import Window
 
 
 @settings
@@ -109,6 +111,33 @@ class ReportSettings:
 
 
 @settings
+class ProfileSettings:
+    """What ``--profile`` records."""
+
+    after: float = 5.0
+    """Seconds of training before the recording begins: the first steps are not typical."""
+
+    steps: int = 3
+    """Training steps in torch's trace of the main process."""
+
+    seconds: int = 10
+    """Seconds that py-spy records the Python stacks of every process, after that."""
+
+    rate: int = 100
+    """Stacks per second."""
+
+    py_spy: bool = True
+    """Record Python stacks; false takes torch's trace alone."""
+
+    def __post_init__(self) -> None:
+        if self.after < 0:
+            raise ValueError("after must not be negative")
+        for name in ("steps", "seconds", "rate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+@settings
 class TrainConfig:
     """Everything ``rollmill train`` can be told."""
 
@@ -120,6 +149,8 @@ class TrainConfig:
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
+    recording: RecordingSettings = field(default_factory=RecordingSettings)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
 
     @property
     def folder(self) -> Path:
@@ -141,7 +172,39 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
     if learning.recurrence and config.model.memory == "none" and config.model.custom is None:
         raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
-    _segments(config, agents=1)  # what does not fit one agent fits several even less
+    _check_ranks(config)
+    _check_recording(config)
+    if s.envs_per_worker and s.groups:  # 0: ``runs.sizing`` decides
+        _segments(config, agents=1)  # what does not fit one agent fits several even less
+
+
+def _check_ranks(config: TrainConfig) -> None:
+    s, ranks = config.sampling, config.learning.ranks
+    if ranks == 1:
+        return
+    if s.mode == "serial":
+        raise ConfigError(
+            f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
+            "use sampling.mode=sync or async"
+        )
+    if s.workers % ranks:
+        raise ConfigError(
+            f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
+            f"near: {max(1, s.workers // ranks) * ranks}"
+        )
+
+
+def _check_recording(config: TrainConfig) -> None:
+    recording = config.recording
+    if not recording.on:
+        return
+    if config.learning.ranks > 1:
+        raise ConfigError(f"recording.keep={recording.keep}: only runs with learning.ranks=1 can record")
+    window, limit = Window.parse(recording.when), config.stop.frames
+    if window.needs_limit and not limit:
+        raise ConfigError(f"recording.when={recording.when} needs to know where the run ends: set stop.frames")
+    if limit and window.start(limit) >= limit:
+        raise ConfigError(f"recording.when={recording.when} begins after the end of the run (stop.frames={limit})")
 
 
 def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
@@ -153,12 +216,16 @@ def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
 
 def _segments(config: TrainConfig, agents: int) -> int:
     s, learning = config.sampling, config.learning
+    if not s.envs_per_worker or not s.groups:
+        raise ConfigError("sampling.envs_per_worker and sampling.groups are automatic: runs.sizing.size decides them")
     lanes = s.envs_per_worker // s.groups * agents
     rows = s.rollout * lanes
-    if learning.batch_size % rows:
-        near = sorted({max(1, learning.batch_size // rows) * rows, -(-learning.batch_size // rows) * rows})
+    if learning.batch_size % (rows * learning.ranks):
+        unit = rows * learning.ranks
+        shares = f", and of each of learning.ranks={learning.ranks} the same number" if learning.ranks > 1 else ""
+        near = sorted({max(1, learning.batch_size // unit) * unit, -(-learning.batch_size // unit) * unit})
         raise ConfigError(
             f"learning.batch_size={learning.batch_size} is not a multiple of a segment's {rows} rows "
-            f"(sampling.rollout={s.rollout} x {lanes} lanes of a group); near: {', '.join(map(str, near))}"
+            f"(sampling.rollout={s.rollout} x {lanes} lanes of a group{shares}); near: {', '.join(map(str, near))}"
         )
     return learning.batch_size // rows

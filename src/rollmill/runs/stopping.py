@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -17,13 +17,14 @@ class Interrupt:
     A second signal raises KeyboardInterrupt at once: whoever asks twice does not want to wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        self._signals = signals
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in self._signals:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -25,12 +25,18 @@ from rollmill.core.run_folder import Mode, RunFolder, State, open_log
 from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
+from rollmill.runs.forecasting import start_forecast
 from rollmill.runs.household import household
 from rollmill.runs.observers import Observer
+from rollmill.runs.profile import Profiler
+from rollmill.runs.ranks import share_of, start_ranks
+from rollmill.runs.recorder import build_recorder
 from rollmill.runs.reporting import Reporter, live_panel
-from rollmill.runs.settings import TrainConfig, check
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.sizing import size
 
 if TYPE_CHECKING:
+    from rollmill.learning.ranks import Ranks
     from rollmill.runs.online import OnlineRun
 
 log = logging.getLogger("rollmill")
@@ -45,6 +51,8 @@ class Request:
     """Start from this checkpoint instead of from scratch (or, resuming, from the newest)."""
     command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     console: Literal["auto", "plain", "off"] = "auto"
+    profile: bool = False
+    """Record traces of every process into the run folder's ``profile``."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +75,11 @@ class Outcome:
 def train(config: TrainConfig, request: Request | None = None, observers: Sequence[Observer] = ()) -> Outcome:
     """Run a training to its end. Raises RollmillError when it fails; the folder says why, too."""
     request = request or Request()
-    check(config)
+    asked, config = config, size(config)
     if config.model.custom is not None:
         import_object(config.model.custom, "model.custom")  # a wrong name must not leave a folder behind
+    if request.profile:
+        observers = (*observers, Profiler(config.profile, config.folder / "profile"))
     loaded = _find_checkpoint(config, request)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
@@ -79,11 +89,18 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
         ending = stack.enter_context(_Ending(folder, diary, loaded.frames if loaded else 0))
         spec = _learn_spec(config, environment)
-        run = _build(config, spec, environment, folder, request, observers)
+        config = _size_for(spec, asked, config, None if loaded else folder)
+        ranks = stack.enter_context(start_ranks(config, spec, environment, loaded.path if loaded else None))
+        forecaster = stack.enter_context(start_forecast(config, spec, environment))
+        run = _build(config, spec, environment, folder, request, observers, ranks.ranks)
         ending.run = run
+        if forecaster is not None:
+            steps = forecaster.announce(folder.path)
+            run.recorder = build_recorder(config, run.parts.sampler, folder.data, environment, steps)
         if loaded is not None:
             _continue_from(run, loaded)
             atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
+        ranks.join(run)
         for observer in reversed(observers):  # one call each: all are told, even when one of them fails
             stack.callback(observer.on_stop, run)
         run.tell("on_init")
@@ -134,6 +151,17 @@ def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
     return probe_beside(config.env, environment, config.sampling.start_timeout)
 
 
+def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, folder: RunFolder | None) -> TrainConfig:
+    """Automatic numbers once more, now that it is known what the env is like."""
+    fitting = size(asked, spec)
+    changes = differences(config, fitting)
+    for key, (old, new) in changes.items():
+        log.info("decided for this environment: %s: %s -> %s", key, old, new)
+    if changes and folder is not None:
+        atomic.write_text(folder.config, dump_yaml(fitting))
+    return fitting
+
+
 def probe_beside(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
     probe = Probe(env, environment)
     try:
@@ -151,11 +179,12 @@ def _build(
     folder: RunFolder,
     request: Request,
     observers: Sequence[Observer],
+    ranks: Ranks,
 ) -> OnlineRun:
     from rollmill.runs.build import build_parts
     from rollmill.runs.online import OnlineRun
 
-    parts = build_parts(config, spec, environment)
+    parts = build_parts(share_of(config), spec, environment, ranks=ranks)
     reporter = Reporter(config, folder, request.console)
     return OnlineRun(config, parts, folder, reporter, observers)
 

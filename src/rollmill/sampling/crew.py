@@ -233,9 +233,11 @@ class ProcessCrew:
             return ""
         env, episode = int(box.env[index]), int(box.episode[index])
         plan = self._plans[index]
+        seed = plan.episode_seed(env, episode)
         return (
             f"env {env} ({plan.env.id}) hangs in {PHASES[phase]} for more than {limit:g} s "
-            f"(worker {index}, seed {plan.episode_seed(env, episode)}, episode {episode}, step {int(box.step[index])})"
+            f"(worker {index}, {'seeded by group' if seed is None else f'seed {seed}'}, episode {episode}, "
+            f"step {int(box.step[index])})"
         )
 
     def _replace(self, trouble: _Trouble) -> Array:

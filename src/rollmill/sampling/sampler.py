@@ -154,6 +154,12 @@ class Sampler:
             )
             for index in range(plan.workers)
         ]
+        if serial and plan.env.vector:
+            log.warning(
+                "%s is stepped as a vector (env.vector): the run repeats from its seed, but a resumed one begins fresh "
+                "episodes instead of continuing bit for bit",
+                plan.env.id,
+            )
         if serial:
             return LocalCrew(plans, self.arena, self.box)
         return ProcessCrew(plans, self.arena, self.box, settings, plan.environment or os.environ, plan.stay_apart)
@@ -337,7 +343,9 @@ class Sampler:
 
     def _local_batches(self) -> list[EnvBatch]:
         assert isinstance(self.crew, LocalCrew), "only serial mode can be continued bit for bit"
-        return [batch for worker in self.crew.workers for batch in worker.batches]
+        batches = [batch for worker in self.crew.workers for batch in worker.batches]
+        assert all(isinstance(batch, EnvBatch) for batch in batches), "a vector env cannot be replayed"
+        return [batch for batch in batches if isinstance(batch, EnvBatch)]
 
     def _held(self, group: int) -> dict[str, Any]:
         """The part of a group's unfinished segment that is already written."""

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.seeds import Seeds
@@ -26,6 +26,9 @@ from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.mailbox import Bell, Mailbox, SharedWatch
 from rollmill.sampling.schedule import EpisodeSchedule
+
+if TYPE_CHECKING:
+    from rollmill.envs.vector import VectorBatch
 
 PARENT_CHECK_SECONDS = 2.0
 
@@ -48,7 +51,10 @@ class WorkerPlan:
     schedule: EpisodeSchedule | None = None
     """Numbered episodes (see there); None: every env goes through a branch of ``seeds`` of its own."""
 
-    def episode_seed(self, env: int, episode: int) -> int:
+    def episode_seed(self, env: int, episode: int) -> int | None:
+        """What an episode's reset is seeded with; None: it is not seeded alone (``env.vector``)."""
+        if self.env.vector:
+            return None
         if self.schedule is not None:
             return self.schedule.env_seed(env, episode)
         return self.seeds.branch("worker", self.index).branch(env).branch("episode", episode).integer()
@@ -79,7 +85,7 @@ class Worker:
         self._arena = arena
         self._box = box
         self.groups = range(plan.index * plan.groups, (plan.index + 1) * plan.groups)
-        self.batches: list[EnvBatch] = []
+        self.batches: list[EnvBatch | VectorBatch] = []
         try:
             for group in range(plan.groups):
                 self.batches.append(self._build(plan, group, watch, listener))
@@ -87,7 +93,7 @@ class Worker:
             self.close()  # nobody else knows of those that stand
             raise
 
-    def _build(self, plan: WorkerPlan, group: int, watch: Watch, listener: Listener) -> EnvBatch:
+    def _build(self, plan: WorkerPlan, group: int, watch: Watch, listener: Listener) -> EnvBatch | VectorBatch:
         envs = plan.envs_of(group)
         setup = BatchSetup(
             spec=plan.layout.spec,
@@ -102,7 +108,11 @@ class Worker:
             keep_actions=plan.keep_actions,
             seed_of=plan.schedule.env_seed if plan.schedule is not None else None,
         )
-        return EnvBatch(plan.env, setup)
+        if not plan.env.vector:
+            return EnvBatch(plan.env, setup)
+        from rollmill.envs.vector import VectorBatch  # imports gymnasium, which the main process may not need
+
+        return VectorBatch(plan.env, setup)
 
     def work(self) -> int:
         """Do every command that waits; returns how many there were."""
@@ -117,14 +127,14 @@ class Worker:
             count += 1
         return count
 
-    def _step(self, batch: EnvBatch, slot: int, row: int) -> None:
+    def _step(self, batch: EnvBatch | VectorBatch, slot: int, row: int) -> None:
         out = RowOut(self._arena, slot, row)
         if row < 0:
             batch.reset(out)
         else:
             batch.step(self._arena["action"][slot, row], out)
 
-    def _note_episodes(self, batch: EnvBatch) -> None:
+    def _note_episodes(self, batch: EnvBatch | VectorBatch) -> None:
         """Publish the episode numbers in use: a replacement of this worker must not repeat them."""
         envs = batch.envs
         self._box.next_episode[envs.start : envs.stop] = batch.next_episode
