@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from recording import Final, Seen, check_stored
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs import train as train_module
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
 from rollmill.runs.recorder import LocalRecorder, ProcessRecorder, spare_slots
@@ -127,6 +129,21 @@ def test_spread_over_the_run(tmp_path: Path) -> None:
     counts, _ = np.histogram(steps, bins=5, range=(0, 5000))
     assert counts.min() >= 0.3 * counts.max(), counts
     assert final.figures["record/stopped"] == 0
+
+
+def test_a_page_about_the_data_stands_beside_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, run = record(tmp_path, *SERIAL, *ALL, "stop.batches=12")
+    figures = json.loads((run.path / "data_report.json").read_text())
+    assert figures["rows"]["steps"] == len(seen.rows)
+    assert "<html" in (run.path / "data_report.html").read_text()
+
+    def fail(*args: object, **options: object) -> None:
+        raise StoreError("no room for a page")
+
+    monkeypatch.setattr(train_module, "write_report", fail)
+    _, again = record(tmp_path, *SERIAL, *ALL, "stop.batches=12", mode="overwrite")
+    assert "no report of the recorded data: no room for a page" in (again.path / "log.txt").read_text()
+    assert not (again.path / "data_report.html").exists(), "the old one is gone with the old data"
 
 
 def test_serial_mode_records_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
 from rollmill.core.config import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
-from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError
+from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError, StoreError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.run_folder import Mode, RunFolder, State, open_log
@@ -34,12 +34,17 @@ from rollmill.runs.recorder import build_recorder
 from rollmill.runs.reporting import Reporter, live_panel
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.sizing import size
+from rollmill.store.reader import Store
+from rollmill.store.report import write_report
 
 if TYPE_CHECKING:
     from rollmill.learning.ranks import Ranks
     from rollmill.runs.online import OnlineRun
 
 log = logging.getLogger("rollmill")
+
+REPORTED_EPISODES = 2000
+"""Episodes whose rows are read for the report at the end of a recording; the tables are of all."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,20 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         folder.set_state("running", frames=run.frames)
         run.loop()
         run.save()
+        if run.recorder is not None:
+            _report_data(folder)
     return ending.outcome()
+
+
+def _report_data(folder: RunFolder) -> None:
+    """What was recorded, as a page beside the run's metrics; the run has not failed if this does."""
+    try:
+        store = Store(folder.data)
+        if len(store):
+            report = write_report(store, folder.path / "data_report.html", max_episodes=REPORTED_EPISODES)
+            log.info("report of the recorded data: %s", report.html)
+    except (StoreError, OSError) as error:
+        log.error("no report of the recorded data: %s", error)
 
 
 def _find_checkpoint(config: TrainConfig, request: Request) -> Loaded | None:
