@@ -13,13 +13,17 @@ import pytest
 
 from driving import SEEDS
 from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.protocols import BatchEnv
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import WORKER_FIELDS
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, NoWatch, random_actions
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.vector import VectorBatch, VectorLane
 
 ENVS = 3
+VECTOR = "vector "
+"""Before the name of an env that is stepped by its own vectorised form."""
 STEPS = {"Pendulum-v1": 205, "atari_breakout": 300}
 """Steps until every kind of end was seen, where 90 are not enough."""
 OUTCOME = ("reward", "terminated", "truncated", "valid", "episode_return")
@@ -38,6 +42,9 @@ IDS = [
     "Pendulum-v1",
     "faulty_envs:Zoo",
     "faulty_envs:Marker",
+    "vector CartPole-v1",
+    "vector vector_envs:zoo",
+    "vector vector_envs:Counter",
     pytest.param("doom_basic", marks=[pytest.mark.vizdoom, without_doom]),
     pytest.param("atari_breakout", marks=without_atari),
 ]
@@ -89,8 +96,8 @@ class Walk:
 
 
 def record(name: str, steps: int, seeds: Seeds = SEEDS) -> Walk:
-    settings = EnvSettings(id=name)
-    look = make_env(settings)
+    settings = EnvSettings(id=name.removeprefix(VECTOR), vector=name.startswith(VECTOR))
+    look = VectorLane(settings) if settings.vector else make_env(settings)
     look.close()
     walk = Walk(look.spec, ENVS * look.spec.agents)
     setup = BatchSetup(
@@ -103,7 +110,8 @@ def record(name: str, steps: int, seeds: Seeds = SEEDS) -> Walk:
         on_episode=lambda lane, episode, stats: None,
         first_episode=np.zeros(ENVS, np.int64),
     )
-    batch, rng = EnvBatch(settings, setup), np.random.default_rng(3)
+    batch: BatchEnv = VectorBatch(settings, setup) if settings.vector else EnvBatch(settings, setup)
+    rng = np.random.default_rng(3)
     assert batch.lanes == walk.lanes
     out = Guarded(batch.spec, batch.lanes)
     out.poison()

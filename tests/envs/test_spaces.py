@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces as gs
+from gymnasium.vector.utils import batch_space, iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, Field, Obs
-from rollmill.envs.spaces import action_layout, mask_field, observation_layout
+from rollmill.envs.spaces import ALL, action_layout, batch_actions, batch_writer, mask_field, observation_layout
 
 LANES = 3
 
@@ -286,3 +287,81 @@ def test_a_mask_has_a_place_for_every_choice() -> None:
     assert mask_field(action_layout(gs.MultiDiscrete([3, 2]))[0]) == Field("action_mask", "int8", (5,))
     with pytest.raises(ConfigError, match="masks need a Discrete or MultiDiscrete"):
         mask_field(action_layout(gs.Box(-1, 1, (2,)))[0])
+
+
+# -- all lanes at once -------------------------------------------------------------------------------------
+
+BATCHED = [
+    gs.Box(-1, 1, (4,), np.float32),
+    gs.Box(-1, 1, (), np.float64),
+    gs.Box(0, 255, (3, 2, 1), np.uint8),
+    gs.Discrete(5),
+    gs.Discrete(5, start=-2),
+    gs.MultiDiscrete([3, 2], start=[1, -4]),
+    gs.MultiDiscrete([[3, 2], [4, 1]]),
+    gs.MultiBinary(6),
+    gs.MultiBinary((2, 3)),
+    gs.Dict({"a": gs.Discrete(3), "b": gs.Tuple((gs.MultiBinary(2), gs.Box(-1, 1, (2,))))}),
+]
+
+
+@pytest.mark.parametrize("space", BATCHED, ids=str)
+def test_a_batch_is_written_as_its_lanes_are(space: gs.Space[Any]) -> None:
+    batch = batch_space(space, LANES)
+    batch.seed(4)
+    for _ in range(5):
+        values = batch.sample()
+        fields, write = observation_layout(space)
+        one_by_one, at_once = arrays(fields), arrays(fields)
+        for lane, value in enumerate(iterate(batch, values)):
+            write(value, one_by_one, lane)
+        batch_writer(space, LANES)(values, at_once, ALL)
+        for name, array in one_by_one.items():
+            np.testing.assert_array_equal(at_once[name], array, name)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "message"),
+    [
+        (gs.Box(-1, 1, (4,)), np.zeros((2, 4), np.float32), "has shape (2, 4), the space says (3, 4)"),
+        (gs.Box(0, 9, (1,), np.uint8), np.zeros((3, 1)), "has dtype float64, the space says uint8"),
+        (gs.Discrete(4), np.array([0, 4, 1]), "outside its space of [4] choices"),
+        (gs.Discrete(4, start=1), np.array([1, 0, 1]), "outside its space of [4] choices"),
+        (gs.Discrete(4), np.array([0.0, 1.0, 1.0]), "shape (3,) and dtype float64, expected integers (3,)"),
+        (gs.MultiDiscrete([2, 2]), np.zeros(3, int), "shape (3,) and dtype int64, expected integers (3, 2)"),
+        (gs.MultiBinary(2), np.full((3, 2), 2), "expected zeros and ones of shape (3, 2)"),
+        (gs.Dict({"a": gs.Discrete(2)}), {}, "observation lacks entry 'a'"),
+    ],
+)
+def test_nonsense_in_a_batch_is_refused_by_name(space: gs.Space[Any], value: Any, message: str) -> None:
+    fields, _ = observation_layout(space)
+    with pytest.raises(ValueError) as caught:
+        batch_writer(space, LANES)(value, arrays(fields), ALL)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gs.Discrete(3),
+        gs.Discrete(3, start=-2),
+        gs.MultiDiscrete([3, 2], start=[1, -4]),
+        gs.Box(np.array([[-1.0, -1.0]]), np.array([[1.0, 2.0]]), dtype=np.float64),
+    ],
+    ids=str,
+)
+def test_a_batch_of_actions_is_that_of_its_lanes(space: gs.Space[Any]) -> None:
+    spec, to_env = action_layout(space)
+    batch = batch_space(space, LANES)
+    size = (LANES, *spec.field.shape)
+    stored = np.random.default_rng(0).normal(0, 2, size).astype(np.float32)
+    if spec.kind != "continuous":
+        stored = np.random.default_rng(0).integers(
+            0, spec.nvec if spec.kind == "multi_discrete" else spec.nvec[0], size
+        )
+    before = stored.copy()
+    actions = batch_actions(space, batch)(stored)
+    assert batch.contains(actions)
+    np.testing.assert_array_equal(actions, np.stack([to_env(action) for action in stored]))
+    actions[...] = 0
+    np.testing.assert_array_equal(stored, before, "what the env gets is a copy")

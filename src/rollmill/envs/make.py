@@ -10,7 +10,7 @@ import inspect
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import MASK_FIELD, EnvSpec
@@ -18,6 +18,9 @@ from rollmill.core.imports import import_object
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
 from rollmill.envs.settings import EnvSettings
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class EnvInstance:
 
 def make_env(settings: EnvSettings, instance: EnvInstance | None = None) -> Env:
     """Build one environment. Errors of the constructor itself pass through unchanged."""
+    if settings.vector and ":" in settings.id:
+        raise ConfigError(f"env.vector: {settings.id} builds vector environments; there is no single one of it")
     maker = _find_maker(settings.id)
     kwargs = dict(settings.args)
     if "instance" in _parameters(maker):
@@ -94,14 +99,40 @@ def make_env(settings: EnvSettings, instance: EnvInstance | None = None) -> Env:
     return _as_env(env, settings)
 
 
+def make_vector_env(settings: EnvSettings, lanes: int) -> gym.vector.VectorEnv:
+    """Build the vectorised form that the id brings, with ``lanes`` environments in it (``env.vector``)."""
+    import gymnasium as gym
+
+    env = _find_vector_maker(settings.id)(num_envs=lanes, **vector_args(settings))
+    if not isinstance(env, gym.vector.VectorEnv):
+        raise ConfigError(
+            f"env.vector: {settings.id} built a {type(env).__name__}, which is no gymnasium.vector.VectorEnv"
+        )
+    return env
+
+
+def vector_args(settings: EnvSettings) -> dict[str, Any]:
+    """Keyword arguments of the vectorised form. It must truncate by itself, so it is told the limit."""
+    registered = 0 if ":" in settings.id else _registered(settings.id).max_episode_steps
+    limits = [
+        limit for limit in (settings.max_episode_steps, settings.args.get("max_episode_steps", registered)) if limit
+    ]
+    return {**settings.args, "max_episode_steps": min(limits)} if limits else dict(settings.args)
+
+
 def check_env_settings(settings: EnvSettings) -> None:
     """Refuse an unknown name or argument before any process starts."""
-    maker = _find_maker(settings.id)
+    maker = _find_vector_maker(settings.id) if settings.vector else _find_maker(settings.id)
     parameters = _parameters(maker)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    known = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    given = {"num_envs"} if settings.vector else set()  # by whoever builds it
+    known = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD and n not in given]
+    if settings.vector and settings.max_episode_steps and not (takes_any or "max_episode_steps" in known):
+        raise ConfigError(
+            f"env.max_episode_steps: the vectorised form of {settings.id} takes no such limit; set env.vector=false"
+        )
     for name in settings.args:
-        if name not in known and not takes_any:
+        if name in given or (name not in known and not takes_any):
             hint = nearest(name, known)
             raise ConfigError(
                 f"env.args.{name}: {settings.id} takes no such argument{f'; {hint}' if hint else ''}"
@@ -127,7 +158,7 @@ def _with_defaults(maker: Callable[..., Any], args: Mapping[str, Any]) -> Callab
     return make
 
 
-def _gymnasium_maker(name: str) -> Callable[..., Any]:
+def _registered(name: str) -> gym.envs.registration.EnvSpec:
     import gymnasium as gym
 
     if name.startswith("ALE/"):
@@ -142,10 +173,15 @@ def _gymnasium_maker(name: str) -> Callable[..., Any]:
             f"env={name}: no such environment{f'; {hint}' if hint else ''} "
             "(`rollmill envs` lists the names; any Gymnasium id or module:callable works too)"
         )
+    return gym.registry[name]
+
+
+def _gymnasium_maker(name: str) -> Callable[..., Any]:
+    import gymnasium as gym
 
     # Both wrappers cost time on every step. Our own checks cover the passive checker's cases, and what steps
     # an environment here has always reset it first, which is all that order enforcing is about.
-    spec = dataclasses.replace(gym.registry[name], order_enforce=False)
+    spec = dataclasses.replace(_registered(name), order_enforce=False)
 
     def make(**kwargs: Any) -> Any:
         try:
@@ -153,6 +189,36 @@ def _gymnasium_maker(name: str) -> Callable[..., Any]:
         except gym.error.DependencyNotInstalled as error:
             raise MissingExtraError(f"{name}: {error}") from error
 
+    return make
+
+
+def _find_vector_maker(name: str) -> Callable[..., Any]:
+    """What is called with ``num_envs`` and the arguments; ConfigError where there is none."""
+    import gymnasium as gym
+
+    if name in NAMED:
+        raise ConfigError(f"env.vector: {name} has no vectorised form of its own; set env.vector=false")
+    if ":" in name:
+        own: Callable[..., Any] = import_object(name, "env")
+        if "num_envs" not in (parameters := _parameters(own)) and "kwargs" not in parameters:
+            raise ConfigError(f"env.vector: {name} takes no num_envs, so it builds no vector environment")
+        return own
+    spec = _registered(name)
+    point = spec.vector_entry_point
+    if point is None:
+        raise ConfigError(f"env.vector: {name} has no vectorised form (vector_entry_point); set env.vector=false")
+    try:
+        creator = point if callable(point) else import_object(point, "env")
+    except ImportError as error:
+        raise MissingExtraError(f"env.vector: the vectorised form of {name} cannot be imported: {error}") from error
+
+    def make(num_envs: int, **kwargs: Any) -> Any:
+        try:
+            return gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+        except gym.error.DependencyNotInstalled as error:
+            raise MissingExtraError(f"{name}: {error}") from error
+
+    make.__signature__ = inspect.signature(creator)  # type: ignore[attr-defined]
     return make
 
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError, RollmillError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.protocols import Env
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 
@@ -25,7 +26,13 @@ from rollmill.envs.settings import EnvSettings
 def probe_here(settings: EnvSettings) -> EnvSpec:
     """Build one env in this process, read its spec, close it."""
     try:
-        env = make_env(settings)
+        env: Env
+        if settings.vector:
+            from rollmill.envs.vector import VectorLane  # imports gymnasium, which the others may not need
+
+            env = VectorLane(settings)
+        else:
+            env = make_env(settings)
     except RollmillError:
         raise
     except Exception as error:

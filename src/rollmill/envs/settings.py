@@ -22,6 +22,10 @@ class EnvSettings:
     mask_in_info: bool = False
     """Take the action mask from ``info["action_mask"]`` (Gymnasium environments only)."""
 
+    vector: bool = False
+    """Step each group of environments as one, by the vectorised form that the id itself brings (Gymnasium's
+    ``vector_entry_point``); episodes are then seeded group by group, not one by one."""
+
     max_episode_steps: int = 0
     """Truncate episodes after this many steps; 0 leaves it to the environment."""
 
@@ -36,3 +40,5 @@ class EnvSettings:
             raise ValueError("max_episode_steps must be 0 (off) or positive")
         if self.fault_limit < 0 or self.fault_window < 1:
             raise ValueError("fault_limit must be >= 0 and fault_window >= 1")
+        if self.vector and self.mask_in_info:
+            raise ValueError("mask_in_info is for single environments; with vector the mask must be in the observation")

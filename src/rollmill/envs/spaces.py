@@ -26,21 +26,41 @@ from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, Field, Obs
 
 Space = spaces.Space[Any]
 
-Writer = Callable[[Any, Obs, int], None]
-"""Writes one agent's observation into lane ``i`` of the arrays; raises ValueError on nonsense."""
+Lane = int | slice
+ALL = slice(None)
+
+Writer = Callable[[Any, Obs, Lane], None]
+"""Writes one agent's observation into lane ``i`` of the arrays; raises ValueError on nonsense.
+
+Those of ``batch_writer`` take the observations of all lanes at once, and ``ALL``.
+"""
 
 
 def observation_layout(space: Space) -> tuple[tuple[Field, ...], Writer]:
     """Fields of an observation space and the function that writes an observation into them."""
+    leaves = _leaves(space)
+    write = _nested_writer([(path, _leaf_writer(leaf, field)) for field, path, leaf in leaves])
+    return tuple(field for field, _, _ in leaves), write
+
+
+def batch_writer(space: Space, lanes: int) -> Writer:
+    """Writes what a vector env shows, ``space`` batched over ``lanes`` as Gymnasium does it, into all lanes."""
+    return _nested_writer([(path, _batch_leaf_writer(leaf, field, lanes)) for field, path, leaf in _leaves(space)])
+
+
+def _leaves(space: Space) -> list[tuple[Field, tuple[Any, ...], Space]]:
     leaves: list[tuple[Field, tuple[Any, ...], Space]] = []
     _collect(space, "", (), leaves)
     _check_names(space, [field.name for field, _, _ in leaves])
-    parts = [(path, _leaf_writer(leaf, field)) for field, path, leaf in leaves]
+    return leaves
 
+
+def _nested_writer(parts: list[tuple[tuple[Any, ...], Writer]]) -> Writer:
+    """One writer of writers, each for the part of the observation that lies under its path."""
     if len(parts) == 1 and not parts[0][0]:
-        return (leaves[0][0],), parts[0][1]
+        return parts[0][1]
 
-    def write(value: Any, obs: Obs, lane: int) -> None:
+    def write(value: Any, obs: Obs, lane: Lane) -> None:
         for path, writer in parts:
             part = value
             for key in path:
@@ -50,7 +70,7 @@ def observation_layout(space: Space) -> tuple[tuple[Field, ...], Writer]:
                     raise ValueError(f"observation lacks entry {key!r}: {_short(value)}") from error
             writer(part, obs, lane)
 
-    return tuple(field for field, _, _ in leaves), write
+    return write
 
 
 def _collect(space: Space, name: str, path: tuple[Any, ...], leaves: list[Any]) -> None:
@@ -100,11 +120,20 @@ def _leaf_writer(space: Space, field: Field) -> Writer:
     return box_writer(field)
 
 
+def _batch_leaf_writer(space: Space, field: Field, lanes: int) -> Writer:
+    if isinstance(space, spaces.Discrete):
+        return _batch_one_hot_writer(field, np.array([int(space.n)]), np.array([int(space.start)]), (lanes,))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _batch_one_hot_writer(field, np.ravel(space.nvec), np.ravel(space.start), (lanes, *space.nvec.shape))
+    batch = Field(field.name, field.dtype, (lanes, *field.shape))
+    return _binary_writer(batch) if isinstance(space, spaces.MultiBinary) else box_writer(batch)
+
+
 def box_writer(field: Field) -> Writer:
     """Writes arrays of the field's shape; dtypes of the same kind are converted."""
     name, shape, dtype = field.name, field.shape, np.dtype(field.dtype)
 
-    def write(value: Any, obs: Obs, lane: int) -> None:
+    def write(value: Any, obs: Obs, lane: Lane) -> None:
         if type(value) is not np.ndarray or value.shape != shape or value.dtype is not dtype:
             value = _checked(value, field, dtype)
         obs[name][lane] = value
@@ -133,7 +162,7 @@ def _binary_writer(field: Field) -> Writer:
     """Zeros and ones of any integer type, or booleans: Gymnasium itself gives int8."""
     name = field.name
 
-    def write(value: Any, obs: Obs, lane: int) -> None:
+    def write(value: Any, obs: Obs, lane: Lane) -> None:
         array = np.asarray(value)
         if array.shape != field.shape or array.dtype.kind not in "iub" or not ((array == 0) | (array == 1)).all():
             raise ValueError(f"observation {name!r} is {_short(value)}, expected zeros and ones of shape {field.shape}")
@@ -146,7 +175,7 @@ def _one_hot_writer(field: Field, nvec: Array, start: Array) -> Writer:
     name = field.name
     offsets = np.concatenate([[0], np.cumsum(nvec)[:-1]])
 
-    def write(value: Any, obs: Obs, lane: int) -> None:
+    def write(value: Any, obs: Obs, lane: Lane) -> None:
         number = np.ravel(np.asarray(value))
         known = number.shape == nvec.shape and number.dtype.kind in "iub"
         choice = number.astype(np.int64) - start if known else number
@@ -155,6 +184,26 @@ def _one_hot_writer(field: Field, nvec: Array, start: Array) -> Writer:
         row = obs[name][lane]
         row[:] = 0
         row[offsets + choice] = 1
+
+    return write
+
+
+def _batch_one_hot_writer(field: Field, nvec: Array, start: Array, shape: tuple[int, ...]) -> Writer:
+    name = field.name
+    offsets = np.cumsum(nvec) - nvec - start
+
+    def write(value: Any, obs: Obs, lane: Lane) -> None:
+        number = np.asarray(value)
+        if number.shape != shape or number.dtype.kind not in "iub":
+            raise ValueError(
+                f"observation {name!r} has shape {number.shape} and dtype {number.dtype}, expected integers {shape}"
+            )
+        number = number.reshape(len(number), -1).astype(np.int64)
+        if (number < start).any() or (number >= start + nvec).any():
+            raise ValueError(f"observation {name!r} is {_short(value)}, outside its space of {nvec.tolist()} choices")
+        rows = obs[name][lane]
+        rows[:] = 0
+        np.put_along_axis(rows, number + offsets, 1, axis=1)
 
     return write
 
@@ -174,6 +223,16 @@ def action_layout(space: Space) -> tuple[ActionSpec, Callable[[Array], Any]]:
     raise ConfigError(
         f"action space {space} is not supported; supported are Discrete, MultiDiscrete (one axis) and float Box"
     )
+
+
+def batch_actions(single: Space, batch: Space) -> Callable[[Array], Array]:
+    """Turns stored actions ``[lanes, ...]`` into what a vector env of ``single`` spaces takes: always a copy."""
+    dtype = batch.dtype
+    if isinstance(single, spaces.Box):
+        low, high = np.ravel(single.low), np.ravel(single.high)
+        return lambda actions: np.clip(actions, low, high).astype(dtype, copy=False).reshape(-1, *single.shape)
+    start = np.asarray(single.start) if isinstance(single, spaces.Discrete | spaces.MultiDiscrete) else np.asarray(0)
+    return lambda actions: (actions + start).astype(dtype, copy=False)
 
 
 def _continuous_layout(space: spaces.Box) -> tuple[ActionSpec, Callable[[Array], Any]]:
