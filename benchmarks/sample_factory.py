@@ -45,7 +45,12 @@ class Side:
 
 
 CPU = {
-    "rollmill": Side(2, 16, 1024, ("learning.micro_batch=256", "learning.threads=2", "learning.device=cpu")),
+    "rollmill": Side(
+        2,
+        16,
+        1024,
+        ("learning.micro_batch=256", "learning.threads=2", "learning.device=cpu", "sampling.answer_share=0.5"),
+    ),
     "sample_factory": Side(2, 16, 1024, ("--device=cpu",)),
 }
 
