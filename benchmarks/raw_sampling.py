@@ -44,7 +44,7 @@ from common import (
 )
 
 TRIAL_SECONDS = 1.5
-CONFIGS = {"cartpole": "configs/cartpole.yaml", "pong": "configs/pong.yaml", "doom": "configs/doom_basic.yaml"}
+CONFIGS = {"cartpole": "configs/cartpole_fast.yaml", "pong": "configs/pong.yaml", "doom": "configs/doom_basic.yaml"}
 COMMON = ["gymnasium==1.4.0", "numpy<2.5"]
 
 
