@@ -176,7 +176,8 @@ def test_shorthand(write: Any) -> None:
 
 def test_shorthand_with_a_wrong_value() -> None:
     assert problem("env=3").startswith("command line 'env=3': env.id: expected str, got 3")
-    assert "expected a block with the keys id, frame_skip" in problem("env=[a]")
+    assert "env.id: expected str, got ['a']" in problem("env=[a]")
+    assert "expected a block with the keys id, frame_skip" in problem("env=null")
 
 
 def test_optional_blocks() -> None:

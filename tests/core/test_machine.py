@@ -1,4 +1,4 @@
-"""Cores and accelerators, from made-up /proc, cgroup and device trees, and from the real ones."""
+"""Cores, memory and accelerators, from made-up /proc, cgroup and device trees, and from the real ones."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollmill.core import machine
-from rollmill.core.machine import available_cores, cpu_quota, has_fast_bfloat16, may_have_gpu
+from rollmill.core.machine import available_cores, available_memory, cpu_quota, has_fast_bfloat16, may_have_gpu
 
 
 def write(path: Path, text: str) -> None:
@@ -121,3 +121,17 @@ def test_processors_with_bfloat16(proc: Path, line: str, fast: bool) -> None:
     assert not has_fast_bfloat16(proc)
     write(proc / "cpuinfo", f"processor\t: 0\n{line}\n")
     assert has_fast_bfloat16(proc) == fast
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_the_machine_and_of_the_container(proc: Path, cgroups: Path) -> None:
+    assert available_memory(proc, cgroups) is None
+    write(proc / "meminfo", "MemTotal: 99 kB\nMemAvailable: 4000000 kB\n")
+    assert available_memory(proc, cgroups) == 4_096_000_000
+    write(cgroups / "memory.max", "500000000\n")
+    write(cgroups / "memory.current", "100000000\n")
+    assert available_memory(proc, cgroups) == 400_000_000
+    write(cgroups / "memory.max", "max\n")
+    assert available_memory(proc, cgroups) == 4_096_000_000

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from rollmill.core.text import closest, field_docs, nearest, show, type_text
+from rollmill.core.text import closest, columns, field_docs, nearest, show, type_text
 
 ENVS = ["doom_basic", "doom_battle", "doom_health_gathering", "CartPole-v1"]
 
@@ -92,3 +92,9 @@ def test_field_docs() -> None:
 
 def test_field_docs_without_source() -> None:
     assert field_docs(dataclasses.make_dataclass("Made", [("x", int)])) == {}
+
+
+def test_cells_stand_one_below_the_other() -> None:
+    rows = [("run", "frames", "why"), ("a", "1,000", ""), ("long name", "5", "no idea")]
+    assert columns(rows) == ["run        frames  why", "a          1,000", "long name  5       no idea"]
+    assert columns(rows[1:], right=True) == ["a          1,000", "long name      5  no idea"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from faulty_envs import Zoo
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import MASK_FIELD, Obs
 from rollmill.envs.gym_env import GymEnv
 from rollmill.envs.make import make_env
@@ -153,7 +153,7 @@ def test_two_masks_are_one_too_many() -> None:
 def test_continuous_actions_cannot_be_masked() -> None:
     inner = Scripted()
     inner.action_space = gym.spaces.Box(-1, 1, (2,))
-    with pytest.raises(ConfigError, match="masks need a Discrete or MultiDiscrete"):
+    with pytest.raises(ConfigError, match="masks need an action space with choices"):
         GymEnv(inner, name="x", mask_in_info=True)
 
 
@@ -163,4 +163,19 @@ def test_the_time_limit_of_gymnasium_truncates() -> None:
     env.reset(0, obs)
     ends = [env.step(np.zeros((1, 1), np.float32), obs)[1:3] for _ in range(3)]
     assert ends == [(False, False), (False, False), (False, True)]
+    env.close()
+
+
+def test_a_robot_that_cannot_be_drawn_says_which_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco")
+    env = GymEnv(gym.make("InvertedPendulum-v5", render_mode="rgb_array"), name="InvertedPendulum-v5")
+
+    env.env.reset(seed=0)
+
+    def fail() -> None:
+        raise RuntimeError("no OpenGL context")
+
+    monkeypatch.setattr(env.env.unwrapped, "render", fail)
+    with pytest.raises(EnvError, match=r"cannot be drawn with MUJOCO_GL=.*no OpenGL context\n.*MUJOCO_GL=egl"):
+        env.render()
     env.close()

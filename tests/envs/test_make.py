@@ -1,5 +1,7 @@
 """From a name to an environment."""
 
+import importlib.util
+import inspect
 import socket
 import sys
 import textwrap
@@ -10,8 +12,9 @@ import pytest
 
 import faulty_envs
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
+from rollmill.core.imports import import_object
 from rollmill.envs.gym_env import GymEnv
-from rollmill.envs.make import NAMED, EnvInstance, check_env_settings, make_env
+from rollmill.envs.make import NAMED, ROUTES, EnvInstance, Route, check_env_settings, find_route, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.toy import Target
 
@@ -81,6 +84,33 @@ def test_what_gymnasium_lacks_is_a_missing_extra_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(gym.registry, "Pool-v0", gym.envs.registration.EnvSpec("Pool-v0", entry_point=lacking))
     with pytest.raises(MissingExtraError, match="Pool-v0: pip install swimming-pool"):
         make_env(EnvSettings(id="Pool-v0"))
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("LunarLander-v3", "Box2D", "box2d"), ("Hopper-v5", "mujoco", "mujoco")]
+)
+def test_a_family_of_gymnasium_names_its_extra_before_anything_is_built(
+    name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(MissingExtraError, match=rf'{name} needs {package}: pip install "rollmill\[{extra}\]"'):
+        check_env_settings(EnvSettings(id=name))
+    check_env_settings(EnvSettings(id="CartPole-v1"))
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.prefix)
+def test_every_route_leads_to_an_adapter_that_takes_its_argument(route: Route) -> None:
+    name = f"{route.prefix}rest"
+    assert find_route(name) is route
+    assert route.args(name) == {route.argument: name if route.whole else "rest"}
+    adapter = import_object(NAMED[route.entry].target, "env")
+    assert route.argument in inspect.signature(adapter).parameters
+
+
+def test_an_argument_that_an_adapter_cannot_do_without_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"env\.args\.task: minigrid needs it"):
+        make_env(EnvSettings(id="minigrid"))
 
 
 def test_gymnasium_arguments_are_left_to_gymnasium() -> None:

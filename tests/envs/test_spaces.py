@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill.core.errors import ConfigError
-from rollmill.core.fields import ActionSpec, Field, Obs
+from rollmill.core.fields import ActionSpec, EnvSpec, Field, Obs
+from rollmill.envs.batch import random_actions
 from rollmill.envs.spaces import ALL, action_layout, batch_actions, batch_writer, mask_field, observation_layout
 
 LANES = 3
@@ -265,14 +266,70 @@ def test_unbounded_boxes_are_not_clipped() -> None:
     assert to_env(np.float32([1e20])).tolist() == [np.float32(1e20)]
 
 
+MIXED = gs.Dict(
+    {
+        "move": gs.Box(-2, 2, (2, 1), np.float64),
+        "tool": gs.Tuple((gs.Discrete(3, start=4), gs.MultiBinary(2))),
+        "grid": gs.MultiDiscrete([[2, 3]], start=[[1, 0]]),
+    }
+)
+
+
+def test_binary_actions_are_choices_of_two() -> None:
+    spec, to_env = action_layout(gs.MultiBinary((2, 2)))
+    assert spec == ActionSpec("multi_discrete", nvec=(2,) * 4, start=(0,) * 4)
+    action = to_env(np.array([1, 0, 0, 1]))
+    assert action.dtype == np.int8
+    assert action.tolist() == [[1, 0], [0, 1]]
+
+
+def test_nested_actions_are_one_row_of_choices_then_numbers() -> None:
+    spec, to_env = action_layout(MIXED)
+    # Gymnasium sorts the keys of a Dict: grid, move, tool.
+    assert spec == ActionSpec(
+        "mixed", nvec=(2, 3, 3, 2, 2), start=(1, 0, 4, 0, 0), shape=(2,), low=(-2, -2), high=(2, 2)
+    )
+    assert spec.field == Field("action", "float32", (7,))
+    assert mask_field(spec).shape == (12,)
+    action = to_env(np.float32([1, 2, 2, 0, 1, 0.5, -9]))
+    assert action["grid"].tolist() == [[2, 2]]
+    assert action["move"].tolist() == [[0.5], [-2.0]]
+    assert type(action["tool"][0]) is int
+    assert action["tool"][0] == 6
+    assert action["tool"][1].tolist() == [0, 1]
+    assert MIXED.contains(action)
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (gs.Tuple((gs.Discrete(2),)), "multi_discrete"),
+        (gs.Dict({"a": gs.MultiBinary(2), "b": gs.Discrete(3)}), "multi_discrete"),
+        (gs.Tuple((gs.Box(-1, 1, (2,)), gs.Dict({"x": gs.Box(0, 1, ())}))), "continuous"),
+        (gs.Tuple((gs.Discrete(3), gs.Box(-1, 1, (2,)))), "mixed"),
+        (MIXED, "mixed"),
+    ],
+    ids=str,
+)
+def test_random_nested_actions_are_in_their_space(space: gs.Space[Any], kind: str) -> None:
+    spec, to_env = action_layout(space)
+    assert spec.kind == kind
+    env = EnvSpec("nested", (Field("obs", "float32", (1,)),), spec)
+    assert EnvSpec.from_dict(env.to_dict()) == env
+    rows = random_actions(env, np.random.default_rng(0), {}, 50)
+    assert rows.shape == (50, *spec.field.shape)
+    assert rows.dtype == spec.field.dtype
+    for row in rows:
+        assert space.contains(to_env(row)), row
+    batched = batch_actions(space, batch_space(space, 50))(rows)
+    for one, row in zip(iterate(batch_space(space, 50), batched), rows, strict=True):
+        assert str(one) == str(to_env(row)) or space.contains(one)
+
+
 @pytest.mark.parametrize(
     "space",
     [
-        gs.MultiBinary(3),
         gs.Box(0, 9, (2,), np.int32),
-        gs.MultiDiscrete([[2, 2]]),
-        gs.Dict({"a": gs.Discrete(2)}),
-        gs.Tuple((gs.Discrete(2),)),
         gs.Text(3),
     ],
 )
@@ -282,10 +339,17 @@ def test_other_action_spaces_are_refused_by_name(space: gs.Space[Any]) -> None:
     assert str(caught.value).startswith(f"action space {space} is not supported")
 
 
+def test_the_entry_that_is_not_supported_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"action space Text\(.*\) \(a\.1\) is not supported"):
+        action_layout(gs.Dict({"a": gs.Tuple((gs.Discrete(2), gs.Text(3)))}))
+    with pytest.raises(ConfigError, match=r"action space Tuple\(\) is empty"):
+        action_layout(gs.Tuple(()))
+
+
 def test_a_mask_has_a_place_for_every_choice() -> None:
     assert mask_field(action_layout(gs.Discrete(4))[0]) == Field("action_mask", "int8", (4,))
     assert mask_field(action_layout(gs.MultiDiscrete([3, 2]))[0]) == Field("action_mask", "int8", (5,))
-    with pytest.raises(ConfigError, match="masks need a Discrete or MultiDiscrete"):
+    with pytest.raises(ConfigError, match="masks need an action space with choices"):
         mask_field(action_layout(gs.Box(-1, 1, (2,)))[0])
 
 

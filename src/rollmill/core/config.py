@@ -39,6 +39,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.text import alternatives, choices, closest, did_you_mean, field_docs, show, type_text
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ class _Stack:
                 self._merge_leaf(tree, name, _widen(key.type, value), here, layer, key.is_free)
             else:
                 shorthand = getattr(key.block, "__shorthand__", None)
-                if shorthand and isinstance(value, str | int | float):
+                if shorthand and isinstance(value, str | int | float | list):
                     value = {shorthand: value}
                 if isinstance(value, dict):
                     below = self._mapping_at(tree, name, here)
@@ -272,17 +273,25 @@ def _widen(tp: Any, value: Any) -> Any:
 
 def _validate(cls: type[T], stack: _Stack) -> tuple[T | None, list[str]]:
     """The config, or None and what is wrong with it."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     # JSON is where pydantic's strict mode means what we want: lists become tuples and text becomes paths,
     # but "3" is no integer, 1 is no boolean and true is no number.
     text = json.dumps(stack.tree)
     try:
-        return TypeAdapter(cls).validate_json(text, strict=True), []
+        return _adapter(stack.root).validate_json(text, strict=True), []
     except ValidationError as exc:
         # A union is refused once for each of its types, a list once for each item: one line per key will do.
         errors = {_owner(cls, error["loc"])[0]: error for error in reversed(exc.errors(include_url=False))}
         return None, [_explain(stack, error) for error in reversed(errors.values())]
+
+
+@functools.cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    """Building one takes far longer than using it, and a launch loads the same settings for every run."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def _owner(root: type, location: tuple[int | str, ...]) -> tuple[KeyPath, _Key | None]:

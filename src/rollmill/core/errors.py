@@ -74,6 +74,10 @@ class PolicyError(RollmillError):
     """A policy that the user wrote raised, or answered with something that is no action."""
 
 
+class ObserverError(RollmillError):
+    """An observer that the user wrote raised, or returned something that cannot be reported."""
+
+
 class WorkerError(RollmillError):
     """A worker process died or stopped answering beyond what replacements allow."""
 
@@ -84,3 +88,7 @@ class RankError(RollmillError):
 
 class NonFiniteError(RollmillError):
     """A NaN or infinity appeared while learning; the message names the first place."""
+
+
+class LaunchError(RollmillError):
+    """A launch of many runs could not be made, continued or watched; what runs already goes on."""

@@ -56,12 +56,15 @@ class ActionSpec:
 
     - ``discrete``: one integer below ``nvec[0]``; stored as int64, shape ``()``.
     - ``multi_discrete``: integers below each of ``nvec``; stored as int64, shape ``(len(nvec),)``.
+      Zeros and ones (MultiBinary) are choices of two.
     - ``continuous``: a float32 vector of ``shape`` between ``low`` and ``high``.
+    - ``mixed``: choices as of ``multi_discrete``, then numbers as of ``continuous`` (``shape`` is theirs alone); stored
+      as float32, shape ``(len(nvec) + len(low),)``.
 
-    ``start`` is added to discrete choices when they are handed to the environment.
+    ``start`` is added to choices when they are handed to the environment.
     """
 
-    kind: Literal["discrete", "multi_discrete", "continuous"]
+    kind: Literal["discrete", "multi_discrete", "continuous", "mixed"]
     nvec: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
@@ -73,9 +76,16 @@ class ActionSpec:
             object.__setattr__(self, name, tuple(float(bound) for bound in getattr(self, name)))
 
     @property
+    def discrete(self) -> bool:
+        """Whether all of the action is choices."""
+        return self.kind not in ("continuous", "mixed")
+
+    @property
     def field(self) -> Field:
         if self.kind == "continuous":
             return Field("action", "float32", self.shape)
+        if self.kind == "mixed":
+            return Field("action", "float32", (len(self.nvec) + len(self.low),))
         return Field("action", "int64", () if self.kind == "discrete" else (len(self.nvec),))
 
     @property
@@ -96,6 +106,12 @@ class EnvSpec:
     action: ActionSpec
     agents: int = 1
     frames_per_step: int = 1
+
+    def __post_init__(self) -> None:
+        if self.agents < 1 or self.frames_per_step < 1:
+            raise ValueError(
+                f"{self.name}: agents={self.agents} and frames_per_step={self.frames_per_step} must be at least 1"
+            )
 
     @property
     def masked(self) -> bool:

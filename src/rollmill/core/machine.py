@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and accelerators, asked without importing torch."""
+"""What this process may use of the machine: cores, memory and accelerators, asked without importing torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ CGROUPS = Path("/sys/fs/cgroup")
 DEVICES = Path("/dev")
 
 
+def usable_cores() -> list[int]:
+    """Numbers of the cores this process may run on; none where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def available_cores() -> int:
     """Cores this process can keep busy: its CPU affinity, and no more than its cgroups' time allows.
 
     A container often sees every core of its host and may use the time of a few.
     """
-    visible = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    visible = len(usable_cores()) or os.cpu_count() or 1
     return max(1, min(visible, int(cpu_quota() or visible)))
 
 
@@ -60,6 +65,21 @@ def _read_quota(folder: Path) -> float | None:
     except OSError:
         return None
     return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def available_memory(proc: Path | None = None, cgroups: Path | None = None) -> float | None:
+    """Bytes that can still be used: of the machine, and of the container if that is less; None where unknown."""
+    proc, cgroups = proc or PROC, cgroups or CGROUPS
+    try:
+        lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line)
+        free = float(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+    try:
+        limit, used = ((cgroups / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, max(0.0, float(limit) - float(used)))
 
 
 def may_have_gpu(devices: Path | None = None) -> bool:

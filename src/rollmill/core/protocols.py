@@ -84,12 +84,23 @@ class StepOut(Protocol):
     episode: Array  # [L] int64; index of the episode in its lane
 
 
+class Saveable(Protocol):
+    """Anything that survives in a checkpoint: plain nested dicts of numpy arrays and JSON values."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Policy(Protocol):
     """Acts for lanes. Keeps the recurrent state of every lane it has seen, by lane number."""
 
-    version: int
     state_size: int
     """Floats of recurrent state per lane; 0 for policies without memory."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the last decision was made with."""
 
     def attach(self, arena: Arena) -> None:
         """Told once, before the first request, where the rows are that will be asked about."""
@@ -102,6 +113,10 @@ class Policy(Protocol):
 
     def refresh(self) -> int:
         """Take over the newest published weights, if any; returns the version now in use."""
+
+
+class SaveablePolicy(Policy, Saveable, Protocol):
+    """A policy whose memory and randomness survive in a checkpoint."""
 
 
 class ActRequest(Protocol):
@@ -126,12 +141,18 @@ class ActAnswer(Protocol):
     state: Array | None  # [n, state_size] float32: the recurrent state *before* this step; None: kept elsewhere
 
 
-class Learner(Protocol):
+class Learner(Saveable, Protocol):
     """Turns finished segments into better weights."""
 
     version: int
+    """How often the weights have changed; 0 for those it began with."""
+    policy_id: int
 
-    def train(self, segments: Mapping[str, Array], progress: float) -> Mapping[str, float]:
+    @property
+    def oldest_useful(self) -> int:
+        """Segments that an older version has acted in are dropped before they get here."""
+
+    def train(self, segments: Mapping[str, Array], progress: float = 0.0) -> Mapping[str, float]:
         """Train once on arrays ``[T + 1, B, ...]`` (see ``core.slots``); returns metrics by name.
 
         ``progress`` is the share of the run that is done (0..1), for schedules.
@@ -140,13 +161,8 @@ class Learner(Protocol):
     def publish(self) -> None:
         """Make the current weights visible to policies."""
 
-
-class Saveable(Protocol):
-    """Anything that survives in a checkpoint: plain nested dicts of numpy arrays and JSON values."""
-
-    def state(self) -> dict[str, Any]: ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
+    def agree(self) -> None:
+        """Take over the weights of rank 0, where there are several; publish them."""
 
 
 class Sink(Protocol):

@@ -43,7 +43,7 @@ _MARKS = ("config.yaml", "diary.json")
 _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "state.json", "report.html", "profile", "eval"),
-    *("data_report.html", "data_report.json"),
+    *("data_report.html", "data_report.json", "wandb", "pictures", "encoder.bin"),
     *("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES))),
 }
 

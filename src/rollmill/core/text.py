@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import NoneType, UnionType
@@ -15,6 +15,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 _NEAR = 0.6  # similarity below which a suggestion misleads more than it helps
 _TIE = 0.1  # names this much less similar than the best one are still worth naming
+
+
+def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
+    """A line for each row, its cells one below the other; ``right``: all but the first end at the same place."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = (c.rjust(w) if right and k else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def closest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollmill.core.errors import EnvError
-from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
+from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Obs
 from rollmill.core.protocols import Env, StepOut
 from rollmill.core.seeds import Seeds
+from rollmill.envs.dials import Dials
 from rollmill.envs.settings import EnvSettings
 
 MAKE, RESET, STEP, CLOSE = 1, 2, 3, 4
@@ -89,6 +90,8 @@ class BatchSetup:
     """Remember the actions of the running episodes, so that they can be replayed (deterministic resume)."""
     seed_of: Callable[[int, int], int] | None = None
     """The seed of (env, episode), where it is not the one that ``seeds`` gives."""
+    dials: tuple[Dials, ...] = ()
+    """Those of every env of the batch, if the run has any; ``make`` hands them over."""
 
 
 class EnvBatch:
@@ -189,9 +192,14 @@ class EnvBatch:
             setup.on_episode(setup.envs[i] * self.agents, int(self._episode[i]), stats)
         return True
 
-    def _begin_episode(self, i: int, out: StepOut) -> None:
-        """Reset env ``i`` into row t + 1, building it anew as often as the limit allows."""
+    def _begin_episode(self, i: int, out: StepOut, dials: Array | None = None) -> None:
+        """Reset env ``i`` into row t + 1, building it anew as often as the limit allows.
+
+        ``dials``: what the episode saw when it was first begun (replay).
+        """
         lanes = self._lanes(i)
+        if self._setup.dials:
+            self._setup.dials[i].take(dials)
         while True:
             self._episode[i] += 1
             self._steps[lanes] = 0
@@ -390,6 +398,7 @@ class EnvBatch:
             "faults": self._faults.copy(),
             "good_steps": self._good_steps.copy(),
             "actions": [np.stack(log) if log else np.zeros((0,), np.int64) for log in self._actions],
+            "dials": [dials.values_now.copy() for dials in self._setup.dials],
         }
 
     def replay(self, state: dict[str, Any], out: StepOut) -> None:
@@ -399,7 +408,8 @@ class EnvBatch:
         """
         for i in range(len(self._envs)):
             self._episode[i] = state["episode"][i] - 1
-            self._begin_episode(i, out)
+            dials = state.get("dials")
+            self._begin_episode(i, out, dials[i] if dials else None)
             for action in state["actions"][i]:
                 self._replay_step(i, action, out)
                 self._actions[i].append(action.copy())
@@ -466,9 +476,7 @@ def random_actions(spec: EnvSpec, rng: np.random.Generator, obs: Obs, lanes: int
     """Uniformly random actions ``[lanes, ...]``; under a mask only allowed ones."""
     action = spec.action
     if action.kind == "continuous":
-        low = np.maximum(np.asarray(action.low), -1e3)
-        high = np.minimum(np.asarray(action.high), 1e3)
-        return rng.uniform(low, high, (lanes, *action.shape)).astype(np.float32)
+        return _random_numbers(action, rng, lanes)
     mask = obs[MASK_FIELD] if spec.masked else None
     columns, begin = [], 0
     for n in action.nvec:
@@ -479,4 +487,12 @@ def random_actions(spec: EnvSpec, rng: np.random.Generator, obs: Obs, lanes: int
             columns.append(weight.argmax(axis=1))
         begin += n
     choice = np.stack(columns, axis=-1).astype(np.int64)
+    if action.kind == "mixed":
+        return np.concatenate([choice.astype(np.float32), _random_numbers(action, rng, lanes)], axis=1)
     return choice[:, 0] if action.kind == "discrete" else choice
+
+
+def _random_numbers(action: ActionSpec, rng: np.random.Generator, lanes: int) -> Array:
+    low = np.maximum(np.asarray(action.low), -1e3)
+    high = np.minimum(np.asarray(action.high), 1e3)
+    return rng.uniform(low, high, (lanes, *action.shape)).astype(np.float32)

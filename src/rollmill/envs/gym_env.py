@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.spaces import Writer, action_layout, box_writer, mask_field, observation_layout
@@ -53,7 +54,17 @@ class GymEnv:
         return reward, terminated, truncated, info
 
     def render(self) -> Array | None:
-        picture = self.env.render()
+        try:
+            picture = self.env.render()
+        except Exception as error:
+            if "mujoco" not in type(self.env.unwrapped).__module__:
+                raise
+            gl = os.environ.get("MUJOCO_GL", "")
+            raise EnvError(
+                f"{self.spec.name} cannot be drawn with MUJOCO_GL={gl or '(not set, which needs a display)'}: {error}\n"
+                "Without a display, set MUJOCO_GL=egl (libEGL, with or without a GPU) or MUJOCO_GL=osmesa (libOSMesa) "
+                "before the command"
+            ) from error
         return picture if isinstance(picture, np.ndarray) else None
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ There is no registration by import: ``NAMED`` is the whole list, and a test reso
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import socket
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from rollmill.core.fields import MASK_FIELD, EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
+from rollmill.envs.dials import Dials
 from rollmill.envs.settings import EnvSettings
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ class Entry:
     extra: str = ""
     package: str = ""
     """What the extra installs, by the name it is imported under."""
+    install: str = ""
+    """What to do instead, where no extra can bring it."""
+    vector: str = ""
+    """Where its vectorised form is, if it has one (``env.vector``)."""
 
 
 NAMED: dict[str, Entry] = {
@@ -42,16 +48,26 @@ NAMED: dict[str, Entry] = {
     "toy_image": Entry("rollmill.envs.toy:Image", "name the corner of a square; best return 10"),
     "toy_reach": Entry("rollmill.envs.toy:Reach", "continuous: move a point to the origin; best return near 0"),
     "toy_agents": Entry("rollmill.envs.toy:Target", "two agents, each repeats its number; best 10", {"agents": 2}),
-    "doom_basic": Entry(
-        "rollmill.envs.vizdoom:DoomEnv", "ViZDoom: shoot the monster", {"scenario": "basic"}, "vizdoom", "vizdoom"
+    "doom": Entry(
+        "rollmill.envs.vizdoom:DoomEnv", "ViZDoom: env.args.scenario, any .cfg file", {}, "vizdoom", "vizdoom"
     ),
-    "doom_health_gathering_supreme": Entry(
-        "rollmill.envs.vizdoom:DoomEnv",
-        "ViZDoom: collect medkits in a maze",
-        {"scenario": "health_gathering_supreme"},
-        "vizdoom",
-        "vizdoom",
-    ),
+    **{
+        f"doom_{scenario}": Entry(
+            "rollmill.envs.vizdoom:DoomEnv", f"ViZDoom: {summary}", {"scenario": scenario}, "vizdoom", "vizdoom"
+        )
+        for scenario, summary in (
+            ("basic", "shoot the monster"),
+            ("health_gathering", "collect medkits on an acid floor"),
+            ("health_gathering_supreme", "collect medkits in a maze"),
+            ("my_way_home", "find the vest in a maze"),
+            ("deadly_corridor", "reach the vest past the monsters"),
+            ("defend_the_center", "shoot what comes near, with little ammunition"),
+            ("defend_the_line", "shoot what comes near, more and more of it"),
+            ("take_cover", "evade fireballs"),
+            ("predict_position", "hit a moving monster with one rocket"),
+            ("deathmatch", "find weapons, shoot monsters"),
+        )
+    },
     "atari": Entry("rollmill.envs.atari:AtariEnv", "Atari: env.args.game, any of ALE's", {}, "atari", "ale_py"),
     "atari_pong": Entry(
         "rollmill.envs.atari:AtariEnv", "Atari: table tennis; best return 21", {"game": "pong"}, "atari", "ale_py"
@@ -59,8 +75,85 @@ NAMED: dict[str, Entry] = {
     "atari_breakout": Entry(
         "rollmill.envs.atari:AtariEnv", "Atari: break bricks with a ball", {"game": "breakout"}, "atari", "ale_py"
     ),
+    "car_racing": Entry(
+        "rollmill.envs.car_racing:CarRacingEnv", "CarRacing, drawn fast; best return near 930", {}, "box2d", "Box2D"
+    ),
+    "minigrid": Entry(
+        "rollmill.envs.minigrid:MiniGridEnv", "MiniGrid: env.args.task, any of its ids", {}, "minigrid", "minigrid"
+    ),
+    "minigrid_memory": Entry(
+        "rollmill.envs.minigrid:MiniGridEnv",
+        "MiniGrid: remember an object, then choose the door beside its like; best return near 1",
+        {"task": "MiniGrid-MemoryS7-v0", "actions": 3},
+        "minigrid",
+        "minigrid",
+    ),
+    "pettingzoo": Entry(
+        "rollmill.envs.pettingzoo:PettingZooEnv",
+        "PettingZoo: env.args.env, a module with parallel_env, or a callable",
+        {},
+        "pettingzoo",
+        "pettingzoo",
+    ),
+    "mpe_simple_spread": Entry(
+        "rollmill.envs.pettingzoo:PettingZooEnv",
+        "PettingZoo: three agents share out three places",
+        {"env": "mpe2.simple_spread_v3"},
+        "pettingzoo",
+        "mpe2",
+    ),
+    "envpool": Entry(
+        "rollmill.envs.envpool:EnvPoolEnv",
+        "EnvPool: env.args.task, any of its ids",
+        {},
+        "envpool",
+        "envpool",
+        vector="rollmill.envs.envpool:EnvPoolVector",
+    ),
+    "mlagents": Entry(
+        "rollmill.envs.mlagents:MlAgentsEnv",
+        "Unity ML-Agents: env.args.build, a player built with the toolkit",
+        {},
+        "mlagents",
+        "mlagents_envs",
+        "python -m rollmill.envs.mlagents_install",
+    ),
+    "dmlab": Entry(
+        "rollmill.envs.dmlab:DmLabEnv",
+        "DeepMind Lab: env.args.level",
+        {},
+        "dmlab",
+        "deepmind_lab",
+        "build it from source, see docs/env_adapters.md",
+    ),
 }
 
+
+@dataclass(frozen=True)
+class Route:
+    """Names that begin alike and belong to one adapter, which gets the rest as an argument: ``envpool:Pong-v5``."""
+
+    prefix: str
+    entry: str
+    argument: str
+    whole: bool = False
+    """The prefix is part of the argument, too."""
+
+    def args(self, name: str) -> dict[str, Any]:
+        return {self.argument: name if self.whole else name.removeprefix(self.prefix)}
+
+
+ROUTES = (
+    Route("envpool:", "envpool", "task"),
+    Route("pettingzoo:", "pettingzoo", "env"),
+    Route("MiniGrid-", "minigrid", "task", whole=True),
+    Route("BabyAI-", "minigrid", "task", whole=True),
+    Route("mlagents:", "mlagents", "build"),
+    Route("dmlab:", "dmlab", "level"),
+)
+
+FAMILIES = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
+"""Gymnasium's own environments that need more than Gymnasium: (package, our extra)."""
 
 PORT_STRIDE = 1000
 """Ports between two tries of one instance: the tries of as many instances never meet."""
@@ -73,30 +166,40 @@ class EnvInstance:
     index: int = 0
     worker: int = 0
 
-    def port(self, base: int) -> int:
-        """A TCP port on loopback that is free now: ``base + index``, or the first free one at
+    def port(self, base: int, host: str = "127.0.0.1") -> int:
+        """A TCP port of ``host`` ("": all of them) that is free now: ``base + index``, or the first free one at
         ``PORT_STRIDE``, twice that ... from it, so that no other instance is given the same one.
         """
         for port in range(base + self.index, 65536, PORT_STRIDE):
             with socket.socket() as probe:
                 try:
-                    probe.bind(("127.0.0.1", port))
+                    probe.bind((host, port))
                 except OSError:
                     continue
                 return port
         raise EnvError(f"no free TCP port at {base + self.index} or any multiple of {PORT_STRIDE} from there")
 
 
-def make_env(settings: EnvSettings, instance: EnvInstance | None = None) -> Env:
+def make_env(settings: EnvSettings, instance: EnvInstance | None = None, dials: Dials | None = None) -> Env:
     """Build one environment. Errors of the constructor itself pass through unchanged."""
-    if settings.vector and ":" in settings.id:
+    if settings.vector and ":" in settings.id and find_route(settings.id) is None:
         raise ConfigError(f"env.vector: {settings.id} builds vector environments; there is no single one of it")
     maker = _find_maker(settings.id)
     kwargs = dict(settings.args)
     if "instance" in _parameters(maker):
         kwargs["instance"] = instance or EnvInstance()
+    if settings.dials:
+        kwargs["dials"] = dials or Dials.fixed(settings.dials)
+    _check_required(settings.id, maker, kwargs)
     env = maker(**kwargs)
     return _as_env(env, settings)
+
+
+def _check_required(name: str, maker: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Name a missing argument as the setting that it is."""
+    for argument, p in _parameters(maker).items():
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty and argument not in kwargs:
+            raise ConfigError(f"env.args.{argument}: {name} needs it")
 
 
 def make_vector_env(settings: EnvSettings, lanes: int) -> gym.vector.VectorEnv:
@@ -113,7 +216,8 @@ def make_vector_env(settings: EnvSettings, lanes: int) -> gym.vector.VectorEnv:
 
 def vector_args(settings: EnvSettings) -> dict[str, Any]:
     """Keyword arguments of the vectorised form. It must truncate by itself, so it is told the limit."""
-    registered = 0 if ":" in settings.id else _registered(settings.id).max_episode_steps
+    ours = settings.id in NAMED or ":" in settings.id
+    registered = 0 if ours else _registered(settings.id).max_episode_steps
     limits = [
         limit for limit in (settings.max_episode_steps, settings.args.get("max_episode_steps", registered)) if limit
     ]
@@ -131,6 +235,10 @@ def check_env_settings(settings: EnvSettings) -> None:
         raise ConfigError(
             f"env.max_episode_steps: the vectorised form of {settings.id} takes no such limit; set env.vector=false"
         )
+    if settings.dials and "dials" not in known:
+        raise ConfigError(
+            f"env.dials: {settings.id} takes no argument dials, so it would never see {', '.join(settings.dials)}"
+        )
     for name in settings.args:
         if name in given or (name not in known and not takes_any):
             hint = nearest(name, known)
@@ -144,17 +252,28 @@ def _find_maker(name: str) -> Callable[..., Any]:
     if name in NAMED:
         entry = NAMED[name]
         return _with_defaults(import_object(entry.target, "env"), entry.args)
+    route = find_route(name)
+    if route is not None:
+        entry = NAMED[route.entry]
+        return _with_defaults(import_object(entry.target, "env"), {**entry.args, **route.args(name)})
     if ":" in name:
         maker: Callable[..., Any] = import_object(name, "env")
         return maker
     return _gymnasium_maker(name)
 
 
+def find_route(name: str) -> Route | None:
+    """The adapter that names like this one belong to, if there is one."""
+    return next((route for route in ROUTES if name.startswith(route.prefix)), None)
+
+
 def _with_defaults(maker: Callable[..., Any], args: Mapping[str, Any]) -> Callable[..., Any]:
     def make(**kwargs: Any) -> Any:
         return maker(**{**args, **kwargs})
 
-    make.__signature__ = inspect.signature(maker)  # type: ignore[attr-defined]
+    signature = inspect.signature(maker)
+    given = [p.replace(default=args[n]) if n in args else p for n, p in signature.parameters.items()]
+    make.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
     return make
 
 
@@ -173,7 +292,16 @@ def _registered(name: str) -> gym.envs.registration.EnvSpec:
             f"env={name}: no such environment{f'; {hint}' if hint else ''} "
             "(`rollmill envs` lists the names; any Gymnasium id or module:callable works too)"
         )
-    return gym.registry[name]
+    spec = gym.registry[name]
+    _check_family(spec)
+    return spec
+
+
+def _check_family(spec: gym.envs.registration.EnvSpec) -> None:
+    """Say which extra is missing before anything is built."""
+    for prefix, (package, extra) in FAMILIES.items():
+        if str(spec.entry_point).startswith(f"{prefix}.") and importlib.util.find_spec(package) is None:
+            raise MissingExtraError(f'{spec.id} needs {package}: pip install "rollmill[{extra}]"')
 
 
 def _gymnasium_maker(name: str) -> Callable[..., Any]:
@@ -196,8 +324,12 @@ def _find_vector_maker(name: str) -> Callable[..., Any]:
     """What is called with ``num_envs`` and the arguments; ConfigError where there is none."""
     import gymnasium as gym
 
-    if name in NAMED:
-        raise ConfigError(f"env.vector: {name} has no vectorised form of its own; set env.vector=false")
+    route = find_route(name)
+    if name in NAMED or route is not None:
+        entry = NAMED[route.entry if route else name]
+        if not entry.vector:
+            raise ConfigError(f"env.vector: {name} has no vectorised form of its own; set env.vector=false")
+        return _with_defaults(import_object(entry.vector, "env"), {**entry.args, **(route.args(name) if route else {})})
     if ":" in name:
         own: Callable[..., Any] = import_object(name, "env")
         if "num_envs" not in (parameters := _parameters(own)) and "kwargs" not in parameters:

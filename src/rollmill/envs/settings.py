@@ -19,6 +19,14 @@ class EnvSettings:
     args: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor."""
 
+    dials: dict[str, float] = field(default_factory=dict)
+    """Numbers that observers may change while the run goes on (``run.set_dial``), by name, with the values they have
+    where nobody does: in evaluations, for instance. For environments whose constructor takes ``dials``."""
+
+    policies: tuple[int, ...] = ()
+    """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own
+    agents only. Empty: one policy plays all."""
+
     mask_in_info: bool = False
     """Take the action mask from ``info["action_mask"]`` (Gymnasium environments only)."""
 
@@ -35,10 +43,18 @@ class EnvSettings:
     fault_window: int = 1000
     """Good steps after which an env's earlier faults are forgotten."""
 
+    @property
+    def policy_count(self) -> int:
+        return max(self.policies, default=0) + 1
+
     def __post_init__(self) -> None:
         if self.max_episode_steps < 0:
             raise ValueError("max_episode_steps must be 0 (off) or positive")
         if self.fault_limit < 0 or self.fault_window < 1:
             raise ValueError("fault_limit must be >= 0 and fault_window >= 1")
+        if self.policies and sorted(set(self.policies)) != list(range(max(self.policies) + 1)):
+            raise ValueError(f"policies must number from 0 without gaps, got {list(self.policies)}")
+        if self.vector and self.dials:
+            raise ValueError("dials are for single environments; set vector=false")
         if self.vector and self.mask_in_info:
             raise ValueError("mask_in_info is for single environments; with vector the mask must be in the observation")

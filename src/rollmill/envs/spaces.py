@@ -11,11 +11,14 @@ MultiDiscrete     ``obs`` one-hot uint8 ``(sum(nvec),)``
 MultiBinary       ``obs`` uint8
 Dict, Tuple       one field per entry, nested names joined by dots: ``camera.left``, ``0.1``
 ================  =====================================================================
+
+Actions are one row of choices, of numbers, or of both (``ActionSpec``). A MultiBinary is choices of two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -209,54 +212,130 @@ def _batch_one_hot_writer(field: Field, nvec: Array, start: Array, shape: tuple[
 
 
 def action_layout(space: Space) -> tuple[ActionSpec, Callable[[Array], Any]]:
-    """The action spec of a space and the function that turns one stored action into the env's own."""
+    """The action spec of a space and the function that turns one stored action into the env's own.
+
+    Nested spaces become one flat row: all choices of all entries first, then all numbers.
+    """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         spec = ActionSpec("discrete", nvec=(int(space.n),), start=(start,))
         return spec, (lambda a: int(a) + start) if start else int
-    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        offset = np.asarray(space.start)
-        spec = ActionSpec("multi_discrete", nvec=tuple(int(n) for n in space.nvec), start=tuple(int(n) for n in offset))
-        return spec, lambda a: a + offset
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        return _continuous_layout(space)
-    raise ConfigError(
-        f"action space {space} is not supported; supported are Discrete, MultiDiscrete (one axis) and float Box"
-    )
+    parts = _action_parts(space)
+    spec = _joined(space, parts)
+    if not parts[0].path:
+        return spec, parts[0].to_env
+    take = _action_taker(space, parts)
+    return spec, lambda action: take(action, False)
 
 
-def batch_actions(single: Space, batch: Space) -> Callable[[Array], Array]:
+def batch_actions(single: Space, batch: Space) -> Callable[[Array], Any]:
     """Turns stored actions ``[lanes, ...]`` into what a vector env of ``single`` spaces takes: always a copy."""
-    dtype = batch.dtype
-    if isinstance(single, spaces.Box):
-        low, high = np.ravel(single.low), np.ravel(single.high)
-        return lambda actions: np.clip(actions, low, high).astype(dtype, copy=False).reshape(-1, *single.shape)
-    start = np.asarray(single.start) if isinstance(single, spaces.Discrete | spaces.MultiDiscrete) else np.asarray(0)
-    return lambda actions: (actions + start).astype(dtype, copy=False)
+    if isinstance(single, spaces.Discrete):
+        start, dtype = single.start, batch.dtype
+        return lambda actions: (actions + start).astype(dtype, copy=False)
+    parts = _action_parts(single)
+    if not parts[0].path:
+        return parts[0].to_env
+    take = _action_taker(single, parts)
+    return lambda actions: take(actions, True)
 
 
-def _continuous_layout(space: spaces.Box) -> tuple[ActionSpec, Callable[[Array], Any]]:
-    low, high = np.ravel(space.low), np.ravel(space.high)
-    spec = ActionSpec(
-        "continuous",
-        shape=(low.size,),
-        low=tuple(float(x) for x in low),
-        high=tuple(float(x) for x in high),
+@dataclass(frozen=True)
+class _ActionPart:
+    """One entry of an action space: where it belongs, and what it takes up of a stored row."""
+
+    path: tuple[Any, ...]
+    to_env: Callable[[Array], Array]
+    """Stored ``[..., width]`` to the env's own ``[..., *shape]``: always a copy."""
+    nvec: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    number: bool = False
+    """A Discrete: a single env wants a plain int."""
+
+
+def _action_parts(space: Space, path: tuple[Any, ...] = ()) -> list[_ActionPart]:
+    if isinstance(space, spaces.Dict):
+        return [part for key, child in space.spaces.items() for part in _action_parts(child, (*path, key))]
+    if isinstance(space, spaces.Tuple):
+        return [part for key, child in enumerate(space.spaces) for part in _action_parts(child, (*path, key))]
+    if isinstance(space, spaces.Discrete):
+        return [_choice_part(path, [int(space.n)], [int(space.start)], (), space.dtype)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [_choice_part(path, np.ravel(space.nvec), np.ravel(space.start), space.nvec.shape, space.dtype)]
+    if isinstance(space, spaces.MultiBinary):
+        size = int(np.prod(space.shape))
+        return [_choice_part(path, [2] * size, [0] * size, space.shape, space.dtype)]
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return [_number_part(path, space)]
+    where = f" ({'.'.join(map(str, path))})" if path else ""
+    raise ConfigError(
+        f"action space {space}{where} is not supported; supported are Discrete, MultiDiscrete, MultiBinary, float Box, "
+        "and Dict and Tuple of these"
     )
-    shape, dtype = space.shape, space.dtype
 
-    def to_env(action: Array) -> Array:
+
+def _choice_part(path: tuple[Any, ...], nvec: Any, start: Any, shape: tuple[int, ...], dtype: Any) -> _ActionPart:
+    first = np.asarray(start, np.int64)
+
+    def to_env(stored: Array) -> Array:
+        return (stored + first).astype(dtype, copy=False).reshape((*stored.shape[:-1], *shape))
+
+    counts, starts = tuple(int(n) for n in nvec), tuple(int(n) for n in first)
+    return _ActionPart(path, to_env, nvec=counts, start=starts, number=not shape)
+
+
+def _number_part(path: tuple[Any, ...], space: spaces.Box) -> _ActionPart:
+    low, high, shape, dtype = np.ravel(space.low), np.ravel(space.high), space.shape, space.dtype
+
+    def to_env(stored: Array) -> Array:
         # The policy's Gaussian is unbounded; the stored action keeps what was sampled, so that its
         # log-probability stays right, and only the simulator sees the clipped one.
-        return np.clip(action, low, high).astype(dtype, copy=False).reshape(shape)
+        return np.clip(stored, low, high).astype(dtype, copy=False).reshape((*stored.shape[:-1], *shape))
 
-    return spec, to_env
+    return _ActionPart(path, to_env, low=tuple(float(x) for x in low), high=tuple(float(x) for x in high))
+
+
+def _joined(space: Space, parts: list[_ActionPart]) -> ActionSpec:
+    """All parts in one spec, choices before numbers."""
+    nvec, start = (tuple(n for part in parts for n in getattr(part, name)) for name in ("nvec", "start"))
+    low, high = (tuple(x for part in parts for x in getattr(part, name)) for name in ("low", "high"))
+    if not nvec and not low:
+        raise ConfigError(f"action space {space} is empty")
+    if not low:
+        return ActionSpec("multi_discrete", nvec=nvec, start=start)
+    if not nvec:
+        return ActionSpec("continuous", shape=(len(low),), low=low, high=high)
+    return ActionSpec("mixed", nvec=nvec, start=start, shape=(len(low),), low=low, high=high)
+
+
+def _action_taker(space: Space, parts: list[_ActionPart]) -> Callable[[Array, bool], Any]:
+    """Takes stored rows ``[..., width]`` apart into the nested form; True for rows of several lanes."""
+    places, choice, number = [], 0, sum(len(part.nvec) for part in parts)
+    for part in parts:
+        if part.nvec:
+            places.append(slice(choice, choice := choice + len(part.nvec)))
+        else:
+            places.append(slice(number, number := number + len(part.low)))
+    place_of = {part.path: (part, place) for part, place in zip(parts, places, strict=True)}
+
+    def take(stored: Array, lanes: bool, space: Space = space, path: tuple[Any, ...] = ()) -> Any:
+        if isinstance(space, spaces.Dict):
+            return {key: take(stored, lanes, child, (*path, key)) for key, child in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            return tuple(take(stored, lanes, child, (*path, key)) for key, child in enumerate(space.spaces))
+        part, place = place_of[path]
+        value = part.to_env(stored[..., place])
+        return int(value) if part.number and not lanes else value
+
+    return take
 
 
 def mask_field(spec: ActionSpec) -> Field:
     """The field of an action mask for this action space."""
     if spec.kind == "continuous":
-        raise ConfigError("action masks need a Discrete or MultiDiscrete action space")
+        raise ConfigError("action masks need an action space with choices (Discrete, MultiDiscrete, MultiBinary)")
     return Field(MASK_FIELD, "int8", (spec.mask_size,))
 
 

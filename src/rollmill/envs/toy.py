@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rollmill.core.errors import EnvError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 
@@ -30,7 +31,7 @@ class _Toy:
             raise ValueError(f"length must be at least 1, got {length}")
         self.length = length
         self._rng = np.random.default_rng(0)
-        self._t = 0
+        self._t = -1  # until the first reset
 
     def reset(self, seed: int, obs: Obs) -> None:
         self._rng = np.random.default_rng(seed)
@@ -40,6 +41,8 @@ class _Toy:
 
     def _advance(self) -> bool:
         """Count a step; True when the episode ends with it."""
+        if self._t < 0:
+            raise EnvError("step() without a running episode: call reset() first")
         self._t += 1
         return self._t >= self.length
 

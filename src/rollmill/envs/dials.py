@@ -1,0 +1,43 @@
+"""Numbers that change while a run goes on, and that environments may read: a curriculum's way into them.
+
+``env.dials`` names them and gives their values; an observer turns them (``run.set_dial``). Values travel through shared
+memory. An environment takes them over when an episode begins and keeps them to its end, so that an episode is one
+thing from start to finish, and can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rollmill.core.fields import Array
+
+
+class Dials(Mapping[str, float]):
+    """The dials of one environment, as they stood when its episode began; its constructor gets them as ``dials``."""
+
+    def __init__(self, names: Sequence[str], source: Array) -> None:
+        """``source``: ``[len(names)]`` float64, written by whoever turns the dials."""
+        self._index = {name: k for k, name in enumerate(names)}
+        self._source = source
+        self.values_now: Array = np.array(source, np.float64)
+        """``[len(names)]`` float64: what the environment sees."""
+
+    @classmethod
+    def fixed(cls, values: Mapping[str, float]) -> Dials:
+        """Dials that nobody turns."""
+        return cls(tuple(values), np.array(list(values.values()), np.float64))
+
+    def take(self, values: Array | None = None) -> None:
+        """An episode begins: take over the values of this moment, or those it had when it was recorded."""
+        self.values_now[:] = self._source if values is None else values
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.values_now[self._index[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)

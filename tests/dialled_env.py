@@ -1,0 +1,40 @@
+"""An environment that shows the dial it was given: ``obs[0]`` is ``level``, read at every step. Workers import it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
+from rollmill.core.protocols import StepReturn
+
+
+class Dialled:
+    """Episodes of 3 to 7 steps; reward 1 for action 0."""
+
+    spec = EnvSpec("dialled", (Field("obs", "float32", (2,)),), ActionSpec("discrete", nvec=(2,), start=(0,)))
+
+    def __init__(self, dials: Mapping[str, float]) -> None:
+        assert set(dials) == {"level"}
+        assert len(dials) == 1
+        self._dials = dials
+        self._left = 0
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        self._left = 3 + int(np.random.default_rng(seed).integers(5))
+        self._look(obs)
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        self._left -= 1
+        self._look(obs)
+        return float(action[0] == 0), self._left == 0, False, {}
+
+    def _look(self, obs: Obs) -> None:
+        obs["obs"][0] = self._dials["level"], self._left
+
+    def render(self) -> Array | None:
+        return None
+
+    def close(self) -> None:
+        return None
