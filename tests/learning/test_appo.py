@@ -35,6 +35,9 @@ KINDS = {
     "masked": ("env=toy_masked",),
     "gaussian": ("env=toy_reach",),
     "gaussian, bounded": ("env=Pendulum-v1", "model.log_std=state"),
+    "squashed": ("env=Pendulum-v1", "model.action_distribution=tanh_gaussian"),
+    "buttons": ("env=action_envs:Buttons",),
+    "choices and numbers": ("env=action_envs:Toolbox",),
     "nested, multi-discrete, masked": ("env=faulty_envs:Zoo", "model.fc=[8]"),
     "two trunks": ("env=toy_memory", "model.memory=gru", "model.separate_critic=true"),
     "image": ("env=toy_image", "model.fc=[8]"),
@@ -441,3 +444,15 @@ def test_lasting_value_collapse_stops_the_run() -> None:
 
     with pytest.raises(ValueCollapseError, match=r"for 5 batches .*collapse_patience=5 stops the run"):
         learn()
+
+
+@pytest.mark.parametrize("kind", ["buttons", "choices and numbers"])
+def test_buttons_and_mixed_actions_are_learnt(kind: str) -> None:
+    rig = Rig(*KINDS[kind], "learning.epochs=4", "learning.gamma=0", "learning.minibatches=2")
+    means = []
+    for _ in range(40):
+        segments = rig.collect()
+        means.append(segments["reward"][:-1][segments["valid"][:-1]].mean())
+        rig.learner.train(segments)
+        rig.learner.publish()
+    assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.4, "of 2 at best; both begin near 1"

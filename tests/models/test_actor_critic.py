@@ -11,6 +11,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, EnvSpec, Field
 from rollmill.core.imports import import_object
 from rollmill.models.actor_critic import ActorCritic, build_model
+from rollmill.models.encoders import build_encoder
 from rollmill.models.settings import ModelSettings
 
 DISCRETE = ActionSpec("discrete", nvec=(3,), start=(0,))
@@ -88,6 +89,24 @@ def test_a_separate_critic_shares_no_weights(memory):
     model.unroll(obs, first, model.initial_state(2)).value.sum().backward()
     touched = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
     assert touched == {"critic_trunk", "value_head"}
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_what_is_seen_reaches_the_heads_past_the_memory_unless_told_otherwise(memory):
+    for skip in (True, False):
+        model = build_model(env_spec(), ModelSettings(**TINY, memory=memory, memory_skip=skip))
+        for parameter in model.trunk.memory.parameters():
+            parameter.data.zero_()  # a memory that says nothing
+        obs, first = random_obs(env_spec(), 2), torch.zeros(2, dtype=torch.bool)
+        value = model.step(obs, first, model.initial_state(2)).value
+        assert (value[0] != value[1]) == skip
+
+
+def test_networks_of_the_users_own_get_images_as_they_are():
+    spec = env_spec(MIXED, MULTI)
+    assert build_model(spec, ModelSettings(**TINY)).observation_moments.image_shapes
+    own = ActorCritic(spec, ModelSettings(**TINY), lambda: build_encoder(spec.inputs, ModelSettings(**TINY)))
+    assert not own.observation_moments.image_shapes
 
 
 def test_the_action_mask_is_not_an_input():

@@ -19,7 +19,7 @@ from rollmill.models.encoders import (
     ResidualBlock,
     build_encoder,
 )
-from rollmill.models.moments import RunningMoments
+from rollmill.models.moments import PixelMoments, RunningMoments
 from rollmill.models.settings import ModelSettings
 
 IMAGE = Field("image", "uint8", (40, 48, 3))
@@ -137,6 +137,40 @@ def test_normaliser_scales_and_clips_floats_and_leaves_the_rest():
     assert obs["speed"][0, 0] == 1e6, "the caller's tensor must not change"
 
 
+def test_images_are_scaled_by_the_moments_of_their_pixels_when_asked():
+    normaliser = ObservationNormaliser((IMAGE,), images=True)
+    images = torch.randint(90, 120, (8, *IMAGE.shape), dtype=torch.uint8)
+    torch.testing.assert_close(normaliser({"image": images})["image"], images / 255)
+    normaliser.update({"image": images})
+    out = normaliser({"image": images})["image"]
+    pixels = images.double()
+    torch.testing.assert_close(out.double(), (pixels - pixels.mean().round()) / pixels.std(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_large_batch_of_images_is_sampled_evenly():
+    moments = PixelMoments()
+    brightness = torch.arange(160, dtype=torch.uint8)
+    moments.update(brightness.reshape(160, 1, 1, 1).expand(160, 4, 4, 1))
+    assert moments.count == 8 * 16
+    assert float(moments.mean) == pytest.approx(70)  # 0, 20, ..., 140
+
+
+def test_images_of_one_colour_are_not_blown_up():
+    moments = PixelMoments()
+    moments.update(torch.full((4, 2, 2, 1), 7, dtype=torch.uint8))
+    assert moments.normalise(torch.tensor([9], dtype=torch.uint8)).item() == 2
+
+
+def test_scaling_of_pixels_is_exact_in_bfloat16_up_to_one_rounding():
+    moments = PixelMoments()
+    moments.update(torch.randint(0, 255, (8, 5, 5, 3), dtype=torch.uint8))
+    every = torch.arange(256, dtype=torch.uint8)
+    with torch.autocast("cpu", torch.bfloat16):
+        small = moments.normalise(every)
+    assert small.dtype == torch.bfloat16
+    torch.testing.assert_close(small.float(), moments.normalise(every), rtol=2**-7, atol=0)
+
+
 # ----------------------------------------------------------------------------------------- encoders
 
 
@@ -250,10 +284,18 @@ def test_fields_without_an_encoder_are_named(fields, encoder, words):
         build_encoder(fields, ModelSettings(encoder=encoder))
 
 
-def test_images_that_are_not_bytes_are_refused():
+def test_images_that_are_neither_bytes_nor_scaled_floats_are_refused():
     encoder = build_encoder((IMAGE,), SMALL)
     with pytest.raises(TypeError, match="uint8"):
-        encoder({"image": torch.zeros(1, *IMAGE.shape)})
+        encoder({"image": torch.zeros(1, *IMAGE.shape, dtype=torch.int32)})
+
+
+@pytest.mark.parametrize("name", ["convnet_simple", "mlp"])
+@pytest.mark.parametrize("field", [IMAGE, Field("gray", "uint8", (1, 37, 36))])
+def test_scaled_floats_are_read_as_bytes_are(name, field):
+    encoder = build_encoder((field,), ModelSettings(encoder=name, fc=(8,), mlp=(8,)))
+    image = random_obs((field,), 3)[field.name]
+    torch.testing.assert_close(encoder({field.name: image / 255}), encoder({field.name: image}))
 
 
 def test_hidden_layers_start_orthogonal():

@@ -10,11 +10,12 @@ import pytest
 from faulty_envs import Marker
 from marking import MarkPolicy
 from rollmill.core.errors import WorkerError
+from rollmill.core.machine import usable_cores
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import crew as crew_module
-from rollmill.sampling.crew import ProcessCrew, usable_cores
+from rollmill.sampling.crew import ProcessCrew
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from running import wait_until

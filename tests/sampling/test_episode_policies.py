@@ -23,7 +23,10 @@ SEVERAL = EnvSpec("x", (OBS,), ActionSpec("multi_discrete", nvec=(3, 2), start=(
 REAL = EnvSpec("x", (OBS,), ActionSpec("continuous", shape=(2,), low=(-1, 0), high=(1, 9)))
 ENDLESS = EnvSpec("x", (OBS,), ActionSpec("continuous", shape=(1,), low=(-np.inf,), high=(np.inf,)))
 MASKED = EnvSpec("x", (OBS, Field(MASK_FIELD, "int8", (5,))), SEVERAL.action)
-SPECS = {"plain": PLAIN, "several": SEVERAL, "real": REAL, "masked": MASKED}
+MIXED_ACTION = ActionSpec("mixed", nvec=(3, 2), start=(0, 0), shape=(2,), low=(-1, 0), high=(1, 9))
+MIXED = EnvSpec("x", (OBS,), MIXED_ACTION)
+MASKED_MIX = EnvSpec("x", MASKED.observation, MIXED_ACTION)
+SPECS = {"plain": PLAIN, "several": SEVERAL, "real": REAL, "masked": MASKED, "mixed": MIXED, "masked mix": MASKED_MIX}
 
 
 class Play:
@@ -63,17 +66,17 @@ def test_actions_fit_and_reach_everything(kind: str, spec: str) -> None:
     acts = Play(KINDS[kind](SPECS[spec], schedule())).acts(1500)
     assert acts.shape == (1500, 3, *action.field.shape)
     assert acts.dtype == action.field.dtype
-    flat = acts.reshape(4500, -1)
-    if action.kind == "continuous":
-        assert (flat >= action.low).all()
-        assert (flat <= action.high).all()
-        assert (np.ptp(flat, axis=0) > 0.8 * (np.array(action.high) - action.low)).all()
-        assert np.allclose(flat.mean(axis=0), [0, 4.5], atol=[0.2, 0.9])
-    else:
-        for column, n in zip(flat.T, action.nvec):
-            counts = np.bincount(column, minlength=n)
-            assert len(counts) == n
-            assert counts.min() > 4500 / n / 1.5
+    choices, numbers = np.split(acts.reshape(4500, -1), [len(action.nvec)], axis=1)
+    if action.low:
+        assert (numbers >= action.low).all()
+        assert (numbers <= action.high).all()
+        assert (np.ptp(numbers, axis=0) > 0.8 * (np.array(action.high) - action.low)).all()
+        assert np.allclose(numbers.mean(axis=0), [0, 4.5], atol=[0.2, 0.9])
+    for column, n in zip(choices.T, action.nvec, strict=True):
+        assert np.array_equal(column, column.round())
+        counts = np.bincount(column.astype(int), minlength=n)
+        assert len(counts) == n
+        assert counts.min() > 4500 / n / 1.5
 
 
 def test_without_bounds_it_stays_finite() -> None:

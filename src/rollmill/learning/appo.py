@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollmill.core.errors import CheckpointError, NonFiniteError
+from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import Array
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
 from rollmill.learning.figures import Sums
 from rollmill.learning.guards import Alarms, explain_non_finite
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.ranks import Alone, Ranks, require_equal, rows_and_lag, shared_moments
+from rollmill.learning.saving import load_optimizer, load_weights, optimizer_state, to_numpy, weights_of
 from rollmill.learning.schedules import KlAdaptiveRate, Schedule
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.step import FIGURES, GraphStep, Step
@@ -190,6 +191,11 @@ class Appo:
         metrics["alarms"] = float(self._alarms.active)
         return metrics
 
+    @property
+    def oldest_useful(self) -> int:
+        """The oldest version whose experience may still be learnt from."""
+        return self.version - self.settings.max_policy_lag
+
     def agree(self) -> None:
         """Start from the weights of rank 0, on all ranks alike."""
         self._ranks.from_first(self.model.state_dict().values())
@@ -201,43 +207,20 @@ class Appo:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        optimizer = self._optimizer.state_dict()
         return {
             "version": self.version,
             "optimizer_steps": self.optimizer_steps,
             "rate": self._rate,
-            "model": {name: _to_numpy(x) for name, x in self.model.state_dict().items()},
-            "optimizer": {
-                str(index): {name: _to_numpy(x) for name, x in entry.items()}
-                for index, entry in optimizer["state"].items()
-            },
-            "generator": _to_numpy(self._generator.get_state()),
+            "model": weights_of(self.model),
+            "optimizer": optimizer_state(self._optimizer),
+            "generator": to_numpy(self._generator.get_state()),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         load_weights(self.model, state["model"])
-        current = self._optimizer.state_dict()
-        current["state"] = {
-            int(index): {name: torch.from_numpy(np.array(x)) for name, x in entry.items()}
-            for index, entry in state["optimizer"].items()
-        }
-        self._optimizer.load_state_dict(current)
+        load_optimizer(self._optimizer, state["optimizer"])
         self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
         self.version = state["version"]
         self.optimizer_steps = state["optimizer_steps"]
         self._rate = state["rate"] if self.settings.lr_schedule == "kl_adaptive" else self.settings.learning_rate
         self.publish()
-
-
-def load_weights(model: torch.nn.Module, weights: Mapping[str, Array]) -> None:
-    """Copy saved weights into a network; CheckpointError unless both have the same names and shapes."""
-    try:
-        model.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights.items()}, strict=True)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the saved weights do not fit this network (were model settings changed?): {error}"
-        ) from error
-
-
-def _to_numpy(x: Tensor) -> Array:
-    return x.detach().cpu().numpy().copy()

@@ -27,10 +27,10 @@ class ValueCollapseError(RollmillError):
 def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, float]) -> str:
     """Where the first NaN or infinity is: data, weights, a layer, a loss term, or a gradient."""
     for name, tensor in _inputs(pieces):
-        if (place := _first_bad(tensor)) is not None:
+        if (place := first_bad(tensor)) is not None:
             return f"the batch itself: {name} at index {place}"
     for name, parameter in model.named_parameters():  # running moments only pass on what others did
-        if (place := _first_bad(parameter)) is not None:
+        if (place := first_bad(parameter)) is not None:
             return f"the weights: {name} at index {place}"
     if layer := _first_bad_layer(model, pieces):
         return f"the output of layer {layer}"
@@ -38,7 +38,7 @@ def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, f
         if not math.isfinite(value):
             return f"the loss term {name} ({value})"
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None and (place := _first_bad(parameter.grad)) is not None:
+        if parameter.grad is not None and (place := first_bad(parameter.grad)) is not None:
             return f"the gradient of {name} at index {place}"
     return "no single place (it vanished when the step was repeated)"
 
@@ -49,7 +49,8 @@ def _inputs(pieces: Pieces) -> list[tuple[str, Tensor]]:
     return [(name, x) for name, x in named if x.is_floating_point()]
 
 
-def _first_bad(tensor: Tensor) -> list[int] | None:
+def first_bad(tensor: Tensor) -> list[int] | None:
+    """Index of the first NaN or infinity; None where there is none."""
     bad = (~torch.isfinite(tensor)).nonzero()
     return bad[0].tolist() if len(bad) else None
 

@@ -9,7 +9,10 @@ from rollmill.core.config import settings
 
 @settings
 class LearningSettings:
-    """Asynchronous PPO: clipped policy updates with GAE or V-trace targets."""
+    """Asynchronous PPO: clipped policy updates with GAE or V-trace targets. Or SAC, which reads a few of these keys."""
+
+    algorithm: Literal["appo", "sac"] = "appo"
+    """appo: any actions and networks; sac: continuous actions, from a replay buffer (see the block ``sac``)."""
 
     device: str = "auto"
     """``auto`` (a GPU when there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
@@ -45,7 +48,7 @@ class LearningSettings:
     """V-trace: bound of the importance weight in the trace."""
 
     batch_size: int = 2048
-    """Rows (steps times lanes) of one training batch."""
+    """Rows (steps times lanes) of one training batch. sac: new rows between two rounds of learning."""
 
     minibatches: int = 4
     """Optimizer steps per epoch."""

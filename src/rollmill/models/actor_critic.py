@@ -47,7 +47,7 @@ class Output(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """An encoder and the memory behind it."""
+    """An encoder and the memory behind it; with ``memory_skip`` the features also pass by the memory."""
 
     def __init__(self, encoder: nn.Module, settings: ModelSettings) -> None:
         super().__init__()
@@ -55,14 +55,23 @@ class Trunk(nn.Module):
         self.memory = build_memory(cast(int, encoder.output_size), settings)
         self.output_size = self.memory.output_size
         self.state_size = self.memory.state_size
+        self.skip = settings.memory_skip and self.state_size > 0
+        if self.skip:
+            self.output_size += cast(int, encoder.output_size)
 
     def step(self, obs: Observations, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return self.memory.step(self.encoder(obs), state, first)
+        features = self.encoder(obs)
+        remembered, state = self.memory.step(features, state, first)
+        return self._join(remembered, features), state
 
     def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         rows = {name: x.flatten(0, 1) for name, x in obs.items()}
         features = self.encoder(rows).unflatten(0, first.shape)
-        return self.memory.unroll(features, state, first)
+        remembered, state = self.memory.unroll(features, state, first)
+        return self._join(remembered, features), state
+
+    def _join(self, remembered: Tensor, features: Tensor) -> Tensor:
+        return torch.cat([remembered, features], dim=-1) if self.skip else remembered
 
 
 class ActorCritic(nn.Module):
@@ -79,13 +88,14 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         _check_mask_field(spec)
+        own = make_encoder is not None
         if make_encoder is None:
 
             def make_encoder() -> nn.Module:
                 return build_encoder(spec.inputs, settings)
 
         scaled = spec.inputs if settings.normalize_observations else ()
-        self.observation_moments = ObservationNormaliser(scaled)
+        self.observation_moments = ObservationNormaliser(scaled, images=not own)
         self.return_moments = RunningMoments()
         self.trunk = Trunk(make_encoder(), settings)
         self.critic_trunk = Trunk(make_encoder(), settings) if settings.separate_critic else None

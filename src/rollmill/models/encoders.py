@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Field
-from rollmill.models.moments import RunningMoments
+from rollmill.models.moments import PixelMoments, RunningMoments
 from rollmill.models.settings import ModelSettings
 
 Observations = Mapping[str, Tensor]
@@ -33,6 +33,7 @@ CLIP = 10.0
 """Normalised observations stay within this many standard deviations."""
 
 CONVNETS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "convnet_small": ((16, 8, 4), (32, 4, 2)),
     "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
     "convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
 }
@@ -48,26 +49,35 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 class ObservationNormaliser(nn.Module):
-    """Scales the float fields of an observation by their running moments; passes the others on."""
+    """Scales float fields, with ``images`` image fields too, by their running moments; passes the others on.
 
-    def __init__(self, fields: Sequence[Field]) -> None:
+    Images become floats then. Networks of the user's own get them as they are stored.
+    """
+
+    def __init__(self, fields: Sequence[Field], images: bool = False) -> None:
         super().__init__()
         floats = [field for field in fields if field.is_float]
         self.names = tuple(field.name for field in floats)
         self.moments = _modules(RunningMoments(field.shape) for field in floats)
+        pictures = [field for field in fields if field.is_image and images]
+        self.image_shapes = {field.name: field.shape for field in pictures}
+        self.pixels = _modules(PixelMoments() for _ in pictures)
 
     def forward(self, obs: Observations) -> Observations:
-        if not self.names:
+        if not self.names and not self.image_shapes:
             return obs
         scaled = {
             name: moments.normalise(obs[name]).clamp_(-CLIP, CLIP) for name, moments in zip(self.names, self.moments)
         }
-        return {**obs, **scaled}
+        images = {name: pixels.normalise(obs[name]) for name, pixels in zip(self.image_shapes, self.pixels)}
+        return {**obs, **scaled, **images}
 
     def update(self, obs: Observations, valid: Tensor | None = None) -> None:
         """Take in observations ``[..., *shape]``; rows where ``valid`` ``[...]`` is False do not count."""
         for name, moments in zip(self.names, self.moments):
             moments.update(obs[name], valid)
+        for (name, shape), pixels in zip(self.image_shapes.items(), self.pixels):
+            pixels.update(obs[name].reshape(-1, *shape))
 
 
 class CustomEncoder(nn.Module):
@@ -141,7 +151,7 @@ class Encoder(nn.Module):
             x = obs[name].float()
             if x.dim() != 2:
                 x = x.reshape(len(x), size)
-            parts.append(x * (1 / 255) if is_image else x)
+            parts.append(x * (1 / 255) if is_image and obs[name].dtype == torch.uint8 else x)
         return _join(parts)
 
 
@@ -155,7 +165,9 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 class Convnet(nn.Module):
-    """Reads one image field, uint8 ``[n, H, W, C]`` or ``[n, C, H, W]``, into features ``[n, output_size]``.
+    """Reads one image field, ``[n, H, W, C]`` or ``[n, C, H, W]``, into features ``[n, output_size]``.
+
+    Images are uint8, which are divided by 255, or floats that ``ObservationNormaliser`` has scaled.
 
     Slots hold images channels-last, and that is the layout CPU and GPU convolutions are fastest in,
     so the image is only viewed differently, never transposed in memory.
@@ -169,13 +181,16 @@ class Convnet(nn.Module):
             self.output_size = self.forward(torch.zeros((1, *field.shape), dtype=torch.uint8)).shape[1]
 
     def forward(self, image: Tensor) -> Tensor:
-        if image.dtype != torch.uint8:
-            raise TypeError(f"images are uint8 from 0 to 255, not {image.dtype}")
         x = image.permute(0, 3, 1, 2) if self.layout == "HWC" else image
-        # Under autocast the first layer reads the small type anyway; 0 to 255 are exact in it.
-        autocast = torch.is_autocast_enabled(x.device.type)
-        dtype = torch.get_autocast_dtype(x.device.type) if autocast else torch.float32
-        x = x.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
+        if image.dtype == torch.uint8:
+            # Under autocast the first layer reads the small type anyway; 0 to 255 are exact in it.
+            autocast = torch.is_autocast_enabled(x.device.type)
+            dtype = torch.get_autocast_dtype(x.device.type) if autocast else torch.float32
+            x = x.to(dtype, memory_format=torch.channels_last).mul_(1 / 255)
+        elif image.is_floating_point():
+            x = x.contiguous(memory_format=torch.channels_last)
+        else:
+            raise TypeError(f"images are uint8 from 0 to 255, or scaled floats, not {image.dtype}")
         y: Tensor = self.body(x)
         return y.permute(0, 2, 3, 1).flatten(1)  # a view: the activations are channels-last too
 

@@ -72,3 +72,37 @@ class RunningMoments(nn.Module):
     def denormalise(self, x: Tensor) -> Tensor:
         """The inverse of ``normalise``."""
         return x * self.std + self.shift
+
+
+class PixelMoments(RunningMoments):
+    """Mean and deviation of all pixels of an image field, learnt from a few images of every batch.
+
+    Centred pixels of deviation 1 let a network see differences between images from its first step; between 0 and 1
+    they all look alike. Before the first update the scale is 1/255.
+    """
+
+    IMAGES = 8
+    """Images of a batch that are looked at: millions of pixels say no more than a few hundred thousand."""
+    SMALLEST = 1.0
+    """Smallest deviation, in steps of brightness: an image of one colour is not blown up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.std.fill_(255.0)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, valid: Tensor | None = None) -> None:
+        """Take in images ``[n, *shape]``, all alike: those of rows that do not count were seen, too."""
+        super().update(x[:: -(-len(x) // self.IMAGES)])
+
+    @torch.no_grad()
+    def set(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
+        super().set(count, mean, var)
+        self.std.copy_(torch.where(self.count > 0, self.std.clamp(min=self.SMALLEST), 255.0))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Images ``[..., *shape]`` uint8 as floats of the type the network reads, centred and scaled."""
+        autocast = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if autocast else torch.float32
+        # Whole numbers up to 255 are exact in bfloat16, so a whole shift loses nothing there.
+        return torch.sub(x, self.shift.round().to(dtype)).mul_(self.std.reciprocal().to(dtype))

@@ -15,10 +15,10 @@ LOG_STD_BOUNDS = (-5.0, 2.0)
 class ModelSettings:
     """Encoder (images through a convnet, the rest through an MLP), then memory, then the two heads."""
 
-    encoder: Literal["auto", "mlp", "convnet_simple", "convnet_atari", "impala"] = "auto"
-    """How images are read: ``convnet_simple`` (32 8x8/4, 64 4x4/2, 128 3x3/2), ``convnet_atari`` (32 8x8/4,
-    64 4x4/2, 64 3x3/1), ``impala`` (residual 16/32/32) or ``mlp`` (flattened). ``auto`` is ``convnet_simple``
-    for images; whatever is not an image always goes through an MLP."""
+    encoder: Literal["auto", "mlp", "convnet_small", "convnet_simple", "convnet_atari", "impala"] = "auto"
+    """How images are read: ``convnet_small`` (16 8x8/4, 32 4x4/2), ``convnet_simple`` (32 8x8/4, 64 4x4/2, 128 3x3/2),
+    ``convnet_atari`` (32 8x8/4, 64 4x4/2, 64 3x3/1), ``impala`` (residual 16/32/32) or ``mlp`` (flattened). ``auto`` is
+    ``convnet_simple`` for images; whatever is not an image always goes through an MLP."""
 
     mlp: tuple[int, ...] = (128, 128)
     """Layer sizes of the MLP that reads vectors; empty passes them on as they are."""
@@ -38,17 +38,25 @@ class ModelSettings:
     memory_layers: int = 1
     """Stacked memory layers."""
 
+    memory_skip: bool = True
+    """The heads read the encoder's features beside the memory's output. What is seen now then acts on the policy
+    directly, which learns much faster where memory matters little."""
+
     separate_critic: bool = False
     """Give the value function its own encoder and memory instead of sharing the policy's."""
 
     normalize_observations: bool = True
-    """Scale float observation fields by their running mean and deviation (not images and integers)."""
+    """Scale float fields and, for the built-in encoders, images (one scale per field) by their running mean and
+    deviation. Integers stay as they are."""
 
     policy_gain: float = 0.01
     """Gain of the orthogonal initial weights of the policy head; small means nearly uniform first actions."""
 
     value_gain: float = 1.0
     """Gain of the orthogonal initial weights of the value head."""
+
+    action_distribution: Literal["gaussian", "tanh_gaussian"] = "gaussian"
+    """Continuous actions: a Gaussian that the environment clips, or one that tanh squashes into the bounds."""
 
     initial_log_std: float = 0.0
     """Continuous actions: logarithm of the initial standard deviation."""

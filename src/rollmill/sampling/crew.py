@@ -23,6 +23,7 @@ import numpy as np
 
 from rollmill.core.errors import EnvError, RollmillError, WorkerError
 from rollmill.core.fields import Array
+from rollmill.core.machine import usable_cores
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
 from rollmill.sampling.mailbox import Bell, Mailbox
@@ -36,6 +37,11 @@ STOP_SECONDS = 3.0
 RESTART_WINDOW_SECONDS = 600.0
 LINES_PER_WINDOW = 200
 """Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
+
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+"""Environment of workers, where the user's has none of these: libraries that start a thread per core in every worker
+would fight for the cores that the workers share out among them."""
 
 
 @dataclass
@@ -302,7 +308,7 @@ class ProcessCrew:
             stdout=output_write,
             stderr=output_write,
             pass_fds=tuple(inherited),
-            env=self._environment | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env=ONE_THREAD | self._environment | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             process_group=0,  # a Ctrl-C in the terminal is for the run, not for a worker that is just starting
         )
         for fd in (setup_read, events_write, output_write):
@@ -377,11 +383,6 @@ class ProcessCrew:
             log.info("worker %d: %s", index, line[:500])
         else:
             self._dropped_lines[index] += 1
-
-
-def usable_cores() -> list[int]:
-    """The cores this process may run on; none where the system does not say."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def pin_threads(cores: Collection[int]) -> None:

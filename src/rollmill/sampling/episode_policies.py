@@ -104,22 +104,18 @@ class _Uniform:
     def __init__(self, spec: EnvSpec) -> None:
         self.action: ActionSpec = spec.action
         self.masked = spec.masked
-        if self.action.kind == "continuous":
-            self.width = int(np.prod(self.action.shape))
-            self._low = np.maximum(np.asarray(self.action.low, np.float64).ravel(), -WIDEST)
-            self._high = np.minimum(np.asarray(self.action.high, np.float64).ravel(), WIDEST)
-        else:
-            self._nvec = np.asarray(self.action.nvec)
-            self.width = self.action.mask_size if self.masked else len(self._nvec)
+        self._nvec = np.asarray(self.action.nvec, np.int64)
+        self._low = np.maximum(np.asarray(self.action.low, np.float64), -WIDEST)
+        self._high = np.minimum(np.asarray(self.action.high, np.float64), WIDEST)
+        self._choices = self.action.mask_size if self.masked else len(self._nvec)
+        self.width = self._choices + len(self._low)
 
     def actions(self, numbers: Array, obs: Obs) -> Array:
         """``[n, ...]`` from ``[n, width]``."""
-        if self.action.kind == "continuous":
-            chosen: Array = (self._low + numbers * (self._high - self._low)).astype(np.float32)
-        elif self.masked:
-            chosen = self._masked_choice(numbers, obs[MASK_FIELD])
-        else:
-            chosen = (numbers * self._nvec).astype(np.int64)
+        first, second = numbers[:, : self._choices], numbers[:, self._choices :]
+        choice = self._masked_choice(first, obs[MASK_FIELD]) if self.masked else (first * self._nvec).astype(np.int64)
+        number = self._low + second * (self._high - self._low)
+        chosen: Array = np.concatenate([choice, number], axis=1).astype(self.action.field.dtype)
         return chosen.reshape(len(numbers), *self.action.field.shape)
 
     def _masked_choice(self, numbers: Array, mask: Array) -> Array:
@@ -133,7 +129,8 @@ class _Uniform:
         """[n] bool: whether the mask lets every component of these actions pass."""
         mask = obs[MASK_FIELD].reshape(len(actions), -1)
         starts = np.cumsum(self._nvec) - self._nvec
-        chosen = np.take_along_axis(mask, actions.reshape(len(actions), -1) + starts, axis=1)
+        choices = actions.reshape(len(actions), -1)[:, : len(starts)].astype(np.int64)
+        chosen = np.take_along_axis(mask, choices + starts, axis=1)
         every: Array = np.logical_and.reduce(chosen > 0, axis=1)
         return every
 
@@ -215,8 +212,7 @@ class OwnPolicy(EpisodePolicy):
         self._only = spec.observation[0].name if len(spec.observation) == 1 else None
         field = spec.action.field
         self._shape, self._dtype = field.shape, np.dtype(field.dtype)
-        if spec.action.kind != "continuous":
-            self._nvec = np.asarray(spec.action.nvec).reshape(self._shape)
+        self._nvec = np.asarray(spec.action.nvec, np.int64)
 
     def _make(self, make: Callable[..., Any]) -> OwnAct:
         act = self._call("could not be made", make, self.spec)
@@ -260,13 +256,13 @@ class OwnPolicy(EpisodePolicy):
                 f"--policy {self._target} answered {answer!r} ({action.dtype} of shape {action.shape}), "
                 f"expected {self._dtype} of shape {self._shape}"
             )
-        if self._dtype.kind == "f":
-            good = bool(np.isfinite(action).all())
-        else:
-            good = bool(((action >= 0) & (action < self._nvec)).all())
+        choices = action.reshape(-1)[: len(self._nvec)]
+        good = np.isfinite(action).all() and ((choices >= 0) & (choices < self._nvec) & (choices % 1 == 0)).all()
         if not good:
-            wanted = "finite numbers" if self._dtype.kind == "f" else f"0 up to below {self._nvec.tolist()}"
-            raise PolicyError(f"--policy {self._target} answered {answer!r}, expected {wanted}")
+            limits = self._nvec.tolist() if self._shape else int(self._nvec[0])
+            wanted = [f"0 up to below {limits}"] if self._nvec.size else []
+            wanted += ["finite numbers"] if self._dtype.kind == "f" else []
+            raise PolicyError(f"--policy {self._target} answered {answer!r}, expected {', then '.join(wanted)}")
         return action
 
 

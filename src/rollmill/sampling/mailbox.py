@@ -37,15 +37,19 @@ class Mailbox:
     seconds_env: Array  # [W] float64, time spent stepping since the start
     seconds_wait: Array  # [W] float64, time spent waiting for actions
     next_episode: Array  # [E] int64, first unused episode number of every env
+    dials: Array  # [D] float64, written by main: ``env.dials``, in the order of the config
     stop: Array  # [1] int64, written by main
     wanted: Array  # [1] int64, written by main: ready groups it waits for; workers ring its bell from then on
 
-    def __init__(self, groups: int, workers: int, envs: int, block: SharedBlock | None = None) -> None:
+    def __init__(
+        self, groups: int, workers: int, envs: int, block: SharedBlock | None = None, *, dials: int = 0
+    ) -> None:
         fields = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
         fields += [(Field(name, "int64"), (workers,)) for name in WORKER_FIELDS]
         fields += [(Field(name, "float64"), (workers,)) for name in TIME_FIELDS]
         fields += [(Field("next_episode", "int64"), (envs,))]
         fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted")]
+        fields += [(Field("dials", "float64"), (dials,))]
         offsets, nbytes = layout_arrays(fields)
         self.block = block or SharedBlock.create(nbytes)
         for field, shape in fields:

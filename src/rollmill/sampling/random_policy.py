@@ -51,5 +51,8 @@ class RandomPolicy:
     def refresh(self) -> int:
         return self.version
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]

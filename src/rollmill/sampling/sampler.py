@@ -109,7 +109,9 @@ class Sampler:
             plan.spec, settings.rollout, plan.lanes_per_group, policies[0].state_size, plan.state_every
         )
         self.arena = Arena(layout, plan.slots + plan.spare_slots)
-        self.box = Mailbox(plan.groups, plan.workers, plan.workers * settings.envs_per_worker)
+        envs = plan.workers * settings.envs_per_worker
+        self.box = Mailbox(plan.groups, plan.workers, envs, dials=len(plan.env.dials))
+        self.box.dials[:] = list(plan.env.dials.values())
         self.policies = policies
         for policy in policies:
             policy.attach(self.arena)
@@ -130,6 +132,15 @@ class Sampler:
         self.box.wanted[0] = self._wanted = max(1, math.ceil(settings.answer_share * plan.groups))
         self._short_since: float | None = None
         """When some groups became ready, but fewer than wanted."""
+
+    @property
+    def dials(self) -> dict[str, float]:
+        """``env.dials`` as they stand; envs take them over when their next episode begins."""
+        return dict(zip(self.plan.env.dials, self.box.dials.tolist(), strict=True))
+
+    def set_dial(self, name: str, value: float) -> None:
+        """Turn one of ``env.dials``, for all envs."""
+        self.box.dials[tuple(self.plan.env.dials).index(name)] = value
 
     @property
     def frames(self) -> int:
@@ -294,6 +305,7 @@ class Sampler:
             "lost_segments": self.lost_segments,
             "env_faults": report.env_faults,
             "worker_restarts": report.worker_restarts,
+            "dials": self.dials,
             # Ended, but not yet counted by whoever reports.
             "episodes": [asdict(episode) for episode in self.episodes.copy()],
         }
@@ -304,6 +316,9 @@ class Sampler:
         self.lost_segments = state["lost_segments"]
         self.crew.report.env_faults = state["env_faults"]
         self.crew.report.worker_restarts = state["worker_restarts"]
+        for name, value in state.get("dials", {}).items():
+            if name in self.plan.env.dials:
+                self.set_dial(name, value)
         self.episodes.extend(EpisodeEnd(**episode) for episode in state["episodes"])
 
     # -- deterministic resume (serial mode) ----------------------------------------------------

@@ -22,6 +22,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena, RowOut, SegmentLayout, SharedBlock
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch
+from rollmill.envs.dials import Dials
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.mailbox import Bell, Mailbox, SharedWatch
@@ -95,9 +96,10 @@ class Worker:
 
     def _build(self, plan: WorkerPlan, group: int, watch: Watch, listener: Listener) -> EnvBatch | VectorBatch:
         envs = plan.envs_of(group)
+        dials = tuple(Dials(tuple(plan.env.dials), self._box.dials) for _ in envs) if plan.env.dials else ()
         setup = BatchSetup(
             spec=plan.layout.spec,
-            make=lambda env: make_env(plan.env, plan.instance(env)),
+            make=lambda env: make_env(plan.env, plan.instance(env), dials[env - envs.start] if dials else None),
             envs=envs,
             seeds=plan.seeds.branch("worker", plan.index),
             watch=watch,
@@ -107,6 +109,7 @@ class Worker:
             decorrelate_steps=plan.decorrelate_steps,
             keep_actions=plan.keep_actions,
             seed_of=plan.schedule.env_seed if plan.schedule is not None else None,
+            dials=dials,
         )
         if not plan.env.vector:
             return EnvBatch(plan.env, setup)
@@ -172,7 +175,7 @@ class WorkerProcess:
         self._parent = setup.parent
         self._events_fd = setup.events_fd
         arena_block, box_block = SharedBlock(*setup.arena), SharedBlock(*setup.mailbox)
-        self._box = Mailbox(*setup.shape, block=box_block)
+        self._box = Mailbox(*setup.shape, block=box_block, dials=len(setup.plan.env.dials))
         self._main_bell = Bell(*setup.main_bell)
         self._own_bell = Bell(*setup.own_bell)
         self._index = setup.plan.index
