@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disks import mounted
 from rollmill.core.errors import BadBlock, StoreError, StoreFull
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store, StoreWarning
@@ -335,17 +336,8 @@ def test_damage_in_the_store_stops_the_build(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_said_and_cleaned_up(small_disk: Path, tmp_path: Path) -> None:

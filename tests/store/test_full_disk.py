@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from disks import mounted
 from rollmill.core.errors import StoreError, StoreFull
 from rollmill.store import open_shard
 from rollmill.store.episode import EpisodeInfo
@@ -25,17 +25,8 @@ SCHEMA = small_schema()
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
 def fill(writer: StoreWriter) -> list[int]:

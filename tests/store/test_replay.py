@@ -195,3 +195,58 @@ def test_what_appears_while_saving_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be saved as"):
         buffer.save(tmp_path / "saved")
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")] == ["saved", "saved/precious"]
+
+
+def test_transitions_of_several_steps_add_up_to_the_end_of_their_segment() -> None:
+    buffer = ReplayBuffer(SCHEMA, 30)
+    episodes = [make_episode(SCHEMA, n, k, terminated=k == 1) for k, n in enumerate((7, 2, 5))]
+    for episode in episodes:
+        buffer.add_episode(episode)
+    steps, gamma = 3, 0.5
+    expected = {}
+    for episode in episodes:
+        rows = steps_of(episode)
+        for t in range(len(rows)):
+            part = rows[t : t + steps]
+            total = sum(np.float32(gamma**k) * row["reward"] for k, row in enumerate(part))
+            discount = 0.0 if part[-1]["terminated"] else gamma ** len(part)
+            observed = {f"next_{c.name}": part[-1][f"next_{c.name}"] for c in SCHEMA.obs_columns}
+            expected[rows[t]["reward"].tobytes()] = (total, discount, observed)
+    batch = buffer.sample_n_step(500, steps, gamma)
+    plain = ReplayBuffer(SCHEMA, 30)  # the same draws, one step each, tell where each transition begins
+    for episode in episodes:
+        plain.add_episode(episode)
+    starts = plain.sample(500)
+    for k in range(500):
+        total, discount, observed = expected[starts["reward"][k].tobytes()]
+        assert batch["reward"][k] == pytest.approx(total, rel=1e-6)
+        assert batch["discount"][k] == np.float32(discount)
+        assert all(np.array_equal(batch[name][k], value) for name, value in observed.items())
+    with pytest.raises(ConfigError, match="transitions of 0 steps"):
+        buffer.sample_n_step(1, 0, gamma)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 30), st.integers(1, 30))
+@settings(max_examples=40, deadline=None)
+def test_a_state_brings_back_contents_and_the_samples_to_come(lengths: list[int], capacity: int, other: int) -> None:
+    buffer = ReplayBuffer(SCHEMA, capacity, seed=1)
+    for k, n in enumerate(lengths):
+        buffer.add_episode(make_episode(SCHEMA, n, k, terminated=k % 2 == 0))
+    buffer.sample(3)
+    twin = ReplayBuffer(SCHEMA, capacity, seed=2)
+    twin.add_episode(make_episode(SCHEMA, 5, 99))
+    twin.load_state(buffer.state())
+    assert keys(buffer.sample(50)) == keys(twin.sample(50))
+    for one in (buffer, twin):  # and both go on alike
+        one.add_episode(make_episode(SCHEMA, 4, 50))
+    assert keys(buffer.sample(50)) == keys(twin.sample(50))
+    smaller = ReplayBuffer(SCHEMA, other)
+    smaller.load_state(buffer.state())
+    held = [key(step) for segment in buffer.segments() for step in steps_of(segment)]
+    kept = [key(step) for segment in smaller.segments() for step in steps_of(segment)]
+    assert kept == held[-other:]
+
+
+def test_a_capacity_that_no_memory_holds() -> None:
+    with pytest.raises(ConfigError, match=r"no memory for a capacity of 1,000,000,000,000,000 steps"):
+        ReplayBuffer(SCHEMA, 10**15)

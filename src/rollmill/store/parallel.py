@@ -20,6 +20,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class ProcessDiedError(StoreError):
+    """A child process was killed from outside."""
+
+
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -88,7 +92,7 @@ class _Child(Generic[Item, Result]):
 
     def _died(self) -> StoreError:
         self._process.join()
-        return StoreError(
+        return ProcessDiedError(
             f"a process ended (exit code {self._process.exitcode}) while it was at {self._item}; "
             "if the machine is short of memory, use fewer workers"
         )

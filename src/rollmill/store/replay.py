@@ -52,7 +52,10 @@ class ReplayBuffer:
         self.added = 0
         """Steps ever added."""
         self._rng = np.random.default_rng(seed)
-        self._rows: Batch = {c.name: np.zeros((capacity, *c.shape), c.numpy) for c in schema.columns}
+        try:
+            self._rows: Batch = {c.name: np.zeros((capacity, *c.shape), c.numpy) for c in schema.columns}
+        except MemoryError as error:
+            raise ConfigError(f"replay buffer: there is no memory for a capacity of {capacity:,} steps") from error
         self._stop = np.zeros(capacity, np.int64)  # where the row's segment ends, counted over all ever added
         self._last = np.full(capacity, -1, np.int64)  # row in _finals if the row is the last of its segment
         self._flags = {name: np.zeros(capacity, np.bool_) for name in ("terminated", "truncated")}
@@ -149,14 +152,37 @@ class ReplayBuffer:
         """
         rows = self._draw(count) % self.capacity
         batch = {name: array[rows] for name, array in self._rows.items()}
+        return batch | self._outcome(rows)
+
+    def sample_n_step(self, count: int, steps: int, gamma: float) -> Batch:
+        """``[count, ...]`` random transitions of ``steps`` steps, or as many as are left of the segment.
+
+        As ``sample``, where ``reward`` is the discounted sum of theirs, ``next_*`` and the ends are those of the last
+        of them, and ``discount`` is the weight of what follows: ``gamma`` for each step, 0 behind a terminal one.
+        """
+        if steps < 1:
+            raise ConfigError(f"replay buffer: transitions of {steps} steps")
+        first = self._draw(count)
+        rows = first % self.capacity
+        taken = np.minimum(self._stop[rows] - first, steps)
+        batch = {name: array[rows] for name, array in self._rows.items()}
+        for k in range(1, steps):
+            further = self._rows["reward"][(rows + k) % self.capacity]
+            batch["reward"] += np.where(k < taken, np.float32(gamma**k) * further, np.float32(0))
+        batch |= self._outcome((rows + taken - 1) % self.capacity)
+        batch["discount"] = np.where(batch["terminated"], 0, gamma**taken).astype(np.float32)
+        return batch
+
+    def _outcome(self, rows: Array) -> Batch:
+        """What came after these rows: ``next_*`` of observation columns, ``terminated``, ``truncated``."""
+        batch = {}
         last = self._last[rows]
         ends = np.flatnonzero(last >= 0)
         for name, finals in self._finals.items():
             following = self._rows[name][(rows + 1) % self.capacity]
             following[ends] = finals[last[ends]]
             batch[NEXT + name] = following
-        batch |= {name: flags[rows] for name, flags in self._flags.items()}
-        return batch
+        return batch | {name: flags[rows] for name, flags in self._flags.items()}
 
     def sample_windows(self, count: int, length: int) -> Batch:
         """``[count, length, ...]`` random stretches that begin at any step and stay within a segment, and ``mask``:
@@ -179,6 +205,38 @@ class ReplayBuffer:
         if not len(self):
             raise StoreError("the replay buffer is empty: add something before sampling")
         return self._rng.integers(self._oldest, self.added, count)
+
+    # ---------------------------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Contents and the sampling's generator as plain arrays and numbers; what segments were named is left out."""
+        rows = np.arange(self._oldest, self.added) % self.capacity
+        finals = [segment.final for segment in self._segments]
+        return {
+            "oldest": self._oldest,
+            "rows": {name: array[rows] for name, array in self._rows.items()},
+            "finals": {name: array[finals] for name, array in self._finals.items()},
+            "stops": np.array([segment.stop for segment in self._segments], np.int64),
+            "terminated": np.array([segment.terminated for segment in self._segments], np.bool_),
+            "truncated": np.array([segment.truncated for segment in self._segments], np.bool_),
+            "generator": self._rng.bit_generator.state,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, with the same samples to come; a smaller buffer keeps the newest rows."""
+        start = state["oldest"]
+        self.added, self._segments, self._free = start, deque(), []
+        self._finals = {c.name: np.zeros((0, *c.shape), c.numpy) for c in self.schema.obs_columns}
+        for k, stop in enumerate(state["stops"].tolist()):
+            rows = slice(start - state["oldest"], stop - state["oldest"])
+            self.add(
+                {name: array[rows] for name, array in state["rows"].items()},
+                final={name: array[k] for name, array in state["finals"].items()},
+                terminated=bool(state["terminated"][k]),
+                truncated=bool(state["truncated"][k]),
+            )
+            start = stop
+        self._rng.bit_generator.state = state["generator"]
 
     # ---------------------------------------------------------------------------------------- files
 

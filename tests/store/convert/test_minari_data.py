@@ -17,7 +17,8 @@ from minari.data_collector import EpisodeBuffer
 from converting import DISCRETE, schema_of, write_store
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import ActionSpec, Field
-from rollmill.store.convert.minari_data import ImportOptions, Options, export_episodes, import_episodes
+from rollmill.store.convert.columns import env_actions
+from rollmill.store.convert.minari_data import ImportOptions, Options, _action_space, export_episodes, import_episodes
 from rollmill.store.reader import Store
 from rollmill.store.schema import Column
 from rollmill.store.verify import verify_store
@@ -98,6 +99,14 @@ def test_other_actions_and_a_single_observation(root: Path, tmp_path: Path, acti
     for i, episode in enumerate(episodes):
         expected = episode.actions if low is None else np.clip(episode.actions, low, high).astype(np.float32)
         assert np.array_equal(back.episode(i).actions, expected)
+
+
+def test_a_mixed_action_is_one_vector() -> None:
+    spec = ActionSpec("mixed", nvec=(3,), start=(2,), shape=(1,), low=(-1.0,), high=(1.0,))
+    space = _action_space(spec)
+    assert space.low.tolist() == [2, -1]
+    assert space.high.tolist() == [4, 1]
+    assert all(space.contains(row) for row in env_actions(spec, np.array([[0, 5], [2, -5]], np.float32)))
 
 
 def test_there_and_back(root: Path, tmp_path: Path) -> None:

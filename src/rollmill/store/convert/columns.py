@@ -71,5 +71,10 @@ def env_actions(spec: ActionSpec, actions: Array) -> Array:
     if spec.kind == "discrete":
         shifted: Array = actions + (spec.start[0] if spec.start else 0)
         return shifted
+    if spec.kind == "mixed":  # choices from their start, then numbers within their bounds
+        low, high = [*spec.start, *spec.low], [n + s - 1 for n, s in zip(spec.nvec, spec.start)] + [*spec.high]
+        shift = np.array([*spec.start, *(0 for _ in spec.low)], actions.dtype)
+        within: Array = np.clip(actions + shift, np.array(low, actions.dtype), np.array(high, actions.dtype))
+        return within
     offset: Array = actions + np.array(spec.start or [0] * len(spec.nvec))
     return offset

@@ -148,8 +148,11 @@ def _action_space(spec: ActionSpec) -> Any:
         return spaces.Discrete(spec.nvec[0], start=spec.start[0] if spec.start else 0)
     if spec.kind == "multi_discrete":
         return spaces.MultiDiscrete(list(spec.nvec), start=list(spec.start or [0] * len(spec.nvec)))
-    low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
-    return spaces.Box(low.reshape(spec.shape), high.reshape(spec.shape), spec.shape, np.float32)
+    # A mixed action is one vector, as it is stored: its choices are whole numbers in it.
+    last = [first + n - 1 for first, n in zip(spec.start, spec.nvec)]
+    low, high = np.array([*spec.start, *spec.low], np.float32), np.array([*last, *spec.high], np.float32)
+    shape = spec.field.shape
+    return spaces.Box(low.reshape(shape), high.reshape(shape), shape, np.float32)
 
 
 def _env_spec(schema: StoreSchema) -> Any:

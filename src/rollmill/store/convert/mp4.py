@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from rollmill.core.errors import MissingExtraError, StoreError
+from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.store.convert.columns import as_picture, image_column
 from rollmill.store.convert.target import Exported, Progress, new_folder
 from rollmill.store.reader import Store
+from rollmill.store.video import VideoFile
 
 
 @dataclass(frozen=True)
@@ -47,45 +47,20 @@ def export_episodes(
     return done
 
 
-def _av() -> Any:
-    try:
-        import av
-    except ModuleNotFoundError as error:
-        raise MissingExtraError('videos need PyAV: pip install "rollmill[video]"') from error
-    return av
-
-
 def _write(path: Path, store: Store, i: int, column: str, options: Options) -> None:
-    av = _av()
     length, block = int(store.table.length[i]), int(store.table["block"][i])
-    with av.open(str(path), "w") as container:
-        stream = None
+    with VideoFile(path, options.fps) as video:
         for start in range(0, length, block):
             stop = min(start + block, length)
             rows = store.read(i, start, stop, [column], next_obs=stop == length)[column]
             for picture in _enlarged(as_picture(rows), options.scale):
-                if stream is None:
-                    stream = container.add_stream("libx264", rate=_rate(options.fps))
-                    stream.height, stream.width = picture.shape[:2]
-                    stream.pix_fmt = "yuv420p"
-                    stream.options = {"crf": "18", "preset": "veryfast"}
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        if stream is not None:
-            container.mux(stream.encode())
-
-
-def _rate(fps: float) -> Any:
-    from fractions import Fraction
-
-    return Fraction(fps).limit_denominator(1000)
+                video.add(picture)
 
 
 def _enlarged(pictures: Array, scale: int) -> Array:
-    """RGB pictures with even sides, as the codec wants them."""
+    """RGB pictures, each pixel a square of ``scale`` (0: as large as needed for 240 lines)."""
     factor = scale or max(1, -(-240 // pictures.shape[1]))
     if pictures.shape[-1] == 1:
         pictures = np.repeat(pictures, 3, axis=-1)
-    large = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
-    odd = (large.shape[1] % 2, large.shape[2] % 2)
-    even: Array = np.pad(large, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge") if any(odd) else large
-    return np.ascontiguousarray(even)
+    large: Array = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
+    return large

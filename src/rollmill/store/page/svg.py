@@ -140,12 +140,12 @@ class Plot:
             self._parts.append(f'<path class="{kind}" d="M{path}"/>')
         return self
 
-    def band(self, low: Sequence[tuple[float, float]], high: Sequence[tuple[float, float]]) -> Plot:
+    def band(self, low: Sequence[tuple[float, float]], high: Sequence[tuple[float, float]], kind: str = "band") -> Plot:
         """The area between two lines."""
         if low:
             corners = [*low, *reversed(high)]
             path = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in corners)
-            self._parts.append(f'<path class="band" d="M{path}Z"/>')
+            self._parts.append(f'<path class="{kind}" d="M{path}Z"/>')
         return self
 
     def mark(self, value: float, text: str) -> Plot:
@@ -154,6 +154,11 @@ class Plot:
         after = x < self.width * 0.7
         self._parts.append(f'<path class="mark" d="M{x:.1f} {self._top}V{self.height - self._bottom}"/>')
         self._text(x + (4 if after else -4), self._top + 9, text, "tick", "start" if after else "end")
+        return self
+
+    def note(self, x: float, y: float, text: str, before: bool = True) -> Plot:
+        """A word above the point, ending there (``before``) or beginning there."""
+        self._text(self.x(x), self.y(y) - 4, text, "tick", "end" if before else "start")
         return self
 
     def __str__(self) -> str:

@@ -23,15 +23,22 @@ class Marked(str):
         return made
 
 
-def table(head: Iterable[str], rows: Sequence[Sequence[Any]], *, left: int, more: int = 0) -> str:
+def table(
+    head: Iterable[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    left: int,
+    more: int = 0,
+    elsewhere: str = "see the JSON file",
+) -> str:
     """A table whose first ``left`` columns are text; the very first may be long and wraps.
 
-    ``more``: rows that are left out already.
+    ``more``: rows that are left out already; ``elsewhere`` says where all of them are.
     """
     top = "".join(_cell("th", "l" if k < left else "", text) for k, text in enumerate(head))
     body = "".join(f"<tr>{_cells(row, left)}</tr>" for row in rows[:MAX_ROWS])
     more += max(0, len(rows) - MAX_ROWS)
-    rest = f'<p class="note">{more:,} more rows; see the JSON file.</p>' if more else ""
+    rest = f'<p class="note">{more:,} more rows; {escape(elsewhere)}.</p>' if more else ""
     return f'<div class="card scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{rest}'
 
 

@@ -1,0 +1,260 @@
+"""What sequence models learn from an agent's recorded training: Decision Transformer, ConvFormer, BC and 10%BC.
+
+One chain on one machine, made for a GPU and 16 cores inside 25 minutes:
+
+1. ``rollmill train`` with recording spread over the run (``recording.at_budget=thin`` keeps the spread even)
+2. two sets of rows of one store: *expert* (the last tenth of the frames, ``--expert-share``) and *mixed* (all of them)
+3. on each set: dt, conv (dt with convolutional mixing), bc; on the mixed one also bc10 (top 10 % by return)
+4. every policy, the trained agent and random play on the same number of episodes: a table per set, as JSON and markdown
+
+    python benchmarks/health_gathering_study.py                                        all of it
+    python benchmarks/health_gathering_study.py --stages train                         one stage; what is done is kept
+    python benchmarks/health_gathering_study.py --env doom_basic --train-seconds 60 --offline-seconds 30 --small
+
+A stage whose result is there is not done again; ``--fresh`` begins anew. Exit code 1 when a mark is missed: on expert
+rows dt reaches 90 % of the behaviour (random..behaviour), on mixed rows the best target is 20 % above bc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, machine
+
+TARGETS = {"doom_health_gathering_supreme": "10,20,30,40", "doom_basic": "0,40,70,90"}
+"""Returns to ask for, by environment; ``configs/<environment>.yaml`` trains the agent."""
+STAGES = ("train", "expert", "mixed", "table")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to learn from rows."""
+
+    name: str
+    words: tuple[str, ...]
+    sets: tuple[str, ...] = ("expert", "mixed")
+
+
+METHODS = (
+    Method("dt", ("algorithm=dt",)),
+    Method("conv", ("algorithm=dt", "model.mixer=convolution"), ("mixed",)),
+    Method("bc", ("algorithm=bc",)),
+    Method("bc10", ("algorithm=bc",), ("mixed",)),
+)
+LARGE = (
+    *("model.context=20", "data.window=40", "model.size=256", "model.layers=4", "model.heads=4", "model.fc=[512]"),
+    *("fit.batch_size=96", "fit.learning_rate=6e-4", "fit.warmup_steps=200", "fit.steps=1000000"),
+)
+SMALL = (
+    *("model.context=8", "data.window=16", "model.size=64", "model.layers=2", "model.fc=[128]"),
+    *("fit.batch_size=32", "fit.learning_rate=1e-3", "fit.warmup_steps=20", "fit.steps=1000000"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="doom_health_gathering_supreme", choices=list(TARGETS))
+    parser.add_argument("--train-seconds", type=float, default=540.0, help="of the online training")
+    parser.add_argument("--offline-seconds", type=float, default=75.0, help="of fitting each offline policy")
+    parser.add_argument("--targets", default="", help="returns to ask for, with commas; none: as usual")
+    parser.add_argument("--episodes", type=int, default=100, help="per policy and target in the tables")
+    parser.add_argument("--envs", type=int, default=32, help="environments that play at once")
+    parser.add_argument("--budget-gb", type=float, default=6.0, help="disk for the recorded rows")
+    parser.add_argument("--every", type=int, default=4, help="record every k-th episode of each lane")
+    parser.add_argument("--expert-share", type=float, default=0.1, help="the last part of the frames: expert rows")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "study")
+    parser.add_argument("--stages", default=",".join(STAGES), help=f"which of {', '.join(STAGES)}")
+    parser.add_argument("--small", action="store_true", help="a small network, for trying it out on CPUs")
+    parser.add_argument("--fresh", action="store_true", help="begin anew")
+    parser.add_argument("words", nargs="*", help="KEY=VALUE for every offline training")
+    options = parser.parse_args()
+    options.targets = options.targets or TARGETS[options.env]
+    unknown = set(options.stages.split(",")) - set(STAGES)
+    if unknown:
+        parser.error(f"--stages: no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
+    begun = time.monotonic()
+    study = Study(options)
+    for stage in STAGES:
+        if stage in options.stages.split(","):
+            getattr(study, stage)()
+    say(f"{time.monotonic() - begun:.0f} s in all")
+    return 0 if "table" not in options.stages or study.passed() else 1
+
+
+class Study:
+    """The chain; every method is a stage that finds out by itself what is done already."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.folder: Path = options.dir / f"{options.env}-s{options.seed}"
+        self.agent = self.folder / "agent"
+        self.results = self.folder / "results.json"
+
+    def train(self) -> None:
+        """The agent and the store of its training."""
+        o = self.options
+        if self._is_done(self.agent):
+            return
+        rollmill(
+            *("train", "-f", str(ROOT / "configs" / f"{o.env}.yaml"), *self._place("agent"), "--overwrite"),
+            *(f"stop.seconds={o.train_seconds}", "stop.frames=0", f"run.seed={o.seed}"),
+            *("recording.keep=episodes", f"recording.every={o.every}", f"recording.budget_gb={o.budget_gb}"),
+            *("recording.at_budget=thin", "report.tensorboard=false"),
+        )
+
+    def expert(self) -> None:
+        self._fit("expert")
+
+    def mixed(self) -> None:
+        self._fit("mixed")
+
+    def _fit(self, rows: str) -> None:
+        for method in METHODS:
+            name = f"{rows}-{method.name}"
+            if rows not in method.sets or self._is_done(self.folder / name):
+                continue
+            o = self.options
+            rollmill(
+                *("offline", str(self.agent / "data"), *self._place(name), "--overwrite"),
+                *(SMALL if o.small else LARGE),
+                *(f"fit.seconds={o.offline_seconds}", f"run.seed={o.seed}", "evaluation.episodes=0"),
+                *("report.tensorboard=false", "fit.every_steps=100", *method.words, *o.words),
+                f"data.filter={json.dumps(self._filter(rows, method))}",
+            )
+
+    def _filter(self, rows: str, method: Method) -> list[str]:
+        words = ["partial=no"]  # dt does without unknown ends; all methods shall see the same rows
+        if rows == "expert":
+            words.append(f"global_step_min={int((1 - self.options.expert_share) * self._frames())}")
+        if method.name == "bc10":
+            words.append("top=10%")
+        return words
+
+    def _frames(self) -> int:
+        state: dict[str, Any] = json.loads((self.agent / "state.json").read_text())
+        return int(state["frames"])
+
+    def table(self) -> None:
+        """All policies of a set beside each other, and the marks."""
+        o = self.options
+        found: dict[str, Any] = {"machine": machine(), "gpu": gpu(), "options": vars(o), "frames": self._frames()}
+        for rows in ("expert", "mixed"):
+            runs = [self.folder / f"{rows}-{m.name}" for m in METHODS if rows in m.sets]
+            found[rows] = rollmill(
+                *("offline-eval", *map(str, runs), "--behaviour", str(self.agent), "--random", "--json"),
+                *("--episodes", str(o.episodes), "--envs", str(o.envs), "--report", str(self.folder / f"{rows}.html")),
+                *("--targets", *o.targets.split(",")),
+            )
+            found[f"{rows}_data"] = {run.name: data_of(run) for run in runs}
+        found["marks"] = marks(found)
+        self.results.write_text(json.dumps(found, indent=1, default=str))
+        text = markdown(found)
+        (self.folder / "results.md").write_text(text)
+        print(text)
+        say(f"kept in {self.results}")
+
+    def passed(self) -> bool:
+        return all(mark["passed"] for mark in json.loads(self.results.read_text())["marks"])
+
+    def _place(self, name: str) -> tuple[str, ...]:
+        return (f"run.dir={self.folder.parent}", f"run.experiment={self.folder.name}", f"run.name={name}")
+
+    def _is_done(self, folder: Path) -> bool:
+        state = folder / "state.json"
+        done = not self.options.fresh and state.is_file() and json.loads(state.read_text())["state"] == "finished"
+        if done:
+            say(f"{folder.name}: done already")
+        return done
+
+
+def marks(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the study must show. The best target is chosen on the episodes that judge it, which flatters it."""
+    best = {rows: best_rows(found[rows]["rows"]) for rows in ("expert", "mixed")}
+    share = best["expert"]["expert-dt"]["share"]  # None: the agent is not clearly better than random play
+    dt, bc, conv = (best["mixed"][f"mixed-{name}"] for name in ("dt", "bc", "conv"))
+    gain = dt["mean"] - bc["mean"]
+    error = math.hypot(dt["standard_error"] or 0.0, bc["standard_error"] or 0.0)
+    wanted = max(0.2 * abs(bc["mean"]), 2 * error)  # and not by chance
+    return [
+        _mark("expert rows: dt of behaviour (share)", share, 0.9),
+        _mark("mixed rows: dt over bc, and by 2 standard errors", gain, wanted),
+        _mark("mixed rows: conv over dt (no mark)", conv["mean"] - dt["mean"], None),
+    ]
+
+
+def _mark(what: str, found: float | None, wanted: float | None) -> dict[str, Any]:
+    passed = wanted is None or (found is not None and found >= wanted)
+    return {"what": what, "found": found, "wanted": wanted, "passed": passed}
+
+
+def best_rows(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The row with the highest return of each policy."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["policy"] not in found or row["mean"] > found[row["policy"]]["mean"]:
+            found[row["policy"]] = row
+    return found
+
+
+def data_of(run: Path) -> dict[str, Any]:
+    """How long a policy was fitted, from its last row of metrics."""
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    names = ("time/seconds", "time/samples_per_s", "data/wait_share", "validation/loss", "validation/accuracy")
+    return {"steps": last["frames"], **{name: last.get(name) for name in names}}
+
+
+def markdown(found: dict[str, Any]) -> str:
+    lines = [f"{found['frames']:,} frames of training; {found['gpu'] or 'no GPU'}, {found['machine']['cores']} cores"]
+    for rows in ("expert", "mixed"):
+        lines += ["", f"**{rows} rows**", "", "| policy | asked for | return | of behaviour | episodes |"]
+        lines.append("|---|---|---|---|---|")
+        for row in found[rows]["rows"]:
+            target = "-" if row["target"] is None else f"{row['target']:g}"
+            share = "-" if row["share"] is None else f"{100 * row['share']:.0f} %"
+            error = row["standard_error"] or 0.0
+            mean = f"{row['mean']:.2f} ± {error:.2f}"
+            lines.append(f"| {row['policy']} | {target} | {mean} | {share} | {row['episodes']} |")
+    lines += ["", "| mark | found | wanted | passed |", "|---|---|---|---|"]
+    for mark in found["marks"]:
+        wanted = "-" if mark["wanted"] is None else f"{mark['wanted']:.2f}"
+        value = "-" if mark["found"] is None else f"{mark['found']:.2f}"
+        lines.append(f"| {mark['what']} | {value} | {wanted} | {'yes' if mark['passed'] else 'NO'} |")
+    return "\n".join(lines) + "\n"
+
+
+def gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def rollmill(*words: str) -> dict[str, Any]:
+    """Run the command as a user would; with --json its answer comes back."""
+    say("rollmill " + " ".join(words))
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "rollmill.cli.main", *words, *(() if "--json" in words else ("--json",))]
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-4000:]}")
+    say(f"  {time.monotonic() - begun:.0f} s")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

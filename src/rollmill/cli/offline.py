@@ -1,0 +1,119 @@
+"""``rollmill offline`` and ``rollmill offline-eval``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import tyro
+
+from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.errors import ConfigError
+from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.runs.offline_settings import OfflineConfig
+from rollmill.runs.train import Request
+
+
+def offline(
+    overrides: tuple[str, ...],
+    store: tyro.conf.Positional[Path | None] = None,
+    /,
+    config: Configs = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    restore: Path | None = None,
+    json_: Json = False,
+) -> int:
+    """Learn a policy from a store: ``rollmill offline runs/demo/doom_basic/data algorithm=dt fit.steps=5000``.
+
+    The run lives in ``<run.dir>/<run.experiment>/<run.name>``; docs/offline.md explains every key.
+
+    Args:
+        overrides: The KEY=VALUE words, for example algorithm=bc data.filter=["top=10%"].
+        store: The store to learn from.
+        config: A YAML file with settings; may be given several times, later files win.
+        resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
+        overwrite: Delete the run in the folder and start anew.
+        restore: Start from this checkpoint.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    from rollmill.runs.offline import train_offline
+
+    if resume and overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
+    settings = _load(store, config, overrides, resume)
+    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
+    if not json_:
+        print(dump_yaml(settings), flush=True)
+    request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto")
+    with keep_stdout(json_):
+        outcome = train_offline(settings, request)
+    if json_:
+        print(json.dumps(outcome.to_dict(), default=str))
+        return outcome.exit_code
+    if outcome.results is not None:
+        print(outcome.results.text())
+    print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} optimizer steps, folder {outcome.folder}")
+    if outcome.state == "interrupted":
+        print("the same command with --resume continues it")
+    return outcome.exit_code
+
+
+def _load(store: Path | None, files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool) -> OfflineConfig:
+    settings = _with_store(load_config(OfflineConfig, files, overrides), store)
+    saved = RunFolder(settings.folder).config
+    if resume and saved.is_file():
+        return _with_store(load_config(OfflineConfig, (saved, *files), overrides), store)
+    return settings
+
+
+def _with_store(settings: OfflineConfig, store: Path | None) -> OfflineConfig:
+    return settings if store is None else replace(settings, store=store)
+
+
+def offline_eval(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    targets: tuple[float, ...] = (),
+    episodes: int = 100,
+    deterministic: bool | None = None,
+    seed: int = 1,
+    workers: int = 0,
+    envs: int = 16,
+    behaviour: Path | None = None,
+    random: bool = False,
+    videos: bool = False,
+    report: Path | None = None,
+    device: str = "auto",
+    json_: Json = False,
+) -> int:
+    """Judge offline policies side by side: ``rollmill offline-eval runs/x/dt runs/x/bc --random``.
+
+    Args:
+        runs: Folders of offline trainings, or checkpoints of them.
+        targets: Returns to ask Decision Transformers for; none: those of each run.
+        episodes: Episodes for every policy and target.
+        deterministic: Take the most likely action instead of sampling; unset: as each run did.
+        seed: Seed of environments and actions; the same seed gives the same figures.
+        workers: Worker processes; 0 takes one per core.
+        envs: Environments that play at the same time.
+        behaviour: The run, or checkpoint, that made the data: it plays beside them.
+        random: Play at random beside them.
+        videos: Film an episode of every policy and put the films on the page (needs --report).
+        report: Write a page with table, plot and films here.
+        device: cpu, cuda or cuda:N; auto takes a GPU where there is one, wherever the run was fitted.
+        json_: Print the result as JSON on stdout, and nothing else there.
+    """
+    from rollmill.runs.offline_eval import CompareOptions, compare
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    options = CompareOptions(
+        targets, episodes, deterministic, seed, workers, envs, behaviour, random, videos, report, device
+    )
+    results = compare(runs, options)
+    print(json.dumps(results.to_dict()) if json_ else results.text())
+    return 0

@@ -1,0 +1,171 @@
+"""What offline policies achieve beside what they were asked for: rows, a table, a plot."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rollmill.core.text import columns
+from rollmill.store.page.svg import Plot, number
+
+TOP = 0.1
+"""Share of the data's episodes whose mean return stands in a row of its own."""
+
+APART = 2.0
+"""Standard errors between random play and the reference before shares of their difference are given."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Whole episodes of one policy (asked for one return), or of the data."""
+
+    policy: str
+    target: float | None
+    """The return that was asked for; None where nothing is asked."""
+    episodes: int
+    mean: float
+    standard_error: float | None
+    """None for a single episode."""
+    median: float
+    min: float
+    max: float
+    length: float | None = None
+    """Mean length in steps, where known."""
+
+    @staticmethod
+    def of(policy: str, returns: ArrayLike, target: float | None = None, length: float | None = None) -> Row:
+        values = np.asarray(returns, np.float64)
+        count = len(values)
+        return Row(
+            policy,
+            target,
+            count,
+            float(values.mean()),
+            float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else None,
+            float(np.median(values)),
+            float(values.min()),
+            float(values.max()),
+            length,
+        )
+
+
+def data_rows(returns: ArrayLike) -> list[Row]:
+    """What the data themselves hold: all whole episodes, and the best tenth of them."""
+    values = np.sort(np.asarray(returns, np.float64))
+    if not len(values):
+        return []
+    best = values[-max(1, math.ceil(TOP * len(values))) :]
+    return [Row.of("data", values), Row.of(f"data, best {TOP:.0%}", best)]
+
+
+@dataclass(frozen=True)
+class Results:
+    """All rows of one evaluation; ``reference`` names the policy that counts as 100 % (random is 0 %)."""
+
+    title: str
+    rows: Sequence[Row]
+    reference: str = "behaviour"
+
+    def share(self, row: Row) -> float | None:
+        """Where the row stands between random play (0) and the reference (1).
+
+        None where one of them is missing, or where they are not apart by ``APART`` standard errors: a share of a
+        difference that may be chance says nothing.
+        """
+        by_name = {row.policy: row for row in self.rows if row.target is None}
+        low, high = by_name.get("random"), by_name.get(self.reference)
+        if low is None or high is None:
+            return None
+        error = math.hypot(low.standard_error or 0.0, high.standard_error or 0.0)
+        if high.mean <= low.mean + APART * error:
+            return None
+        return (row.mean - low.mean) / (high.mean - low.mean)
+
+    def cells(self) -> list[list[str]]:
+        """One line per row. Which target is best is not decided here: the best of several is better by chance, too."""
+        found = []
+        for row in self.rows:
+            share = self.share(row)
+            found.append(
+                [
+                    row.policy,
+                    "-" if row.target is None else number(row.target),
+                    number(row.mean),
+                    "-" if row.standard_error is None else number(float(f"{row.standard_error:.2g}")),
+                    "-" if share is None else f"{100 * share:.0f} %",
+                    number(row.median),
+                    number(row.min),
+                    number(row.max),
+                    "-" if row.length is None else f"{row.length:.1f}",
+                    f"{row.episodes:,}",
+                ]
+            )
+        return found
+
+    HEAD = ("policy", "asked for", "return", "± s.e.", "of behaviour", "median", "min", "max", "length", "episodes")
+
+    def text(self) -> str:
+        """The table for a terminal."""
+        return "\n".join([self.title, *columns([self.HEAD, *self.cells()], right=True)])
+
+    def markdown(self) -> str:
+        """The table for a page of documentation."""
+        lines = ["| " + " | ".join(self.HEAD) + " |", "|---" * len(self.HEAD) + "|"]
+        lines += ["| " + " | ".join(cells) + " |" for cells in self.cells()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "rows": [{**asdict(row), "share": self.share(row)} for row in self.rows],
+        }
+
+    def plot(self) -> str:
+        """Achieved against asked for, as SVG: a line per policy that is asked, marks for those that are not."""
+        asked = [row for row in self.rows if row.target is not None]
+        if not asked:
+            return ""
+        targets = [row.target for row in asked if row.target is not None]
+        level = [row for row in self.rows if row.target is None and not row.policy.startswith("data")]
+        values = [bound for row in (*asked, *level) for bound in _bounds(row)] + targets
+        low, high = min(values), max(values)
+        margin = 0.05 * (high - low) or 1.0
+        x_range = (min(targets) - margin, max(targets) + margin)
+        plot = Plot(
+            x_range,
+            (low - margin, high + margin),
+            width=560,
+            height=320,
+            label="achieved against asked return",
+            x_title="return asked for",
+            y_title="return achieved (± standard error); dashed: as asked, and policies that are not asked",
+        ).axes()
+        plot.line([(bound, bound) for bound in x_range], "mark")
+        for row in level:
+            plot.line([(x_range[0], row.mean), (x_range[1], row.mean)], "mark")
+            plot.note(x_range[1], row.mean, row.policy)
+        for policy in dict.fromkeys(row.policy for row in asked):
+            own = sorted((row for row in asked if row.policy == policy), key=lambda row: row.target or 0.0)
+            points = [(row.target or 0.0, row.mean) for row in own]
+            bounds = [_bounds(row) for row in own]
+            plot.band([(p[0], b[0]) for p, b in zip(points, bounds)], [(p[0], b[1]) for p, b in zip(points, bounds)])
+            plot.line(points).points(points)
+            plot.note(points[0][0], points[0][1], policy, before=False)
+        return str(plot)
+
+
+def _bounds(row: Row) -> tuple[float, float]:
+    error = row.standard_error or 0.0
+    return row.mean - error, row.mean + error
+
+
+def is_monotone(rows: Sequence[Row], slack: float = 0.0) -> bool:
+    """Whether asking for more brings more (``slack``: how much less still counts), over the rows that were asked."""
+    means = [row.mean for row in sorted((r for r in rows if r.target is not None), key=lambda r: r.target or 0.0)]
+    return all(after >= before - slack for before, after in itertools.pairwise(means))

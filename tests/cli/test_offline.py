@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from offlining import skilled_store
+from running import Call
+
+SMALL = (
+    *("model.context=4", "model.size=16", "model.layers=1", "model.mlp=[16]"),
+    *("fit.batch_size=8", "fit.steps=3", "fit.threads=1", "report.tensorboard=false"),
+    *("evaluation.final_episodes=4", "evaluation.workers=1", "evaluation.envs=4", "evaluation.targets=[2, 8]"),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(skilled_store(tmp_path / "data", 20).path)
+
+
+def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
+    done = call("offline", store, *SMALL, "run.name=dt")
+    assert done.code == 0, done.err
+    assert "algorithm: dt" in done.out
+    assert "asked for" in done.out
+    assert "3 optimizer steps, folder runs/default/dt" in done.out
+    twice = call("offline", store, *SMALL, "run.name=dt")
+    assert twice.code == 2
+    assert "--resume" in twice.err
+    judged = call("offline-eval", "runs/default/dt", "--episodes", "4", "--workers", "1", "--random", "--json")
+    assert judged.code == 0, judged.err
+    rows = judged.json["rows"]
+    assert [row["policy"] for row in rows] == ["dt", "dt", "random"]  # type: ignore[index, attr-defined]
+    shown = call("offline-eval", "runs/default/dt", "--episodes", "4", "--targets", "5", "--report", "page.html")
+    assert shown.code == 0, shown.err
+    assert "asked for" in shown.out
+    assert Path("page.html").is_file()
+
+
+def test_json_is_all_there_is_on_stdout(call: Call, store: str) -> None:
+    done = call("offline", store, *SMALL, "evaluation.episodes=0", "--json")
+    assert done.json["state"] == "finished"
+    assert done.json["results"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "which store?"),
+        (("no/such/store",), "is not a store"),
+        (("x", "--resume", "--overwrite"), "exclude each other"),
+        (("x", "algoritm=bc"), "did you mean 'algorithm'"),
+    ],
+)
+def test_what_is_wrong_is_said(call: Call, words: tuple[str, ...], message: str) -> None:
+    done = call("offline", *words)
+    assert done.code != 0
+    assert message in done.err

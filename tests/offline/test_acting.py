@@ -1,0 +1,104 @@
+"""Acting step by step with a memory, for many lanes, against the network over whole episodes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field
+from rollmill.core.slots import Arena, SegmentLayout
+from rollmill.offline.acting import TargetPolicy, last_rewards
+from rollmill.offline.model import Scales, SequencePolicy
+from rollmill.offline.settings import SequenceSettings
+from rollmill.offline.tokens import Inputs
+
+SPEC = EnvSpec("x", (Field("vector", "float32", (3,)),), ActionSpec("discrete", nvec=(4,), start=(0,)))
+
+
+def policy_for(mixer: str, context: int, conditioned: bool = True) -> SequencePolicy:
+    torch.manual_seed(0)
+    settings = SequenceSettings(
+        context=context, size=16, layers=2, heads=2, mlp=(8,), dropout=0.0, mixer=mixer, filter_tokens=4
+    )
+    model = SequencePolicy(SPEC, settings, Scales(3.0, 4.0, 5), conditioned).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("mixer", ["attention", "convolution"])
+@pytest.mark.parametrize("context", [1, 3, 20])
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_acting_equals_reading_the_whole_episode(mixer: str, context: int, conditioned: bool) -> None:
+    """The values the policy conditions on, and its log-probabilities, at every step of two episodes of two lanes."""
+    model = policy_for(mixer, context, conditioned)
+    rng = np.random.default_rng(0)
+    policy = TargetPolicy(model, [10.0, -5.0], seed=0)
+    lengths = (7, 12)  # lane 1 goes on while lane 0 begins a second episode
+    rows: list[dict[str, Array]] = []
+    reward = np.zeros(2, np.float32)
+    for turn in range(12):
+        obs = rng.normal(size=(2, 3)).astype(np.float32)
+        first = np.array([turn in (0, lengths[0]), turn == 0])
+        answer = policy.decide({"vector": obs}, first, np.arange(2), reward)
+        rows.append({"obs": obs, "first": first, "reward": reward, **vars(answer)})
+        reward = rng.normal(size=2).astype(np.float32)
+    for lane, spans in ((0, ((0, 7), (7, 12))), (1, ((0, 12),))):
+        for begin, end in spans:
+            check_episode(model, rows[begin:end], lane, (10.0, -5.0)[lane])
+
+
+def check_episode(model: SequencePolicy, rows: list[dict[str, Array]], lane: int, target: float) -> None:
+    rewards = [float(row["reward"][lane]) for row in rows]
+    asked = target - np.concatenate([[0.0], np.cumsum(rewards[1:])])  # reward t came before row t + 1
+    np.testing.assert_allclose([row["value"][lane] for row in rows], asked, rtol=1e-5, atol=1e-5)
+    data = Inputs(
+        {"vector": torch.as_tensor(np.stack([row["obs"][lane] for row in rows]))[None]},
+        torch.as_tensor(np.stack([row["action"][lane] for row in rows]))[None],
+        torch.as_tensor(asked, dtype=torch.float32)[None],
+        torch.arange(len(rows))[None],
+        torch.ones(1, len(rows), dtype=torch.bool),
+    )
+    with torch.no_grad():
+        expected = -model.loss(data, model(data))[0]
+    found = [row["log_prob"][lane] for row in rows]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-3)
+
+
+def test_deterministic_acting_takes_the_mode() -> None:
+    model = policy_for("attention", 4)
+    obs = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
+
+    def actions(seed: int, deterministic: bool) -> list[int]:
+        policy = TargetPolicy(model, [5.0] * 8, seed, deterministic)
+        answer = policy.decide({"vector": obs}, np.ones(8, bool), np.arange(8), np.zeros(8, np.float32))
+        found: list[int] = answer.action.tolist()
+        return found
+
+    assert actions(0, True) == actions(1, True)
+    assert actions(0, False) == actions(0, False)
+    assert any(actions(0, False) != actions(seed, False) for seed in range(1, 5))
+
+
+@dataclass
+class Asked:
+    slots: Array
+    rows: Array
+    closing: Array
+    groups: Array
+
+
+def test_the_last_reward_is_found_wherever_the_row_lies() -> None:
+    arena = Arena(SegmentLayout(SPEC, steps=4, lanes=2), slots=4)
+    arena["reward"][...] = np.arange(4 * 5 * 2).reshape(4, 5, 2)  # slot, row, lane
+    asked = Asked(np.array([1, 2]), np.array([3, 0]), np.array([-1, 3]), np.array([0, 1]))
+    found = last_rewards(arena, asked)  # type: ignore[arg-type]
+    # group 0: slot 1, row 2; group 1 has just been carried over from slot 3, whose last decision was in row 3
+    assert found.tolist() == [14, 15, 36, 37]
+
+
+def test_a_policy_that_sees_no_rewards_says_so() -> None:
+    asked = Asked(np.array([0]), np.array([1]), np.array([-1]), np.array([], np.int64))
+    with pytest.raises(RuntimeError, match="attached arena"):
+        last_rewards(None, asked)  # type: ignore[arg-type]
