@@ -1,0 +1,363 @@
+"""``rollmill launch``: many runs from one description."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from rollmill.cli.options import Json
+from rollmill.core.config import load_config
+from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.text import nearest
+from rollmill.launch import supervise
+from rollmill.launch.book import Book, PlanRecord
+from rollmill.launch.describe import PROGRAM, Experiment, load_experiment
+from rollmill.launch.measure import measure, measure_like
+from rollmill.launch.plan import Plan, PlannedRun, RunFacts, Total, command_text, make_plan, total_of
+from rollmill.launch.settings import LaunchSettings
+from rollmill.launch.standing import Standing, look
+from rollmill.launch.table import first_line, plain, rich_table, summary, tails
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+SUBVERBS: dict[str, tuple[str, str]] = {
+    "plan": ("rollmill.cli.launch:plan", "print commands, folders and totals; nothing is started"),
+    "run": ("rollmill.cli.launch:run", "start the runs, look after them, start again what failed"),
+    "status": ("rollmill.cli.launch:status", "a table of all runs, live on a terminal"),
+    "cancel": ("rollmill.cli.launch:cancel", "end runs, all or those that match"),
+}
+_ROOT = Path("runs")
+_SHOWN = 200
+
+
+def launch(words: tuple[str, ...], /) -> int:
+    """Run ``rollmill launch SUBVERB ...``; ``words`` is everything behind ``launch``."""
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] not in SUBVERBS:
+        hint = nearest(words[0], SUBVERBS)
+        print(f"rollmill launch: no verb {words[0]!r}{f'; {hint}' if hint else ''}\n\n{usage()}", file=sys.stderr)
+        return 2
+    from rollmill.cli.main import split_overrides
+
+    rest, overrides = split_overrides(words[1:])
+    function = functools.partial(load(words[0]), overrides)
+    return tyro.cli(function, args=rest, prog=f"rollmill launch {words[0]}", config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def usage() -> str:
+    lines = ["usage: rollmill launch VERB ...", "", "verbs:"]
+    lines += [f"  {name:10} {text}" for name, (_, text) in SUBVERBS.items()]
+    lines += ["", "`rollmill launch VERB --help` explains a verb."]
+    return "\n".join(lines)
+
+
+def load(name: str) -> Callable[..., int]:
+    """The function of a sub-verb."""
+    module, _, attribute = SUBVERBS[name][0].partition(":")
+    found: Callable[..., int] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- plan
+
+
+def plan(
+    overrides: tuple[str, ...],
+    description: tyro.conf.Positional[str],
+    /,
+    root: Path = _ROOT,
+    like: Path | None = None,
+    json_: Json = False,
+) -> int:
+    """Print what a description comes to: ``rollmill launch plan examples/grid_cartpole.yaml``. Nothing is started.
+
+    Args:
+        overrides: KEY=VALUE words: settings of the launch, for example local.parallel=2 or backend=slurm.
+        description: A YAML file, path/to/file.py or package.module (with :NAME if it defines several).
+        root: Folder of all experiments.
+        like: A run folder whose speed and size the forecast takes; default: runs of the same experiment.
+        json_: Print JSON.
+    """
+    experiment = load_experiment(description)
+    settings = _launch_settings(experiment, overrides)
+    made = make_plan(experiment, root, check_run)
+    measured = measure_like(like) if like else measure(run.folder for run in made.runs)
+    total = total_of(made, _parallel(settings), measured)
+    if json_:
+        print(json.dumps(_plan_dict(made, total)))
+        return 0
+    for run in made.runs[:_SHOWN]:
+        print(f"{run.folder}\n    {command_text(run.command)}")
+    if len(made.runs) > _SHOWN:
+        print(f"... and {len(made.runs) - _SHOWN} more runs (--json prints all)")
+    print(f"\n{total_text(total, settings)}")
+    return 0
+
+
+def check_run(run: PlannedRun) -> RunFacts:
+    """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
+    from rollmill.runs.settings import TrainConfig, check
+
+    config = load_config(TrainConfig, [Path(file) for file in run.files], run.words)
+    if tuple(run.program) == PROGRAM:
+        check(config)  # a program of one's own may bring its own environment
+    return RunFacts(config.stop.frames, config.recording.budget_gb if config.recording.on else 0.0)
+
+
+def _launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchSettings:
+    try:
+        load_config(LaunchSettings, [], [], base=experiment.launch)
+    except ConfigError as error:
+        raise ConfigError(f"launch: {error}") from error
+    return load_config(LaunchSettings, [], overrides, base=experiment.launch)
+
+
+def _parallel(settings: LaunchSettings) -> int:
+    """Runs at the same time; 0 if the cluster decides."""
+    if settings.backend == "local":
+        return settings.local.slots
+    return {"slurm": settings.slurm.parallel, "ray": settings.ray.parallel}.get(settings.backend, 0)
+
+
+def total_text(total: Total, settings: LaunchSettings) -> str:
+    """The totals in a sentence or two."""
+    parallel = _parallel(settings)
+    at_once = f"{parallel} at a time" if parallel else "all at the same time"
+    unknown = "not known (no run has been measured: --like RUN, or expect in the description)"
+    hours = unknown if total.hours is None else f"about {total.hours:.3g} h with {at_once}"
+    disk = unknown if total.gb is None else f"about {total.gb:.3g} GB"
+    lines = [
+        f"{total.runs} runs in {total.groups} groups, {total.frames:,} frames in all; back end {settings.backend}",
+        f"time: {hours}",
+        f"disk: {disk}" + (f"; recordings at most {total.recording_gb:.3g} GB" if total.recording_gb else ""),
+    ]
+    if total.source:
+        lines.append(f"forecast from {total.source}")
+    return "\n".join(lines)
+
+
+def _plan_dict(made: Plan, total: Total) -> dict[str, object]:
+    runs = [
+        {
+            "name": run.name,
+            "group": run.group,
+            "params": dict(run.params),
+            "folder": str(run.folder),
+            "command": list(run.command),
+            "frames": run.facts.frames,
+        }
+        for run in made.runs
+    ]
+    return {"experiment": made.name, "folder": str(made.folder), "runs": runs, "total": vars(total)}
+
+
+# --------------------------------------------------------------------------------------------------------- run
+
+
+def run(
+    overrides: tuple[str, ...],
+    description: tyro.conf.Positional[str],
+    /,
+    root: Path = _ROOT,
+    again: bool = False,
+    detach: bool = False,
+    json_: Json = False,
+) -> int:
+    """Start all runs of a description and look after them: ``rollmill launch run grid.yaml local.parallel=2``.
+
+    The same command continues after anything: finished runs are not repeated, running ones are found again, failed
+    ones are started again up to ``retries`` times, from their checkpoint. Exit code 1 if any run failed.
+
+    Args:
+        overrides: KEY=VALUE words: settings of the launch, for example backend=slurm slurm.partition=gpu.
+        description: A description (see plan), or the folder of an experiment that was launched before.
+        root: Folder of all experiments.
+        again: Also try runs again that failed for good or were cancelled.
+        detach: Hand in what there is room for and return; the same command later looks after the rest.
+        json_: Print the standing of all runs as JSON at the end.
+    """
+    book, settings, made = _opened(description, overrides, root)
+    with book.as_launcher():
+        record = supervise.record_plan(book, made, settings, os.getcwd()) if made else book.read_plan()
+        launcher = supervise.Launcher(book, record, settings)
+        if again:
+            launcher.forgive()
+        try:
+            standings = launcher.tick() if detach else _watched(launcher, json_)
+        except KeyboardInterrupt:
+            folder = command_text([str(book.experiment)])  # where its settings are, those of the command line included
+            print(f"\nthe launcher has ended, its runs go on; to continue: rollmill launch run {folder}")
+            print(f"to end them: rollmill launch cancel {folder}")
+            return 130
+    return _told(standings, json_)
+
+
+def _opened(description: str, overrides: Sequence[str], root: Path) -> tuple[Book, LaunchSettings, Plan | None]:
+    """A new or changed plan from a description, or None and what is on disk from an experiment's folder."""
+    if Path(description).is_dir():
+        book = Book(Path(description))
+        return book, supervise.settings_of(book.read_plan(), overrides), None
+    experiment = load_experiment(description)
+    settings = _launch_settings(experiment, overrides)
+    made = make_plan(experiment, root, check_run)
+    return Book(made.folder), settings, made
+
+
+def _watched(launcher: supervise.Launcher, json_: bool) -> list[Standing]:
+    if json_:
+        return launcher.run()
+    from rollmill.monitor.console import stdout_is_terminal
+
+    if stdout_is_terminal():
+        with _live() as live:
+            return launcher.run(lambda standings: _draw(live, standings))
+    said: dict[str, tuple[str, int]] = {}
+
+    def tell(standings: Sequence[Standing]) -> None:
+        for standing in standings:
+            now = (standing.state, max(1, standing.attempts))
+            if said.get(standing.run.name) != now:
+                said[standing.run.name] = now
+                if standing.state != "waiting" or standing.attempts:
+                    print(f"{time.strftime('%H:%M:%S')} {_event(standing)}", flush=True)
+
+    return launcher.run(tell)
+
+
+def _event(standing: Standing) -> str:
+    """One line of the log."""
+    again = standing.state == "waiting" and standing.attempts
+    state = "to be started again" if again else standing.state
+    attempt = f", attempt {standing.attempts}" if standing.attempts > 1 else ""
+    reason = f": {first_line(standing.reason)}" if standing.reason else ""
+    return f"{standing.run.name} {state}{attempt}{reason}"
+
+
+def _told(standings: Sequence[Standing], json_: bool) -> int:
+    if json_:
+        print(json.dumps([standing.to_dict() for standing in standings]))
+    else:
+        print("\n".join([summary(standings), *tails(standings)]))
+    return 1 if any(standing.state == "failed" for standing in standings) else 0
+
+
+# ------------------------------------------------------------------------------------------------------ status
+
+
+def status(
+    overrides: tuple[str, ...],
+    experiment: tyro.conf.Positional[str],
+    /,
+    root: Path = _ROOT,
+    watch: bool = False,
+    every: float = 2.0,
+    json_: Json = False,
+) -> int:
+    """How all runs of an experiment stand: ``rollmill launch status runs/gammas``. From any shell, at any time.
+
+    Args:
+        overrides: KEY=VALUE words: settings of the launch that differ from those it was made with.
+        experiment: The experiment's folder, its name, or the file that describes it.
+        root: Folder of all experiments.
+        watch: Keep the table up to date until nothing is left to do.
+        every: Seconds between two looks.
+        json_: Print JSON.
+    """
+    if not every > 0:
+        raise ConfigError(f"--every {every}: a positive number of seconds is expected")
+    book, record, settings = _found(experiment, root, overrides)
+    backend = supervise.make_backend(settings)
+
+    def now() -> list[Standing]:
+        return look(book, record, backend, settings.retries)
+
+    if json_:
+        print(json.dumps([standing.to_dict() for standing in now()]))
+        return 0
+    if watch:
+        with _live() as live:
+            while True:
+                standings = now()
+                _draw(live, standings)
+                if all(standing.settled for standing in standings):
+                    break
+                time.sleep(every)
+    standings = now()
+    print("\n".join(tails(standings)) if watch else plain(standings))
+    if any(not s.settled for s in standings) and not any(s.active for s in standings) and not book.launcher_alive():
+        folder = command_text([str(book.experiment)])
+        print(f"nobody launches the waiting runs; to continue: rollmill launch run {folder}")
+    return 0
+
+
+def _found(experiment: str, root: Path, overrides: Sequence[str]) -> tuple[Book, PlanRecord, LaunchSettings]:
+    if Path(experiment).is_file():
+        experiment = load_experiment(experiment).name
+    folder = Path(experiment) if Path(experiment).is_dir() else root / experiment
+    if not folder.is_dir():
+        names = [entry.parent.parent.name for entry in root.glob("*/launch/plan.json")]
+        hint = nearest(experiment, names) or (f"launched were: {', '.join(sorted(names)[:10])}" if names else "")
+        raise LaunchError(f"no experiment {experiment!r} in {root}{f'; {hint}' if hint else ''}")
+    book = Book(folder)
+    record = book.read_plan()
+    return book, record, supervise.settings_of(record, overrides)
+
+
+def _live() -> Live:
+    from rich.console import Console
+    from rich.live import Live
+
+    return Live(console=Console(), auto_refresh=False, transient=False)
+
+
+def _draw(live: Live, standings: Sequence[Standing]) -> None:
+    live.update(rich_table(standings, max(5, live.console.height - 6)), refresh=True)
+
+
+# ------------------------------------------------------------------------------------------------------ cancel
+
+
+def cancel(
+    overrides: tuple[str, ...],
+    experiment: tyro.conf.Positional[str],
+    runs: tyro.conf.Positional[tuple[str, ...]] = (),
+    /,
+    root: Path = _ROOT,
+    grace: float = 30.0,
+) -> int:
+    """End runs: ``rollmill launch cancel runs/gammas '*gamma-0.9_*'``. They save a checkpoint before they end.
+
+    What was cancelled is not started again, unless ``rollmill launch run --again`` asks for it.
+
+    Args:
+        overrides: KEY=VALUE words: settings of the launch that differ from those it was made with.
+        experiment: The experiment's folder, its name, or the file that describes it.
+        runs: Names or masks; none: all.
+        root: Folder of all experiments.
+        grace: Seconds a run has to save and end before it is killed.
+    """
+    book, record, settings = _found(experiment, root, overrides)
+    names = [run.name for run in record.runs if not runs or any(fnmatch.fnmatch(run.name, mask) for mask in runs)]
+    if not names:
+        raise LaunchError(f"no run of {experiment} matches {', '.join(runs)}")
+    if not grace >= 0:
+        raise ConfigError(f"--grace {grace}: seconds are expected")
+    ended = supervise.cancel(book, record, supervise.make_backend(settings), names, grace)
+    active = sum(state in ("queued", "running") for state in ended.values())
+    print(f"cancelled {len(ended)} runs ({active} of them were queued or running)")
+    if len(ended) < len(names):
+        print(f"{len(names) - len(ended)} runs had finished or failed before, or were cancelled already")
+    return 0

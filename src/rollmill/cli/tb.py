@@ -1,0 +1,63 @@
+"""``rollmill tb``."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import tyro
+
+from rollmill.core.errors import ConfigError
+from rollmill.launch.boards import forwarding, free_port, link_runs, matching_runs, start_board
+
+_LOOK_SECONDS = 10.0
+
+
+def tb(
+    masks: tyro.conf.Positional[tuple[str, ...]] = (),
+    /,
+    root: Path = Path("runs"),
+    host: str = "127.0.0.1",
+    port: int = 6006,
+) -> int:
+    """One TensorBoard over all runs that match: ``rollmill tb '*gamma-0.99*' 'doom*'``.
+
+    A mask is compared with the names of runs and of experiments; with a slash in it, with experiment/run. Runs that
+    begin later are added. Only this machine can open the page, unless --host says otherwise.
+
+    Args:
+        masks: For example '*mask*'; quote them, or the shell fills them in. None: all runs.
+        root: Folder of all experiments.
+        host: Address to listen on.
+        port: Port; if it is taken, the next free one.
+    """
+    runs = matching_runs(root, masks)
+    if not runs:
+        raise ConfigError(f"no run below {root} matches {' '.join(masks) or '*'}")
+    port = free_port(host, port)
+    with tempfile.TemporaryDirectory(prefix="rollmill-tb-") as scratch:
+        folder = Path(scratch)
+        link_runs(folder, runs.items())
+        for name in runs:
+            print(name)
+        print(f"{len(runs)} runs: http://{host}:{port}/ (Ctrl-C ends it)")
+        print(f"from another machine: {forwarding(port)}", flush=True)
+        board = start_board(folder, host, port)
+        try:
+            return _wait(board, folder, root, masks)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            board.terminate()
+            board.wait()
+
+
+def _wait(board: subprocess.Popen[bytes], folder: Path, root: Path, masks: tuple[str, ...]) -> int:
+    """Until TensorBoard ends; runs that begin meanwhile get their link."""
+    while True:
+        try:
+            return board.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            for name in link_runs(folder, matching_runs(root, masks).items()):
+                print(f"added {name}", flush=True)

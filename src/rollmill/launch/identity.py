@@ -1,0 +1,77 @@
+"""Which process is meant: a pid alone may be somebody else's by now.
+
+A process is told by its host, the boot of that host, its pid and the clock tick at which it started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process of one boot of one host."""
+
+    host: str
+    boot: str
+    pid: int
+    started: int
+    """Clock ticks since the boot."""
+
+    @classmethod
+    def of(cls, pid: int) -> Identity | None:
+        """The process with this pid on this host; None if there is none (a zombie is none either)."""
+        started = _started(pid)
+        return None if started is None else cls(socket.gethostname(), boot_id(), pid, started)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Identity:
+        return cls(str(value["host"]), str(value["boot"]), int(value["pid"]), int(value["started"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs (or ran) on this host, so that ``alive`` can tell."""
+        return self.host == socket.gethostname()
+
+    @property
+    def alive(self) -> bool:
+        """Only meaningful for processes of this host."""
+        return self.boot == boot_id() and _started(self.pid) == self.started
+
+    def signal_group(self, number: signal.Signals) -> bool:
+        """Signal the process group it leads; False if it is gone. Never hits a process that took over its pid."""
+        if not self.is_here or not self.alive:
+            return False
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int | None:
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    state, *rest = text.rpartition(")")[2].split()  # the name before it may hold anything
+    return None if state in "ZX" else int(rest[18])

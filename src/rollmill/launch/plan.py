@@ -1,0 +1,264 @@
+"""What a description comes to: runs with names, folders and command lines, checked before anything starts.
+
+Names are made of what the runs differ in: ``CartPole-v1_gamma-0.99_s3``. Without the seed it is the run's *group*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.text import show
+from rollmill.launch.describe import SEED, Expect, Experiment
+from rollmill.launch.params import RESERVED, Setting
+
+CONFIG = "config"
+"""The parameter that names a file instead of a key."""
+LONGEST_NAME = 120
+FOLDER = "launch"
+"""The launcher's own folder among the runs of an experiment."""
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run's final settings say about its size."""
+
+    frames: int = 0
+    """Frames after which it ends; 0 if something else ends it."""
+    recording_gb: float = 0.0
+    """The budget of its recording; 0 without one."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: its place and its command line."""
+
+    name: str
+    group: str
+    params: Mapping[str, Any]
+    """What it differs in from the other runs, the seed included."""
+    folder: Path
+    files: tuple[str, ...]
+    words: tuple[str, ...]
+    """KEY=VALUE words, those that name the folder included."""
+    program: tuple[str, ...]
+    facts: RunFacts = field(default_factory=RunFacts)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        files = (word for file in self.files for word in ("--config", file))
+        return (*self.program, *files, *self.words)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of an experiment. ``folder`` is the experiment's: ``<root>/<name>``."""
+
+    name: str
+    folder: Path
+    runs: tuple[PlannedRun, ...]
+    expect: Expect = field(default_factory=Expect)
+
+
+Check = Callable[[PlannedRun], RunFacts]
+"""Loads the settings of a run; ConfigError if they are wrong. Injected: this room does not know the settings."""
+
+
+def make_plan(experiment: Experiment, root: Path, check: Check) -> Plan:
+    """The plan; ConfigError with one line per problem if any of its runs could not be started."""
+    settings = list(experiment.all_params())
+    _refuse_fixed(experiment, settings)
+    runs = [_planned(experiment, root, *named) for named in name_runs(settings, experiment.name)]
+    _refuse_collisions(runs)
+    return Plan(experiment.name, root / experiment.name, _checked(runs, check), experiment.expect)
+
+
+def _refuse_fixed(experiment: Experiment, settings: Sequence[Setting]) -> None:
+    for key in experiment.settings:
+        if key in RESERVED:
+            raise ConfigError(f"settings: {key} cannot be set: it follows from the names of experiment and run")
+    twice = sorted({key for setting in settings for key in setting if key in experiment.settings})
+    if twice:
+        raise ConfigError(f"{', '.join(twice)}: stands under settings and among the parameters; which one is meant?")
+
+
+def _planned(
+    experiment: Experiment, root: Path, name: str, group: str, setting: Setting, params: Setting
+) -> PlannedRun:
+    files = (*map(str, experiment.config), *([str(setting[CONFIG])] if CONFIG in setting else []))
+    values = {**experiment.settings, **{key: value for key, value in setting.items() if key != CONFIG}}
+    place = {"run.dir": str(root), "run.experiment": experiment.name, "run.name": name}
+    words = tuple(override(key, value) for key, value in {**values, **place}.items())
+    return PlannedRun(name, group, params, root / experiment.name / name, files, words, tuple(experiment.program))
+
+
+def _refuse_collisions(runs: Sequence[PlannedRun]) -> None:
+    names = Counter(run.name.lower() for run in runs)  # some disks do not tell a from A
+    for run in runs:
+        if names[run.name.lower()] > 1:
+            same = [show(dict(other.params), 120) for other in runs if other.name.lower() == run.name.lower()]
+            raise ConfigError(f"{len(same)} runs would be called {run.name}: {'; '.join(same[:3])}; make them differ")
+        if run.name.lower() == FOLDER:
+            raise ConfigError(f"a run cannot be called {run.name!r}: the launcher keeps its own files there")
+
+
+def _checked(runs: Sequence[PlannedRun], check: Check) -> tuple[PlannedRun, ...]:
+    """The runs with their facts. A problem that many runs share is told once."""
+    made: list[PlannedRun] = []
+    problems: dict[str, list[str]] = {}
+    for run in runs:
+        try:
+            made.append(replace(run, facts=check(run)))
+        except ConfigError as error:
+            problems.setdefault(str(error), []).append(run.name)
+    if problems:
+        lines = [
+            f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {problem}"
+            for problem, names in problems.items()
+        ]
+        more = [f"... and {len(lines) - _SHOWN} more problems"] if len(lines) > _SHOWN else []
+        raise ConfigError("\n".join(["nothing was started; these runs cannot be:", *lines[:_SHOWN], *more]))
+    return tuple(made)
+
+
+# ------------------------------------------------------------------------------------------------------- words
+
+
+def override(key: str, value: Any) -> str:
+    """``key=value`` as ``load_config`` reads it back."""
+    return f"{key}={_value_text(value)}"
+
+
+def _value_text(value: Any) -> str:
+    from rollmill.core.yaml_io import parse_value
+
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, tuple):
+        value = list(value)
+    try:
+        if isinstance(value, str):
+            try:
+                plain = parse_value(value, "value") == value
+            except ConfigError:
+                plain = False
+            if plain:
+                return value
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{show(value)} cannot be written on a command line: {error}") from error
+    # YAML takes some characters for line breaks, and JSON's pairs of escapes for two characters.
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+
+
+def command_text(words: Iterable[str]) -> str:
+    """For a shell."""
+    return shlex.join(words)
+
+
+# ------------------------------------------------------------------------------------------------------- names
+
+
+def name_runs(settings: Sequence[Setting], alone: str) -> Iterable[tuple[str, str, Setting, Setting]]:
+    """(name, group, whole setting, what differs) of every run; ``alone`` names a group that differs in nothing."""
+    keys = list(dict.fromkeys(key for setting in settings for key in setting))
+    differing = [key for key in keys if key != SEED and _differs(key, settings)]
+    labels = _labels(differing)
+    for setting in settings:
+        parts = [_part(key, setting[key], labels) for key in differing if key in setting]
+        group = _shortened("_".join(filter(None, parts)) or alone)
+        params = {key: _storable(setting[key]) for key in (*differing, SEED) if key in setting}
+        name = f"{group}_s{setting[SEED]}" if SEED in setting else group
+        yield name, group, setting, params
+
+
+def _storable(value: Any) -> Any:
+    """Paths as text: plans and reports are JSON."""
+    return str(value) if isinstance(value, Path) else value
+
+
+def _differs(key: str, settings: Sequence[Setting]) -> bool:
+    first = settings[0]
+    return any((key in s) != (key in first) or s.get(key) != first.get(key) for s in settings)
+
+
+def _labels(keys: Sequence[str]) -> dict[str, str]:
+    """The last word of each key, or as many as tell it from the others."""
+    labels = {}
+    for key in keys:
+        words = key.split(".")
+        ends = [".".join(words[-n:]) for n in range(1, len(words) + 1)]
+        others = [other for other in keys if other != key]
+        labels[key] = next((e for e in ends if not any(f".{o}".endswith(f".{e}") for o in others)), key)
+    return labels
+
+
+def _part(key: str, value: Any, labels: Mapping[str, str]) -> str:
+    if key == CONFIG:
+        return _plain(Path(str(value)).stem)
+    if key in ("env", "env.id"):
+        return _plain(str(value))
+    return f"{_plain(labels[key])}-{_plain(_value_text(value))}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-") if not re.fullmatch(r"-?[\d.e+-]+", text) else text
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+# --------------------------------------------------------------------------------------------------- the total
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What runs are known to take, and from where that is known; None: not known."""
+
+    frames_per_s: float | None = None
+    run_bytes: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Total:
+    """What a plan comes to. None where nobody knows."""
+
+    runs: int
+    groups: int
+    frames: int
+    hours: float | None
+    gb: float | None
+    recording_gb: float
+    source: str
+
+
+def total_of(plan: Plan, parallel: int, measured: Measured) -> Total:
+    """The sum over all runs; ``hours`` with ``parallel`` of them at the same time."""
+    frames = sum(run.facts.frames for run in plan.runs)
+    rate = plan.expect.frames_per_s or measured.frames_per_s
+    size = plan.expect.run_mb * 1e6 or measured.run_bytes
+    recording = sum(run.facts.recording_gb for run in plan.runs)
+    unlimited = any(not run.facts.frames for run in plan.runs)
+    at_once = min(parallel, len(plan.runs)) if parallel else len(plan.runs)
+    return Total(
+        runs=len(plan.runs),
+        groups=len({run.group for run in plan.runs}),
+        frames=frames,
+        hours=None if unlimited or not rate else frames / rate / at_once / 3600,
+        gb=None if not size else size * len(plan.runs) / 1e9,
+        recording_gb=recording,
+        source="expect in the description" if plan.expect.frames_per_s or plan.expect.run_mb else measured.source,
+    )

@@ -1,0 +1,87 @@
+"""What a run's metrics say: its last row while it runs, its curve afterwards.
+
+Only whole lines count: the last one may be in the making.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_BLOCK = 1 << 16
+
+
+def last_row(path: Path) -> dict[str, Any] | None:
+    """The last whole row of a ``metrics.jsonl``, without reading the rest; None before there is one."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size - _BLOCK)
+            file.seek(start)
+            lines = file.read().splitlines(keepends=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    for line in reversed(lines):
+        row = _parsed(line)
+        if row is not None:
+            return row
+    return None
+
+
+def number_of(row: Mapping[str, Any], metric: str) -> float | None:
+    """A metric of a row; None where the row has none, or no number."""
+    value = row.get(metric)
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one run over frames; both lists have the same length, frames rise."""
+
+    frames: list[float]
+    values: list[float]
+
+
+def read_curve(path: Path, metric: str) -> Curve:
+    """The metric wherever a row has it as a number."""
+    curve = Curve([], [])
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                row = _parsed(line)
+                value = None if row is None else number_of(row, metric)
+                if row is None or value is None:
+                    continue
+                if not curve.frames or row["frames"] > curve.frames[-1]:
+                    curve.frames.append(float(row["frames"]))
+                    curve.values.append(float(value))
+    except (FileNotFoundError, NotADirectoryError):
+        return curve
+    return curve
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except FileNotFoundError:
+                continue  # removed while we looked
+    return total
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None  # the block began in the middle of a row
+    return row if isinstance(row, dict) and isinstance(row.get("frames"), int) else None

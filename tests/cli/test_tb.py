@@ -1,0 +1,53 @@
+"""``rollmill tb`` with the real TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from rollmill.monitor.tensorboard import TensorBoardSink
+from running import Call, Command, wait_until
+
+
+def write_run(root: Path, name: str) -> None:
+    (root / name).mkdir(parents=True)
+    (root / name / "config.yaml").touch()
+    sink = TensorBoardSink(root / name / "tb")
+    sink.write(10, {"episode/return": 1.0})
+    sink.close()
+
+
+def test_the_page_lists_exactly_the_matching_runs(tmp_path: Path, rollmill: Callable[..., Command]) -> None:
+    for name in ("doom/gamma-0.9_s0", "doom/gamma-0.99_s0", "pong/gamma-0.9_s0", "pong/other"):
+        write_run(tmp_path / "runs", name)
+    command = rollmill("tb", "doom/*0.9_*", "other", "--port", "16606")
+    command.wait_for_text("from another machine")
+    found = re.search(r"http://127.0.0.1:(\d+)/", command.text)
+    assert found is not None
+    assert f"ssh -N -L {found.group(1)}:127.0.0.1:{found.group(1)}" in command.text
+
+    def listed() -> list[str] | None:
+        assert command.process.poll() is None, command.text
+        try:
+            with urllib.request.urlopen(f"{found.group(0)}data/runs", timeout=5) as answer:
+                return json.load(answer) or None
+        except (urllib.error.URLError, ConnectionError):
+            return None
+
+    runs = wait_until(lambda: (names := listed()) and len(names) >= 2 and names, what="TensorBoard to list runs")
+    assert sorted(runs) == ["doom/gamma-0.9_s0", "pong/other"]
+    command.send(signal.SIGINT)
+    assert command.wait() == 0
+    command.assert_nothing_left()
+
+
+def test_nothing_matches(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    done = call("tb", "*gamma*")
+    assert done.code == 2
+    assert "no run below runs matches *gamma*" in done.err

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmill.core.config import load_config
+from rollmill.core.errors import ConfigError
+from rollmill.core.yaml_io import parse_value
+from rollmill.launch.describe import Expect, Experiment
+from rollmill.launch.params import ParamGrid, ParamList
+from rollmill.launch.plan import Measured, PlannedRun, RunFacts, make_plan, override, total_of
+from rollmill.runs.settings import TrainConfig
+
+ROOT = Path("runs")
+
+
+def facts(_run: PlannedRun) -> RunFacts:
+    return RunFacts(1000, 0.5)
+
+
+def names(params: Any, seeds: int = 1) -> list[str]:
+    return [run.name for run in make_plan(Experiment("e", params, seeds), ROOT, facts).runs]
+
+
+def test_names_are_what_runs_differ_in() -> None:
+    grid = ParamGrid(
+        {"env": ["toy_target", "CartPole-v1"], "learning.gamma": [0.9], "learning.learning_rate": [1e-4, 0.01]}
+    )
+    assert names(grid, 2) == [
+        "toy_target_learning_rate-0.0001_s0",
+        "toy_target_learning_rate-0.0001_s1",
+        "toy_target_learning_rate-0.01_s0",
+        "toy_target_learning_rate-0.01_s1",
+        "CartPole-v1_learning_rate-0.0001_s0",
+        "CartPole-v1_learning_rate-0.0001_s1",
+        "CartPole-v1_learning_rate-0.01_s0",
+        "CartPole-v1_learning_rate-0.01_s1",
+    ]
+
+
+def test_names_of_files_lists_and_keys_that_end_alike() -> None:
+    assert names(ParamGrid({"config": ["a/doom.yaml", "b/pong.yaml"]})) == ["doom_s0", "pong_s0"]
+    assert names(ParamGrid({"model.mlp": [[64, 64], []]})) == ["mlp-64-64_s0", "mlp-_s0"]
+    assert names(ParamGrid({"a.size": [1, 2], "b.size": [-3]}))[0] == "size-1_s0"
+    assert names(ParamGrid({"a.size": [1, 2], "b.size": [-3, 4]}))[0] == "a.size-1_b.size--3_s0"
+    assert names(ParamGrid({"learning.gamma": [0.9]})) == ["e_s0"], "nothing differs"
+    long = names(ParamGrid({"env": ["x" * 300, "x" * 299 + "y"]}))
+    assert len(set(long)) == 2
+    assert max(map(len, long)) < 130
+
+
+def test_a_run_is_a_command_with_its_place() -> None:
+    what = Experiment(
+        "e",
+        ParamGrid({"config": ["c.yaml"], "learning.gamma": [0.9, 0.99]}),
+        config=["base.yaml"],
+        settings={"stop.frames": 100, "model.mlp": (8, 8)},
+    )
+    run = make_plan(what, ROOT, facts).runs[1]
+    assert run.command == (
+        *("rollmill", "train", "--config", "base.yaml", "--config", "c.yaml", "stop.frames=100", "model.mlp=[8, 8]"),
+        *("learning.gamma=0.99", "run.seed=0", "run.dir=runs", "run.experiment=e", "run.name=gamma-0.99_s0"),
+    )
+    assert run.folder == ROOT / "e" / "gamma-0.99_s0"
+    assert run.group == "gamma-0.99"
+    assert run.params == {"learning.gamma": 0.99, "run.seed": 0}
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=5,
+    )
+)
+def test_values_come_back_from_the_command_line(value: Any) -> None:
+    key, _, text = override("key", value).partition("=")
+    assert key == "key"
+    assert parse_value(text, "test") == value
+
+
+def test_values_that_cannot_be_written_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        override("key", object())
+    with pytest.raises(ConfigError, match="cannot be written"):
+        override("key", float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (Experiment("e", ParamList([{"a": 1}, {"a": 1}])), "2 runs would be called e_s0"),
+        (Experiment("e", ParamGrid({"env": ["a/b", "a-b"]})), "2 runs would be called a-b_s0"),
+        (Experiment("e", ParamGrid({"env": ["a", "A"]})), "2 runs would be called"),
+        (Experiment("e", ParamGrid({"env": ["launch", "b"]}), seeds=0), "cannot be called 'launch'"),
+        (Experiment("e", ParamGrid({"a": [1]}), settings={"a": 2}), "a: stands under settings and among"),
+        (Experiment("e", settings={"run.dir": "x"}), "run.dir cannot be set"),
+    ],
+)
+def test_bad_plans_are_refused(what: Experiment, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make_plan(what, ROOT, facts)
+
+
+def test_problems_of_all_runs_are_told_once_each() -> None:
+    def check(run: PlannedRun) -> RunFacts:
+        load_config(TrainConfig, [], run.words)
+        return RunFacts()
+
+    what = Experiment("e", ParamGrid({"env": ["toy_target", "toy_memory"], "learning.gama": [0.9, 0.99]}), seeds=3)
+    with pytest.raises(ConfigError) as error:
+        make_plan(what, ROOT, check)
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith("nothing was started")
+    assert len(lines) == 3, "one for each wrong word, not one for each of twelve runs"
+    assert "and 5 more" in lines[1]
+    assert "did you mean 'learning.gamma'?" in lines[1]
+
+
+def test_totals() -> None:
+    plan = make_plan(Experiment("e", ParamGrid({"env": ["a", "b"]}), seeds=3), ROOT, facts)
+    unknown = total_of(plan, 2, Measured())
+    assert (unknown.runs, unknown.groups, unknown.frames, unknown.hours, unknown.gb) == (6, 2, 6000, None, None)
+    assert unknown.recording_gb == 3.0
+    known = total_of(plan, 2, Measured(10.0, 5e6, "measured"))
+    assert known.hours == pytest.approx(6000 / 10 / 2 / 3600)
+    assert known.gb == pytest.approx(0.03)
+    expecting = dataclasses.replace(plan, expect=Expect(frames_per_s=1.0, run_mb=1000))
+    assert total_of(expecting, 0, Measured(10.0, 5e6)).hours == pytest.approx(1000 / 3600), "all at the same time"
+    assert total_of(expecting, 0, Measured()).gb == pytest.approx(6.0)
+    endless = dataclasses.replace(plan, runs=tuple(dataclasses.replace(r, facts=RunFacts(0)) for r in plan.runs))
+    assert total_of(endless, 2, Measured(10.0)).hours is None
+
+
+def test_paths_are_text_in_a_plan(tmp_path: Path) -> None:
+    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    what = Experiment("e", params=ParamGrid({"config": files}))
+    made = make_plan(what, tmp_path, lambda run: RunFacts())
+    assert [run.params["config"] for run in made.runs] == [str(file) for file in files]

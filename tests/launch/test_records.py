@@ -1,0 +1,353 @@
+"""The launch folder: identities of processes, records, plans that change, the job's own guards."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launching import experiment, launcher, states
+from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.run_folder import RunFolder
+from rollmill.launch import child, identity
+from rollmill.launch.book import Attempt, Book, Submission, is_locked
+from rollmill.launch.identity import Identity
+from rollmill.launch.params import ParamGrid, ParamList
+from rollmill.launch.progress import last_row, read_curve
+from rollmill.launch.standing import stand
+from rollmill.launch.supervise import cancel, settings_of
+from running import wait_until
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """A job that runs in this process leaves its handlers behind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_process_is_told_from_another_with_its_pid() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    found = Identity.of(process.pid)
+    assert found is not None
+    assert found.alive
+    assert Identity.from_dict(found.to_dict()) == found
+    other = dataclasses.replace(found, started=found.started + 1)
+    assert not other.alive
+    assert not other.signal_group(signal.SIGKILL), "not ours: left alone"
+    assert not dataclasses.replace(found, boot="before").alive
+    assert not dataclasses.replace(found, host="elsewhere").signal_group(signal.SIGKILL)
+    assert found.signal_group(signal.SIGKILL)
+    wait_until(lambda: not found.alive, what="its end; it is a zombie now")
+    process.wait()
+    process.stdin.close()  # type: ignore[union-attr]
+    assert Identity.of(process.pid) is None
+    assert not found.signal_group(signal.SIGKILL)
+
+
+def test_without_proc_no_boot_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(identity, "PROC", tmp_path)
+    assert identity.boot_id() == ""
+    assert Identity.of(1) is None
+
+
+def test_damaged_records_are_named(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment())
+    path = made.book.folder / "runs" / "tests_s0.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    with pytest.raises(LaunchError, match=r"tests_s0.json: cannot be read"):
+        made.look()
+    path.write_text("[]")
+    with pytest.raises(LaunchError, match="not a JSON object"):
+        made.look()
+    path.write_text('{"colour": "red"}')
+    with pytest.raises(LaunchError, match=r"tests_s0.json: not a record of this version.*colour"):
+        made.look()
+    path.unlink()
+    attempt_file = made.book.attempts_folder("tests_s0") / "1.json"
+    attempt_file.parent.mkdir(parents=True)
+    attempt_file.write_text('{"process": {}}')
+    with pytest.raises(LaunchError, match=r"1.json: not a record"):
+        made.look()
+    attempt_file.unlink()
+    plan = made.book.folder / "plan.json"
+    plan.write_text(plan.read_text().replace('"version": 1', '"version": 99'))
+    with pytest.raises(LaunchError, match="another version"):
+        made.book.read_plan()
+    with pytest.raises(LaunchError, match="not an experiment that was launched"):
+        Book(tmp_path / "nothing").read_plan()
+
+
+def test_a_record_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "launch").write_text("a file in the way")
+    with pytest.raises(LaunchError, match="cannot be written"):
+        Book(tmp_path).write_submission("a", Submission())
+    with pytest.raises(Exception, match="cannot be used"), Book(tmp_path).as_launcher():
+        pass
+
+
+def test_a_plan_may_grow_but_what_has_begun_must_stay(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment(ParamGrid({"learning.gamma": [0.5, 0.6]})))
+    made.run()
+    grown = launcher(tmp_path, experiment(ParamGrid({"learning.gamma": [0.5, 0.6, 0.7]})))
+    assert [s.state for s in grown.look()] == ["finished", "finished", "waiting"]
+    smaller = launcher(tmp_path, experiment(ParamGrid({"learning.gamma": [0.5, 0.8]})))
+    assert states(smaller.look()) == {
+        "gamma-0.5_s0": "finished",
+        "gamma-0.8_s0": "waiting",
+        "gamma-0.6_s0": "finished",
+    }, "what has run stays, what never began may go"
+    with pytest.raises(ConfigError, match=r"gamma-0.5_s0 has begun with other settings.*stop.frames=100.*another name"):
+        launcher(tmp_path, experiment(ParamGrid({"learning.gamma": [0.5, 0.8]}), settings={"stop.frames": 200}))
+
+
+def test_settings_of_a_launch_are_remembered(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment(), "retries=7", "slurm.partition=gpu")
+    found = settings_of(made.book.read_plan(), ["retries=1"])
+    assert (found.retries, found.slurm.partition) == (1, "gpu")
+
+
+# -- how runs stand ----------------------------------------------------------------------------------------
+
+
+def attempt(number: int, code: int | None = 1, job: str = "", reason: str = "") -> Attempt:
+    me = Identity("h", "b", 1, 1)
+    return Attempt(number, 1.0, me, job, "new", None if code is None else 2.0, code, reason)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "submission", "state", "failures"),
+    [
+        ([], Submission(), "waiting", 0),
+        ([], Submission(handle=None, count=1), "waiting", 0),  # killed while it handed in: it does not count
+        ([], Submission({"kind": "x"}, 1), "waiting", 1),
+        ([], Submission({"kind": "x"}, 3), "failed", 3),
+        ([attempt(1)], Submission({"kind": "x"}, 1), "waiting", 1),
+        ([attempt(1), attempt(2), attempt(3)], Submission({"kind": "x"}, 3), "failed", 3),
+        ([attempt(1), attempt(2), attempt(3)], Submission({"kind": "x"}, 3, forgiven=3), "waiting", 0),
+        ([attempt(1, None), attempt(2, None)], Submission({"kind": "x"}, 2), "waiting", 2),
+        (
+            [attempt(1, 143, "9_0"), attempt(2, None, "9_0"), attempt(3, 1, "9_0")],
+            Submission({"a": 1}, 1),
+            "waiting",
+            1,
+        ),
+        ([attempt(1, 2)], Submission({"kind": "x"}, 1), "failed", 1),
+        ([attempt(1, 2)], Submission({"kind": "x"}, 1, forgiven=1), "waiting", 0),
+        ([attempt(1)], Submission({"kind": "x"}, 1, cancelled=True), "cancelled", 1),
+    ],
+)
+def test_failures_are_counted_against_the_retries(
+    tmp_path: Path, attempts: list[Attempt], submission: Submission, state: str, failures: int
+) -> None:
+    made = launcher(tmp_path, experiment())
+    run = made.plan.runs[0]
+    for one in attempts:
+        made.book.write_attempt(run.name, one)
+    found = stand(made.book, run, submission, None, retries=2)
+    assert (found.state, found.failures) == (state, failures)
+
+
+def test_a_run_folder_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment())
+    folder = Path(made.plan.runs[0].folder)
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{")
+    (found,) = made.look()
+    assert found.state == "failed"
+    assert "state.json: cannot be read" in found.reason
+
+
+# -- the job -----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_killed_takes_its_program_with_it(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    made = launcher(tmp_path, experiment(settings={"env.args.gate": str(gate)}), "retries=1")
+    folder = Path(made.plan.runs[0].folder)
+    made.tick()
+    wait_until(lambda: any((folder / "checkpoints").glob("*.ckpt")), what="a checkpoint")
+    os.kill(made.book.attempts("tests_s0")[0].process.pid, signal.SIGKILL)
+    gate.touch()
+    assert states(made.run()) == {"tests_s0": "finished"}
+    first, second = made.book.attempts("tests_s0")
+    assert first.ended is None
+    assert second.mode in ("resume", "skip"), "it waited until the program had ended, and saved"
+
+
+def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment())
+    folder = Path(made.plan.runs[0].folder)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("run: {}\n")
+    made.book.write_attempt("tests_s0", attempt(1, 137))
+    made.book.write_submission("tests_s0", Submission({"kind": "local", "slot": 0, "process": None}, 1))
+    assert states(made.run()) == {"tests_s0": "finished"}
+    assert made.book.attempts("tests_s0")[1].mode == "overwrite"
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_display_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = launcher(tmp_path, experiment())
+    spec = {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run"), "virtual_display": True}
+    made.book.write_job("tests_s0", spec)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert child.main([str(made.book.folder), "tests_s0"]) == 2
+    assert "Xvfb is not installed" in made.book.attempts("tests_s0")[0].reason
+    broken = tmp_path / "Xvfb"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    assert child.main([str(made.book.folder), "tests_s0"]) == 2
+    assert "Xvfb did not start" in made.book.attempts("tests_s0")[1].reason
+
+
+@pytest.mark.skipif(shutil.which("Xvfb") is None, reason="Xvfb is not installed")
+def test_a_run_with_a_display_of_its_own_saves_before_it_ends(tmp_path: Path) -> None:
+    """Every process of the group gets the signal; the display must outlive the run's last words."""
+    script = tmp_path / "saves.py"
+    script.write_text(
+        "import os, pathlib, signal, socket, sys\n"
+        "def end(*_):\n"
+        "    with socket.socket(socket.AF_UNIX) as display:\n"
+        "        display.connect('/tmp/.X11-unix/X' + os.environ['DISPLAY'][1:])\n"
+        "    pathlib.Path('saved').write_text(os.environ['XAUTHORITY'])\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "pathlib.Path('up').touch()\n"
+        "signal.pause()\n"
+    )
+    made = launcher(tmp_path, experiment())
+    command = [sys.executable, str(script)]
+    spec = {"command": command, "cwd": str(tmp_path), "folder": str(tmp_path / "run"), "virtual_display": True}
+    made.book.write_job("tests_s0", spec)
+    words = [sys.executable, "-m", "rollmill.launch.child", str(made.book.folder), "tests_s0"]
+    with subprocess.Popen(words, start_new_session=True) as job:
+        wait_until(lambda: (tmp_path / "up").exists(), what="the program to start")
+        os.killpg(job.pid, signal.SIGTERM)
+        assert job.wait() == 143
+    key = Path((tmp_path / "saved").read_text())
+    assert not key.exists(), "the display is gone with the run"
+
+
+def test_a_job_whose_run_was_cancelled_meanwhile_does_not_begin(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment())
+    made.book.write_job("tests_s0", {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run")})
+    made.book.set_cancelled("tests_s0", True)
+    assert child.main([str(made.book.folder), "tests_s0"]) == child.CANCELLED
+    assert made.book.attempts("tests_s0") == []
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_folder_in_use_is_no_mistake_in_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of an attempt that was killed -9 may take long to save: later there is another try."""
+    made = launcher(tmp_path, experiment(), "retries=1")
+    made.book.write_job("tests_s0", {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run")})
+    made.book.write_submission("tests_s0", Submission({"kind": "local", "slot": 0, "process": None}, 1))
+    monkeypatch.setattr(child, "FOLDER_SECONDS", 0.0)
+    with RunFolder.create(tmp_path / "run", "new"):
+        assert child.main([str(made.book.folder), "tests_s0"]) == child.BUSY
+    assert [s.state for s in made.look()] == ["waiting"]
+
+
+def test_a_lock_that_may_only_be_read_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    path.touch(0o444)
+    assert not is_locked(path)
+    with open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_locked(path)
+
+
+def test_looking_does_not_keep_a_launcher_out(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    (tmp_path / "launch").mkdir()
+    with open(tmp_path / "launch" / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as whoever looks has it, for a moment
+        timer = threading.Timer(0.2, fcntl.flock, (file, fcntl.LOCK_UN))
+        timer.start()
+        with book.as_launcher():
+            assert book.launcher_alive()
+        timer.join()
+
+
+def test_a_job_that_nobody_described(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="there is no such job"):
+        child.Job(Book(tmp_path), "nothing")
+
+
+def test_the_scheduler_names_the_job() -> None:
+    assert child.job_id({}) == ""
+    assert child.job_id({"SLURM_JOB_ID": "5"}) == "5"
+    assert child.job_id({"SLURM_JOB_ID": "5", "SLURM_ARRAY_JOB_ID": "4", "SLURM_ARRAY_TASK_ID": "1"}) == "4_1"
+
+
+def test_programs_that_cannot_start_or_die_of_a_signal(tmp_path: Path) -> None:
+    what = experiment(ParamList([{"learning.gamma": 0.1}]))
+    missing = launcher(tmp_path / "a", type(what)(**{**vars(what), "program": ("/no/such/program",)}), "retries=0")
+    (found,) = missing.run()
+    assert found.state == "failed"
+    assert "/no/such/program" in found.reason
+    dying = ("/bin/sh", "-c", "kill -SEGV $$")
+    killed = launcher(tmp_path / "b", type(what)(**{**vars(what), "program": dying}), "retries=0")
+    assert killed.run()[0].reason == "killed by SIGSEGV"
+
+
+# -- metrics -----------------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_torn_or_long_past(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert last_row(path) is None
+    assert read_curve(path, "x").frames == []
+    rows = "".join(f'{{"frames": {k}, "x": {k}.5, "pad": "{"z" * 5000}"}}\n' for k in range(40))
+    path.write_text(rows + '{"frames": 39, "x": 0}\n{"frames": 40, "x": null}\n[1]\n{"frames": 41, "x"')
+    row = last_row(path)
+    assert row is not None
+    assert row["frames"] == 40
+    curve = read_curve(path, "x")
+    assert curve.frames == list(range(40)), "frames rise, rows without a number are left out"
+    path.write_text("no row at all\n")
+    assert last_row(path) is None
+
+
+# -- several back ends -------------------------------------------------------------------------------------
+
+
+def test_jobs_are_looked_after_by_the_back_end_they_were_handed_to(tmp_path: Path) -> None:
+    """The launch goes on with another back end while a run of the first one is still there."""
+    gate = tmp_path / "gate"
+    what = experiment(ParamGrid({"env.args.gate": [str(gate)]}), seeds=2)
+    local = launcher(tmp_path, what)
+    local.tick()
+    folder = Path(local.plan.runs[0].folder)
+    wait_until(lambda: any((folder / "checkpoints").glob("*.ckpt")), what="a checkpoint")
+    other = launcher(tmp_path, what, "backend=ngc", "ngc.image=i", "ngc.workspace=w:/w", "ngc.template=/bin/false")
+    assert states(other.look()) == {"tests_s0": "running", "tests_s1": "waiting"}
+    with pytest.raises(LaunchError, match="exit code 1"):
+        other.tick()
+    assert cancel(other.book, other.plan, other.backend, ["tests_s0"]) == {"tests_s0": "running"}
+    assert states(other.look())["tests_s0"] == "cancelled"
+
+
+def test_an_attempt_is_not_blamed_for_what_the_one_before_said(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment(ParamList([{"learning.gamma": 0.5, "env.args.fail": True}])), "retries=0")
+    (failed,) = made.run()
+    assert failed.reason.startswith("failed: EnvError")
+    (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 9)\n")
+    spec = made.book.read_job("tests_s0")
+    assert spec is not None
+    made.book.write_job("tests_s0", {**spec, "command": [sys.executable, str(tmp_path / "dies.py")]})
+    subprocess.run([sys.executable, "-m", "rollmill.launch.child", str(made.book.folder), "tests_s0"])
+    assert made.book.attempts("tests_s0")[-1].reason == "killed by SIGKILL"
