@@ -18,8 +18,9 @@ import torch
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.fields import EnvSpec
-from rollmill.learning.appo import Appo, load_weights
+from rollmill.learning.appo import Appo
 from rollmill.learning.ranks import NOTE_BYTES, TorchRanks, require_equal
+from rollmill.learning.saving import load_weights
 from rollmill.models.actor_critic import build_model
 from rollmill.models.weights import WeightBoard
 from running import config_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def train_here(
 
 def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
     """Metrics without what depends on the machine."""
-    keep = lambda name: name != "time" and not name.startswith("time/")  # noqa: E731
+    keep = lambda name: name != "time" and not name.startswith(("time/", "usage/"))  # noqa: E731
     return [{name: value for name, value in row.items() if keep(name)} for row in read_jsonl(folder.metrics)]
 
 
@@ -199,3 +201,20 @@ def _proc_file(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+@dataclass
+class Result:
+    """What a command called in this process gave back."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.out)
+        return found
+
+
+Call = Callable[..., Result]

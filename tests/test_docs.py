@@ -21,21 +21,29 @@ import pytest
 import rollmill
 from rollmill.cli.data import FILTERED
 from rollmill.cli.data import load as load_data_verb
+from rollmill.cli.envs import CheckConfig, list_envs
+from rollmill.cli.envs import check as check_verb
 from rollmill.cli.main import VERBS, split_overrides
+from rollmill.cli.world import load as load_world_verb
 from rollmill.core.config import describe, load_config
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.observers import Observer
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.settings import TrainConfig, check
 from rollmill.runs.train import Request, train
+from rollmill.runs.world_control_settings import ControllerConfig
+from rollmill.runs.world_settings import VaeConfig, WorldConfig
 from rollmill.store.filters import Filter
+from rollmill.worldmodel.dynamics_settings import DynamicsSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
 KEYS = {info.key: info for info in describe(TrainConfig)}
+OFFLINE_KEYS = {info.key for info in describe(OfflineConfig)}
 BLOCKS = {key.partition(".")[0] for key in KEYS}
 FREE = tuple(key + "." for key, info in KEYS.items() if info.type == "mapping")
 """Beginnings of keys below a free mapping: ``env.args.`` and ``model.custom_args.``."""
@@ -77,7 +85,7 @@ def table_rows(page: Path) -> list[list[str]]:
 
 
 def is_key(text: str) -> bool:
-    return text in KEYS or text in BLOCKS or text.startswith(FREE)
+    return text in KEYS or text in BLOCKS or text in OFFLINE_KEYS or text.startswith(FREE)
 
 
 # -- configuration ------------------------------------------------------------------------------------
@@ -104,9 +112,9 @@ def test_every_key_has_an_explanation() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_keys_in_the_text_exist(page: Path) -> None:
     words = re.findall(r"`([a-z]+\.[a-z_.]+)(?:=[^`]*)?`", prose_of(page))
-    keys = [word for word in words if word.partition(".")[0] in BLOCKS and not word.endswith((".py", ".md"))]
-    # ``run.parts...`` is an attribute of a run in progress, not a setting.
-    keys = [key for key in keys if not key.startswith("run.parts.")]
+    keys = [word for word in words if word.partition(".")[0] in BLOCKS and not word.endswith((".py", ".md", ".html"))]
+    # ``run.parts...`` and ``run.set_dial`` are attributes of a run in progress, not settings.
+    keys = [key for key in keys if not key.startswith(("run.parts.", "run.set_dial"))]
     assert [key for key in keys if not is_key(key)] == []
 
 
@@ -151,6 +159,12 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
     if verb == "data":
         check_data_command(rest)
         return
+    if verb == "envs":
+        check_envs_command(rest)
+        return
+    if verb == "world":
+        check_world_command(rest)
+        return
     rest, overrides = split_overrides(rest)
     assert {word for word in rest if word.startswith("-")} <= flags_of(verb)
     if verb in ("train", "bench"):
@@ -169,6 +183,25 @@ def check_data_command(words: list[str]) -> None:
     assert {word for word in rest if word.startswith("-")} <= flags
     assert not conditions or verb in FILTERED
     Filter.parse(conditions)
+
+
+def check_envs_command(words: list[str]) -> None:
+    rest, overrides = split_overrides(words)
+    function = check_verb if words[:1] == ["check"] else list_envs
+    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in inspect.signature(function).parameters}
+    assert {word for word in rest if word.startswith("-")} <= flags
+    load_config(CheckConfig, (), overrides)
+
+
+def check_world_command(words: list[str]) -> None:
+    verb, *rest = words
+    rest, overrides = split_overrides(rest)
+    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in inspect.signature(load_world_verb(verb)).parameters}
+    assert {word for word in rest if word.startswith("-")} <= flags
+    configs = {"run": WorldConfig, "vae": VaeConfig, "dynamics": DynamicsSettings}
+    if verb in (*configs, "controller", "dream"):
+        files = [ROOT / after for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
+        load_config(configs.get(verb, ControllerConfig), files, overrides)
 
 
 def test_there_are_commands_to_check() -> None:
@@ -215,7 +248,7 @@ def play(name: str) -> None:
 
 
 def test_every_built_in_environment_is_described() -> None:
-    text = text_of(DOCS / "environments.md")
+    text = text_of(DOCS / "environments.md") + text_of(DOCS / "env_adapters.md")
     assert [name for name in NAMED if f"`{name}`" not in text] == []
 
 

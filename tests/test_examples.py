@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from rollmill.cli.launch import check_run
+from rollmill.launch.describe import load_experiment
+from rollmill.launch.plan import make_plan
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -42,15 +46,48 @@ def test_an_own_model_with_memory_and_arguments(tmp_path: Path) -> None:
     assert state["state"] == "finished"
 
 
-def test_the_observer_adds_a_metric_and_ends_the_run(tmp_path: Path) -> None:
-    rows, state = run_example("observer.py", tmp_path)
+def test_an_observer_adds_a_metric(tmp_path: Path) -> None:
+    rows, state = run_example("observers/custom_metric.py", tmp_path, "stop.frames=4_000")
     assert state["state"] == "finished"
-    assert "hits" in state["reason"]
-    assert state["frames"] < 100_000, "it ended before its limit"
-    rates = [row["toy/hit_rate"] for row in rows]
+    rates = [row["hit_rate/all"] for row in rows]
     assert rates[0] < rates[-1] <= 1
+    assert 0 < rows[-1]["hit_rate/worker0"] <= 1
+    assert 0 < rows[-1]["hit_rate/worker1"] <= 1
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_an_observer_ends_the_run(tmp_path: Path) -> None:
+    # Nothing is learnt, so the rule fires soon after its 20 steps.
+    rows, state = run_example(
+        "observers/early_stop.py", tmp_path, "learning.learning_rate=1e-9", "report.window=10_000"
+    )
+    assert state["state"] == "finished"
+    assert "for 20 training steps" in state["reason"]
+    assert state["frames"] < 100_000, "it ended before its limit"
+    assert max(row["plateau/steps"] for row in rows) >= 10
+
+
+def test_an_observer_makes_the_task_harder(tmp_path: Path) -> None:
+    rows, state = run_example("observers/curriculum.py", tmp_path, "stop.frames=6_000")
+    assert state["state"] == "finished"
+    lengths = [row["dial/length"] for row in rows]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > 2
+    seen = [row["episode/length_of_corridor"] for row in rows if "episode/length_of_corridor" in row]
+    assert seen[0] < 3, "environments began with what the observer had set, not with env.dials"
+    assert seen[-1] > 1.5, "they have seen the change"
+
+
+@pytest.mark.parametrize(("name", "runs"), [("grid_envs.py", 60), ("grid_search.yaml", 24)])
+def test_the_descriptions_of_experiments_can_be_planned(name: str, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    experiment = load_experiment(f"examples/{name}")
+    assert len(make_plan(experiment, Path("runs"), check_run).runs) == runs
+
+
+MADE_BY_HAND = EXAMPLES / "policies" / "make.py"  # trains for minutes; test_policies replays what it made
+EVERY = sorted(path for path in EXAMPLES.rglob("*.py") if path != MADE_BY_HAND)
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda p: p.stem)
 def test_every_example_is_run_here(path: Path) -> None:
-    assert f'"{path.name}"' in Path(__file__).read_text(encoding="utf-8")
+    assert f'"{path.relative_to(EXAMPLES)}"' in Path(__file__).read_text(encoding="utf-8")

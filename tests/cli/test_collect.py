@@ -6,8 +6,6 @@ import io
 import json
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,36 +13,10 @@ import pytest
 from collecting import PARALLEL, SERIAL
 from conftest import Run
 from rollmill.cli.collect import ProgressLine, bar, how_to_continue, line
-from rollmill.cli.main import main
 from rollmill.runs.collect import Collected, Figures
 from rollmill.runs.collect_options import CollectOptions
 from rollmill.store.reader import Store
-from running import command_words
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Result]
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Result:
-        capfd.readouterr()
-        try:
-            code = main(words)
-        except SystemExit as ending:
-            code = ending.code if isinstance(ending.code, int) else 1
-        return Result(code, *capfd.readouterr())
-
-    return run
+from running import Call, command_words
 
 
 def figures(**changes: object) -> Figures:

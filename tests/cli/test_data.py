@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,46 +20,20 @@ from converting import schema_of, write_store
 from damaging import flip, only_shard, places
 from rollmill.cli import data_check, data_progress
 from rollmill.cli.data import FILTERED, SUBVERBS, load
-from rollmill.cli.main import main
 from rollmill.core.fields import Field
 from rollmill.store.merge import merge
 from rollmill.store.reader import Store
 from rollmill.store.verify import verify_store
-from running import wait_until
+from running import Call, wait_until
 from storing import make_episode, small_schema, write_episodes
 
 LENGTHS = [9, 4, 1, 30, 12, 7]
 
 
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.out)
-        return found
-
-
-Call = Callable[..., Result]
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """``rollmill data <words>`` in this process, in the test's folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Result:
-        capfd.readouterr()
-        try:
-            code = main(["data", *words])
-        except SystemExit as ending:  # how the parser of flags ends
-            code = ending.code if isinstance(ending.code, int) else 1
-        return Result(code, *capfd.readouterr())
-
-    return run
+@pytest.fixture(name="call")
+def call_data(call: Call) -> Call:
+    """``rollmill data <words>``."""
+    return functools.partial(call, "data")
 
 
 @pytest.fixture

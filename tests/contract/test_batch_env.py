@@ -26,11 +26,14 @@ VECTOR = "vector "
 """Before the name of an env that is stepped by its own vectorised form."""
 STEPS = {"Pendulum-v1": 205, "atari_breakout": 300}
 """Steps until every kind of end was seen, where 90 are not enough."""
+ARGS: dict[str, dict[str, Any]] = {"car_racing": {"size": 32, "max_frames": 35}}
+"""Arguments that make ends come soon."""
 OUTCOME = ("reward", "terminated", "truncated", "valid", "episode_return")
 OPENING = ("first", "step", "episode")
 
 without_doom = pytest.mark.skipif(not (find_spec("vizdoom") and find_spec("cv2")), reason="needs the vizdoom extra")
 without_atari = pytest.mark.skipif(not (find_spec("ale_py") and find_spec("cv2")), reason="needs the atari extra")
+without_box2d = pytest.mark.skipif(not (find_spec("Box2D") and find_spec("cv2")), reason="needs the box2d extra")
 IDS = [
     "toy_target",
     "toy_memory",
@@ -47,6 +50,7 @@ IDS = [
     "vector vector_envs:Counter",
     pytest.param("doom_basic", marks=[pytest.mark.vizdoom, without_doom]),
     pytest.param("atari_breakout", marks=without_atari),
+    pytest.param("car_racing", marks=without_box2d),
 ]
 every_env = pytest.mark.parametrize("name", IDS)
 
@@ -96,7 +100,7 @@ class Walk:
 
 
 def record(name: str, steps: int, seeds: Seeds = SEEDS) -> Walk:
-    settings = EnvSettings(id=name.removeprefix(VECTOR), vector=name.startswith(VECTOR))
+    settings = EnvSettings(id=name.removeprefix(VECTOR), vector=name.startswith(VECTOR), args=ARGS.get(name, {}))
     look = VectorLane(settings) if settings.vector else make_env(settings)
     look.close()
     walk = Walk(look.spec, ENVS * look.spec.agents)

@@ -329,3 +329,25 @@ def test_a_pipe_gets_lines_even_where_colours_are_forced() -> None:
     environment = {**os.environ, "TERM": "xterm", "FORCE_COLOR": "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["1.23K frames | return 5.000", "False"]
+
+
+def test_own_statistics_of_the_environment_have_rows(clock: FakeClock) -> None:
+    sink = ConsoleSink("t", console=terminal(), clock=clock)
+    own = {f"episode/stat{k}": float(k) for k in range(8)}
+    sink.write(10, {**METRICS, "episode/return_min": 1.0, "episode/count": 5.0, **own})
+    text = "\n".join(shown(sink))
+    assert "stat0" in text
+    assert "stat5" in text
+    assert "stat6" not in text, "six at most"
+    assert "return_min" not in text
+    sink.close()
+
+
+def test_some_rows_are_for_the_panel_only(clock: FakeClock) -> None:
+    rows = (Row("return", "episode/return"), Row("entropy", "entropy", in_line=False))
+    sink = ConsoleSink("t", rows=rows, console=Console(file=io.StringIO(), force_terminal=False), clock=clock)
+    sink.write(10, METRICS)
+    assert "return" in sink.line()
+    assert "entropy" not in sink.line()
+    assert any("entropy" in line for line in shown(sink))
+    sink.close()

@@ -35,7 +35,7 @@ def test_a_sink_takes_any_numbers_in_any_order_and_can_be_closed_twice(tmp_path:
     sink.close()
 
 
-@pytest.mark.parametrize("module", ["console", "jsonl", "metrics", "tensorboard"])
+@pytest.mark.parametrize("module", ["console", "jsonl", "metrics", "tensorboard", "usage", "wandb"])
 def test_the_monitor_starts_without_torch(module: str) -> None:
     program = f"import sys, rollmill.monitor.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

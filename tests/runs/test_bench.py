@@ -12,7 +12,10 @@ from conftest import Run
 from rollmill.core.errors import ConfigError, EnvError, RollmillError
 from rollmill.envs.make import make_env
 from rollmill.runs import bench
+from rollmill.runs import build as build_module
 from rollmill.runs.bench import KINDS, Measurement, bench_bound, bench_sim, load_of_others
+from rollmill.runs.build import Parts, build_parts
+from rollmill.runs.settings import TrainConfig
 from running import SERIAL, command_words, config_of, wait_until
 
 TARGET = ("env=toy_target",)
@@ -71,6 +74,19 @@ def test_the_bound_follows_from_its_parts(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     assert result.phases["env ms/step"] == pytest.approx(1e3 * cores / 3000)
     assert result.steps_per_s == pytest.approx(1e3 * cores / sum(result.phases.values()))
+
+
+def test_the_bound_is_that_of_one_thread_per_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def build(config: TrainConfig, *others: object) -> Parts:
+        asked.append(config.learning.threads)
+        return build_parts(config, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build_module, "build_parts", build)
+    config = config_of(tmp_path, *TARGET, "sampling.mode=sync", "learning.threads=2")
+    bench_bound(config, make_env(config.env).spec, os.environ, {"sim": Measurement("sim", 1.0, 1.0)}, SECONDS)
+    assert asked == [1]
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.slots import Arena, SegmentLayout
 from rollmill.envs.make import make_env
@@ -50,20 +51,34 @@ def test_the_same_buffers_are_filled_again() -> None:
         assert not np.shares_memory(second[name], arena[name])  # the slots are given back at once
 
 
+TWO = ("env=toy_agents", "env.policies=[0, 1]")
+
+
+def test_policies_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    for words, message in (
+        (("env=toy_agents", "env.policies=[0, 1, 1]"), r"env.policies names 3 agents, toy_agents has 2"),
+        ((*TWO, "learning.ranks=2", "learning.batch_size=64"), r"several policies .* learning.ranks=1"),
+    ):
+        with pytest.raises(ConfigError, match=message), built(config_of(tmp_path, *WORDS, *words)):
+            pass
+    with pytest.raises(ConfigError, match="number from 0 without gaps"):
+        config_of(tmp_path, *WORDS, "env=toy_agents", "env.policies=[0, 2]")
+
+
 # -- seeds -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def built(config: TrainConfig, policies: int = 1) -> Iterator[Parts]:
-    parts = build_parts(config, make_env(config.env).spec, os.environ, policies)
+def built(config: TrainConfig) -> Iterator[Parts]:
+    parts = build_parts(config, make_env(config.env).spec, os.environ)
     try:
         yield parts
     finally:
         parts.sampler.stop()
 
 
-def weights_of(config: TrainConfig, policies: int = 1) -> list[dict[str, torch.Tensor]]:
-    with built(config, policies) as parts:
+def weights_of(config: TrainConfig) -> list[dict[str, torch.Tensor]]:
+    with built(config) as parts:
         return [{k: v.clone() for k, v in learner.model.state_dict().items()} for learner in parts.learners]
 
 
@@ -88,14 +103,14 @@ def test_the_seed_fixes_the_weights(tmp_path: Path) -> None:
 
 def test_every_policy_has_weights_of_its_own(tmp_path: Path) -> None:
     """The first ones are those of a run with a single policy."""
-    config = config_of(tmp_path, *WORDS)
-    one, two = weights_of(config, policies=2)
+    one, two = weights_of(config_of(tmp_path, *WORDS, *TWO))
     assert not same(one, two)
-    assert same(one, weights_of(config)[0])
+    assert same(one, weights_of(config_of(tmp_path, *WORDS, "env=toy_agents"))[0])
 
 
 def test_policies_act_with_the_weights_of_their_learner(tmp_path: Path) -> None:
-    with built(config_of(tmp_path, *WORDS), policies=2) as parts:
+    with built(config_of(tmp_path, *WORDS, *TWO)) as parts:
+        assert parts.sampler.inference.policy_of_lane.tolist() == [[0, 1, 0, 1]] * 4
         for policy, learner in zip(parts.policies, parts.learners, strict=True):
             assert policy.refresh() == learner.version == 0
             assert policy._model is not learner.model

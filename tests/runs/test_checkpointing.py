@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import Run
+from disks import mounted
 from rollmill.core import checkpoints as checkpoints_module
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
@@ -263,16 +263,8 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure(tmp_path: Path, m
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 60 megabytes."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"this root may not mount: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "60m") as disk:
+        yield disk
 
 
 class Fill(Observer):

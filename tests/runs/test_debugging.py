@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
 from rollmill.sampling.crew import WATCH_SECONDS
-from running import SERIAL, SMALL, rows_of, train_here
+from running import SERIAL, SMALL, TESTS, rows_of, train_here
 
 LIMITS = ("sampling.step_timeout=0.01", "sampling.reset_timeout=0.01", "sampling.start_timeout=0.01")
 
@@ -74,3 +75,25 @@ def test_leaving_the_debugger_in_an_env_ends_the_run(tmp_path: Path) -> None:
     )
     assert "failed in step" not in done.stderr
     assert "finished" not in done.stdout
+
+
+LAUNCH = TESTS.parent / ".vscode" / "launch.json"
+
+
+def test_the_debug_profile_runs_and_ends_by_itself(tmp_path: Path) -> None:
+    """What the editor starts, without the editor."""
+    profile = json.loads(LAUNCH.read_text(encoding="utf-8"))["configurations"][0]
+    assert "sampling.mode=serial" in profile["args"]
+    command = [sys.executable, "-m", profile["module"], *profile["args"]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "finished: limit of 20 batches" in done.stdout
+
+
+def test_a_test_run_goes_through_everything_once(tmp_path: Path) -> None:
+    """``stop.batches=1``: one training step, one checkpoint, a report, and the final values in the folder."""
+    outcome, folder = train_here(tmp_path, "env=toy_target", "sampling.mode=async", "stop.batches=1")
+    assert (outcome.state, outcome.reason) == ("finished", "limit of 1 batches")
+    assert len(list(folder.checkpoints.iterdir())) == 1
+    assert "batches: 1" in folder.config.read_text()
+    assert (folder.path / "report.html").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,13 +13,19 @@ import pytest
 from collecting import all_episodes, check_telling, same_episodes
 from conftest import Run
 from faulty_envs import Marker
+from rollmill.core import tree_file
 from rollmill.core.errors import StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs import evaluate as evaluation
-from rollmill.runs.evaluate import EvalOptions, EvalResult, evaluate, record_folder
+from rollmill.runs.eval_options import EvalOptions
+from rollmill.runs.eval_results import EvalResult
+from rollmill.runs.eval_targets import find_checkpoint, record_folder
+from rollmill.runs.evaluate import evaluate, evaluate_all
 from rollmill.store.episode import Episode
 from rollmill.store.reader import Store
 from running import SERIAL, saved_state, train_here, wait_until
+
+ENVS = 4
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +35,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def record(run: RunFolder, folder: Path | None, episodes: int = 11, **options: object) -> EvalResult:
-    given = {"workers": 2, "envs_per_worker": 2, **options}
+    given = {"workers": 1, "envs": ENVS, **options}
     return evaluate(run.path, EvalOptions(episodes, record=True, record_dir=folder, **given))  # type: ignore[arg-type]
 
 
 def in_order(episodes: dict[int, Episode]) -> list[Episode]:
-    """As an evaluation lists them: lane by lane, each from its first episode on."""
-    return sorted(episodes.values(), key=lambda episode: episode.info.lane)
+    """As an evaluation lists them: by their numbers, which the lanes take in turn."""
+    nth: dict[tuple[str, int], int] = {}
+    numbered = []
+    for episode in episodes.values():
+        key = (episode.info.policy, episode.info.lane)
+        nth[key] = nth.get(key, -1) + 1
+        numbered.append((nth[key], episode.info.lane, len(numbered), episode))
+    return [entry[-1] for entry in sorted(numbered, key=lambda entry: entry[:3])]
+
+
+def test_runs_of_one_name_are_told_apart(run: RunFolder, tmp_path: Path) -> None:
+    """The same names, the same frames, other weights: none of their episodes is taken for one of the others."""
+    other = RunFolder(shutil.copytree(run.path, tmp_path / run.path.name))
+    checkpoint = find_checkpoint(other.path, best=False).path
+    tree = tree_file.load_tree(checkpoint)
+    tree["state"]["learners"][0]["model"]["head.linear.bias"] += 1.0
+    tree_file.save_tree(checkpoint, tree)
+    evaluate_all([run.path, other.path], EvalOptions(3, workers=1, envs=3, record=True, record_dir=tmp_path / "s"))
+    assert len(all_episodes(tmp_path / "s")) == 6
 
 
 def test_the_recorded_episodes_are_the_counted_ones(run: RunFolder, tmp_path: Path) -> None:
     result = record(run, tmp_path / "s")
-    plain = evaluate(run.path, EvalOptions(11, workers=2, envs_per_worker=2))
+    plain = evaluate(run.path, EvalOptions(11, workers=2, envs=ENVS))
     assert result.policy == plain.policy
     assert result.record == str(tmp_path / "s")
     recorded = in_order(all_episodes(tmp_path / "s"))
@@ -56,7 +80,7 @@ def test_the_recorded_episodes_are_the_counted_ones(run: RunFolder, tmp_path: Pa
 def test_faults_and_agents_do_not_mix_it_up(tmp_path: Path) -> None:
     words = ("env=faulty_envs:Marker", "env.args={agents: 2}", "learning.batch_size=64", "stop.batches=1")
     _, folder = train_here(tmp_path / "run", *SERIAL, *words)
-    result = record(folder, tmp_path / "s", 13)
+    result = record(folder, tmp_path / "s", 13, workers=2)
     recorded = in_order(all_episodes(tmp_path / "s"))
     assert [len(e) for e in recorded] == result.policy.lengths
     for episode in recorded:
@@ -69,9 +93,10 @@ def test_faults_and_agents_do_not_mix_it_up(tmp_path: Path) -> None:
 def test_an_episode_that_fails_is_not_recorded(run: RunFolder, tmp_path: Path) -> None:
     first = in_order(all_episodes_of(run, tmp_path / "a"))[0].info.seed
     result = record(run, tmp_path / "s", overrides=(f"env.args.fail=[{first}]",))
-    recorded = in_order(all_episodes(tmp_path / "s"))
-    assert [len(e) for e in recorded] == result.policy.lengths
-    assert first not in [e.info.seed for e in recorded]
+    recorded = {episode.info.seed: len(episode) for episode in all_episodes(tmp_path / "s").values()}
+    assert recorded == {row.seed: row.length for row in result.policy.rows}
+    assert first not in recorded
+    assert (len(recorded), result.policy.lost) == (11, 1)
 
 
 def all_episodes_of(run: RunFolder, folder: Path) -> dict[int, Episode]:
@@ -137,9 +162,9 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_is_played(
 def test_what_has_ended_survives_a_kill(run: RunFolder, tmp_path: Path, rollmill: Run) -> None:
     """Episodes are in the store as they end; the same command again makes it complete."""
     out, gate = tmp_path / "s", tmp_path / "gate"
-    words = (str(run.path), "--episodes", "20", "--workers", "1", "--envs-per-worker", "4", f"env.args.gate={gate}")
+    words = (str(run.path), "--episodes", "20", "--workers", "1", "--envs", "4", f"env.args.gate={gate}")
     command = rollmill("eval", *words, "--record", "s", "sampling.rollout=2")
-    wait_until(lambda: (out / "store.json").is_file() and len(Store(out)) >= 4, what="recorded episodes")
+    wait_until(lambda: list((out / "progress").glob("*.json")) and len(Store(out)) >= 1, what="recorded episodes")
     command.send(signal.SIGKILL)
     command.wait()
     command.assert_nothing_left()

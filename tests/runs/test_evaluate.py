@@ -13,7 +13,10 @@ from rollmill.core import tree_file
 from rollmill.core.checkpoints import Checkpoint, Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.evaluate import EvalOptions, EvalResult, Score, evaluate, find_checkpoint, table
+from rollmill.runs.eval_options import EvalOptions
+from rollmill.runs.eval_results import EpisodeRow, EvalResult, Score, table
+from rollmill.runs.eval_targets import find_checkpoint
+from rollmill.runs.evaluate import evaluate, evaluate_all
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
 from running import SERIAL, saved_state, train_here
@@ -45,10 +48,19 @@ def play(run: RunFolder, episodes: int = 8, workers: int = 1, **options: object)
 
 
 def test_the_same_seed_gives_the_same_figures(run: RunFolder) -> None:
-    one, two = (play(run, 12, workers=2, envs_per_worker=3, random=True).to_dict() for _ in range(2))
+    one, two = (play(run, 12, workers=2, envs=6, random=True).to_dict() for _ in range(2))
     assert one == two
-    other = play(run, 12, workers=2, envs_per_worker=3, seed=2).to_dict()
+    other = play(run, 12, workers=2, envs=6, seed=2).to_dict()
     assert other["returns"] != one["returns"]
+    assert len(set(one["seeds"])) == 12
+
+
+def test_figures_do_not_depend_on_the_number_of_workers(run: RunFolder) -> None:
+    """Three workers for seven environments: two more are made than are asked about."""
+    alone, three = (play(run, 23, workers=n, envs=7, random=True) for n in (1, 3))
+    assert alone.policy == three.policy
+    assert alone.random == three.random
+    assert len({row.episode_return for row in alone.policy.rows}) > 1
 
 
 def test_the_result_says_what_was_evaluated(run: RunFolder) -> None:
@@ -74,35 +86,36 @@ def test_a_random_policy_beside_it_changes_nothing(run: RunFolder) -> None:
     assert both.policy == alone.policy
     assert both.random != both.policy
     assert both.to_dict()["random"]["episodes"] == 8  # type: ignore[index]
-    assert "\nrandom   return" in table(both)
+    assert "\nrandom   return" in table([both])
 
 
 # -- which episodes count ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("agents", "episodes", "quota"),
+    ("agents", "episodes", "envs"),
     [
-        (1, 11, [3, 3, 3, 2]),  # 2 workers with 2 envs each
-        (1, 3, [1, 1, 1, 0]),  # no more lanes than needed, but workers are all alike
-        (2, 7, [1, 1, 1, 1, 1, 1, 1, 0]),
+        (1, 11, 4),  # 2 workers with 2 envs each
+        (1, 3, 3),  # no more lanes than needed, but workers are all alike
+        (2, 7, 4),
     ],
 )
-def test_short_episodes_do_not_count_more_often(tmp_path: Path, agents: int, episodes: int, quota: list[int]) -> None:
-    """Every lane plays its share from the first episode on, whoever is done first."""
+def test_short_episodes_do_not_count_more_often(tmp_path: Path, agents: int, episodes: int, envs: int) -> None:
+    """Every env plays its share from the first episode on, whoever is done first."""
     words = ("env=faulty_envs:Marker", f"env.args={{agents: {agents}}}", f"learning.batch_size={32 * agents}")
     _, folder = train_here(tmp_path, *SERIAL, *words, "stop.batches=1")
-    result = play(folder, episodes, workers=2, envs_per_worker=2)
-    expected = [
-        Marker.length(lane // agents, episode, lane % agents) for lane, n in enumerate(quota) for episode in range(n)
-    ]
+    result = play(folder, episodes, workers=2, envs=4)
+    expected = [Marker.length(n % envs, n // envs, agent) for n in range(episodes) for agent in range(agents)]
     assert result.policy.lengths == expected
+    assert [row.episode for row in result.policy.rows] == [n for n in range(episodes) for _ in range(agents)]
+    assert result.policy.summary()["episodes"] == episodes
+    assert len(result.policy.by_agent()) == (agents if agents > 1 else 0)
     assert len(set(expected)) > 2  # or the order of ending would not matter
 
 
 def test_progress_is_told_up_to_the_end(run: RunFolder) -> None:
     told: list[tuple[int, int]] = []
-    evaluate(run.path, EvalOptions(episodes=9, workers=1), lambda done, wanted: told.append((done, wanted)))
+    evaluate(run.path, EvalOptions(episodes=9, workers=1), lambda f: told.append((f.done, f.wanted)))
     assert told == sorted(set(told))
     assert told[-1] == (9, 9)
 
@@ -113,11 +126,11 @@ def test_a_single_episode_has_no_standard_error(run: RunFolder) -> None:
     assert summary["standard_error"] is None
     assert summary["mean"] == summary["median"] == summary["min"] == summary["max"] == result.policy.returns[0]
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["standard_error"] is None
-    assert "standard error" not in table(result)
+    assert "standard error" not in table([result])
 
 
 def test_the_summary_of_known_returns() -> None:
-    assert Score([1.0, 2.0, 6.0, 7.0], [2, 4, 4, 2]).summary() == {
+    assert score(*zip([1.0, 2.0, 6.0, 7.0], [2, 4, 4, 2])).summary() == {
         "episodes": 4,
         "mean": 4.0,
         "standard_error": pytest.approx((26 / 3 / 4) ** 0.5),
@@ -125,7 +138,24 @@ def test_the_summary_of_known_returns() -> None:
         "min": 1.0,
         "max": 7.0,
         "mean_length": 3.0,
+        "min_length": 2,
+        "max_length": 4,
+        "steps": 12,
+        "lost": 0,
     }
+
+
+def score(*episodes: tuple[float, int], agents: int = 1) -> Score:
+    return Score([EpisodeRow(n // agents, n % agents, 0, *pair, True) for n, pair in enumerate(episodes)])
+
+
+def test_agents_of_an_episode_count_as_one() -> None:
+    """They are not independent: four rows of two episodes have the standard error of two values."""
+    found = score((1.0, 5), (3.0, 5), (5.0, 5), (7.0, 5), agents=2)
+    summary = found.summary()
+    assert (summary["episodes"], summary["mean"], summary["min"], summary["max"]) == (2, 4.0, 2.0, 6.0)
+    assert summary["standard_error"] == pytest.approx(2.0)
+    assert found.by_agent() == {0: 3.0, 1: 5.0}
 
 
 # -- other settings ----------------------------------------------------------------------------------------
@@ -133,6 +163,12 @@ def test_the_summary_of_known_returns() -> None:
 
 def test_overrides_change_the_environment(run: RunFolder) -> None:
     assert play(run, 4, overrides=("env.args.length=3",)).policy.lengths == [3] * 4
+
+
+def test_another_environment_with_the_same_spaces_will_do(run: RunFolder) -> None:
+    """The name and the frames of a step may differ."""
+    result = play(run, 2, overrides=("env=rollmill.envs.toy:Target", "env.args.length=2"))
+    assert (result.env, result.policy.lengths) == ("rollmill.envs.toy:Target", [2, 2])
 
 
 @pytest.mark.parametrize(
@@ -143,6 +179,9 @@ def test_overrides_change_the_environment(run: RunFolder) -> None:
         ("learning.gama=1", ConfigError, "did you mean 'learning.gamma'"),
         ("learning.device=cuda:99", ConfigError, "usable GPUs"),
         ("model.mlp=[32]", CheckpointError, "do not fit this network"),
+        ("env.policies=[0, 1]", ConfigError, r"env.policies=\[0, 1\] does not fit: toy_target has 1 agents"),
+        ("env=toy_image", ConfigError, "trained in toy_target, .* cannot play in toy_image, whose observations differ"),
+        ("env.args.agents=2", ConfigError, r"1 agent\); .* whose agents differ: .*2 agents"),
     ],
 )
 def test_overrides_that_are_wrong(run: RunFolder, override: str, error: type[Exception], message: str) -> None:
@@ -150,10 +189,37 @@ def test_overrides_that_are_wrong(run: RunFolder, override: str, error: type[Exc
         play(run, overrides=(override,))
 
 
-@pytest.mark.parametrize("options", [{"episodes": 0}, {"workers": -1}, {"envs_per_worker": 0}, {"seed": -1}])
-def test_options_that_are_wrong(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=f"--{next(iter(options)).replace('_', '-')}"):
-        evaluate(Path("never looked at"), EvalOptions(**options))  # type: ignore[arg-type]
+# -- by steps, several at once -----------------------------------------------------------------------------
+
+
+def test_steps_take_episodes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Not in the order of ending, which would prefer short ones; and the same for any number of workers."""
+    _, folder = train_here(tmp_path, *SERIAL, "env=faulty_envs:Marker", "stop.batches=1")
+    lengths = [Marker.length(n % 4, n // 4) for n in range(50)]
+    enough = next(n for n in range(50) if sum(lengths[:n]) >= 60)
+    for workers in (1, 3):
+        found = evaluate(folder.path, EvalOptions(steps=60, workers=workers, envs=4)).policy
+        assert found.lengths == lengths[:enough]
+        assert [row.episode for row in found.rows] == list(range(enough))
+
+
+def test_several_checkpoints_play_the_same_episodes(own_run: RunFolder) -> None:
+    first = newest(own_run).path
+    second = Checkpoints(own_run.checkpoints, keep_last=0).save(saved_state(own_run), 10_000, -5.0)
+    options = EvalOptions(episodes=4, workers=1, random=True, all_checkpoints=True)
+    results = evaluate_all([own_run.path], options)
+    assert [result.checkpoint for result in results] == [str(first), str(second)]
+    assert results[0].policy == results[1].policy  # the same weights under another name
+    assert results[0].random == results[1].random
+    pattern = evaluate_all([str(own_run.checkpoints / "frames-*.ckpt")], EvalOptions(episodes=4, workers=1))
+    assert [result.policy for result in pattern] == [result.policy for result in results]
+    text = table(results).splitlines()
+    assert len(text) == 5
+    assert text[2].split()[:2] == [str(second), "10,000"]
+    with pytest.raises(ConfigError, match=r"nothing\*: matches nothing"):
+        evaluate_all([str(own_run.path / "nothing*")], EvalOptions())
+    with pytest.raises(ConfigError, match="matches neither a checkpoint nor a run folder"):
+        evaluate_all([str(own_run.path / "checkpoint[s]")], EvalOptions())
 
 
 # -- which checkpoint --------------------------------------------------------------------------------------
@@ -190,6 +256,8 @@ def test_paths_that_lead_nowhere(tmp_path: Path, run: RunFolder) -> None:
         with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder with checkpoints") as failure:
             evaluate(path, EvalOptions())
         assert str(path) in str(failure.value)
+    with pytest.raises(CheckpointError, match="File name too long"):
+        evaluate(tmp_path / ("x" * 300), EvalOptions())
 
 
 def test_a_run_without_a_checkpoint(own_run: RunFolder) -> None:

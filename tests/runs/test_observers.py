@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollmill.core.config import load_config
+from rollmill.core.errors import ConfigError, ObserverError
 from rollmill.core.slots import SegmentLayout
 from rollmill.monitor.jsonl import read_jsonl
-from rollmill.runs.observers import Observer
+from rollmill.runs.observers import Observer, ObserverSettings, build_observers
 from rollmill.runs.online import OnlineRun
-from running import SERIAL, train_here
+from rollmill.runs.settings import TrainConfig
+from running import SERIAL, assert_same, saved_state, train_here
 
 TARGET = (*SERIAL, "env=toy_target")
 
@@ -69,7 +72,7 @@ def test_steps_are_counted_over_all_sessions(tmp_path: Path) -> None:
 def test_all_are_told_of_the_end_once_whoever_fails(tmp_path: Path, hook: str) -> None:
     calls: list[str] = []
     observers = [Diary("a", calls), Diary("b", calls, fail_in=hook), Diary("c", calls)]
-    with pytest.raises(RuntimeError, match=f"b fails in {hook}"):
+    with pytest.raises(ObserverError, match=f"observer Diary failed in .*: RuntimeError: b fails in {hook}"):
         train_here(tmp_path, *TARGET, "stop.batches=9", observers=observers)
     assert [call for call in calls if call.endswith("stop")] == ["a stop", "b stop", "c stop"]
     assert calls[-1] == "c stop"
@@ -212,3 +215,233 @@ def test_extra_summaries_stand_in_every_row(tmp_path: Path) -> None:
     assert len(rows) > 3
     assert calls.count("a summaries") == calls.count("b summaries") == len(rows)
     assert all(row["b/calls"] == row["a/calls"] + 1 for row in rows)
+
+
+# -- trajectories ------------------------------------------------------------------------------------------
+
+
+class Parts(Observer):
+    """Checks every trajectory against the batch it is a part of."""
+
+    def __init__(self) -> None:
+        self.workers: set[int] = set()
+        self.lanes: set[int] = set()
+        self.count = 0
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        batch, found = run.segments, run.trajectories()
+        plan = run.parts.sampler.plan
+        assert len(found) == run.parts.segments_per_batch
+        for k, part in enumerate(found):
+            columns = slice(k * plan.lanes_per_group, (k + 1) * plan.lanes_per_group)
+            pairs = {"action": part.actions, "reward": part.rewards, "terminated": part.terminated}
+            pairs |= {"truncated": part.truncated, "valid": part.valid, "log_prob": part.log_probs}
+            for name, array in pairs.items():
+                assert type(array) is np.ndarray
+                assert np.shares_memory(array, batch[name]), f"{name} was copied"
+                np.testing.assert_array_equal(array, batch[name][:-1, columns])
+            np.testing.assert_array_equal(part.values, batch["value"][:, columns])
+            assert set(part.obs) == {field.name for field in run.spec.observation}
+            for name, array in part.obs.items():
+                assert np.shares_memory(array, batch[f"obs:{name}"])
+                assert array.shape[:2] == (plan.settings.rollout + 1, plan.lanes_per_group)
+            assert len(part.lanes) == plan.lanes_per_group
+            assert part.lanes.start // (plan.lanes_per_group * plan.settings.groups) == part.worker
+            self.workers.add(part.worker)
+            self.lanes.update(part.lanes)
+        self.count += len(found)
+        assert self.count == 2 * iteration
+        if iteration >= 12 and self.lanes == set(range(8)):  # a worker may be slow to start: its first segment can come late
+            run.stop("seen them all")
+
+
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_trajectories_of_every_worker(tmp_path: Path, mode: str) -> None:
+    parts = Parts()
+    train_here(tmp_path, "env=toy_masked", f"sampling.mode={mode}", "stop.batches=20000", observers=[parts])
+    assert parts.workers == {0, 1}
+    assert parts.lanes == set(range(8))
+    assert parts.count >= 24
+
+
+def test_the_batch_is_the_same_object_until_the_next_step(tmp_path: Path) -> None:
+    class Twice(Observer):
+        def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+            assert run.segments is run.segments
+
+    train_here(tmp_path, *TARGET, "stop.batches=2", observers=[Twice()])
+
+
+def test_no_trajectories_before_the_first_step(tmp_path: Path) -> None:
+    class Early(Observer):
+        def on_init(self, run: OnlineRun) -> None:
+            assert run.trajectories() == []
+
+    train_here(tmp_path, *TARGET, "stop.batches=1", observers=[Early()])
+
+
+# -- faults ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"learn/loss": 1.0}, "there is a figure called 'learn/loss' already"),
+        ({"frames": 1.0}, "there is a figure called 'frames' already"),
+        ({"mine": "a lot"}, "every value must be a number"),
+        (None, "returned NoneType, expected a dict"),
+    ],
+)
+def test_summaries_that_cannot_be_reported(tmp_path: Path, answer: object, message: str) -> None:
+    class Wrong(Observer):
+        def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
+            return answer  # type: ignore[return-value]
+
+    with pytest.raises(ObserverError, match=f"observer Wrong: extra_summaries.*{message}"):
+        train_here(tmp_path, *TARGET, observers=[Wrong()])
+
+
+def test_a_failure_names_the_observer_and_keeps_the_weights(tmp_path: Path) -> None:
+    with pytest.raises(ObserverError, match="observer Diary failed in on_training_step: RuntimeError"):
+        train_here(tmp_path, *TARGET, observers=[Diary("a", [], fail_in="step 3")])
+    folder = tmp_path / "x" / "run"
+    assert "observer Diary failed" in (folder / "log.txt").read_text()
+    assert "in _note" in (folder / "log.txt").read_text(), "the traceback is in the log"
+    assert list((folder / "checkpoints").iterdir())
+
+
+# -- from the config ---------------------------------------------------------------------------------------
+
+CODE = """
+from rollmill.runs.observers import Observer
+
+class Count(Observer):
+    def __init__(self, start: int = 0, *, name: str = "count") -> None:
+        if start < 0:
+            raise ValueError("start must not be negative")
+        self.n, self.name = start, name
+
+    def on_training_step(self, run, iteration):
+        self.n += 1
+
+    def extra_summaries(self, run):
+        return {self.name: float(self.n)}
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_observers_named_in_the_config(tmp_path: Path, code: Path) -> None:
+    words = (f"observers=[{code}:Count]", "observers.args.Count.start=100", "stop.batches=4")
+    _, folder = train_here(tmp_path, *TARGET, *words)
+    rows = read_jsonl(folder.metrics)
+    assert [row["count"] - 100 for row in rows] == [row["learn/batches"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["observers=[{code}:Cuont]"], "has no 'Cuont'; did you mean 'Count'?"),
+        (["observers=[{code}:Other]"], "has nothing fitting under the name 'Other'"),
+        (["observers=[{code}:Count]", "observers.args.Count.begin=1"], "observers.args.Count: .*begin"),
+        (["observers=[{code}:Count]", "observers.args.Count.start=-1"], "observers.args.Count: start must not be neg"),
+        (["observers=[{code}:Count]", "observers.args.Conut.start=1"], "no such observer .* did you mean 'Count'"),
+        (["observers=[{code}:Count]", "observers.args.Count=5"], "expected a mapping of arguments"),
+        (["observers=[{code}:Count,{code}:Count]"], "every class may stand there once"),
+        (["observers=[no_such_module:Count]"], "no module named 'no_such_module'"),
+    ],
+)
+def test_observers_that_do_not_exist(tmp_path: Path, code: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_here(tmp_path, *TARGET, *(word.format(code=code) for word in words))
+    assert not (tmp_path / "x").exists(), "nothing was started"
+
+
+def test_no_observers_by_default() -> None:
+    assert build_observers(ObserverSettings()) == []
+    assert load_config(TrainConfig, [], ["observers=[a:B]"]).observers.use == ("a:B",)
+
+
+# -- dials -------------------------------------------------------------------------------------------------
+
+DIALS = ("env=dialled_env:Dialled", "env.dials.level=9", "sampling.rollout=4", "learning.batch_size=16")
+RAMP = ("observers=[rollmill.runs.curriculum:Ramp]", "observers.args.Ramp.level=[0,4]", "observers.args.Ramp.until=0.5")
+
+
+class Levels(Observer):
+    """Which levels stood in the observations of each batch, and where each episode saw another than it began with."""
+
+    def __init__(self) -> None:
+        self.seen: list[set[float]] = []
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self.seen.append({float(v) for part in run.trajectories() for v in np.unique(part.obs["obs"][..., 0])})
+        for part in run.trajectories():
+            same = part.episodes[1:] == part.episodes[:-1]
+            np.testing.assert_array_equal(part.obs["obs"][1:, :, 0][same], part.obs["obs"][:-1, :, 0][same])
+
+
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_a_ramp_reaches_the_environments(tmp_path: Path, mode: str) -> None:
+    levels = Levels()
+    words = (*DIALS, *RAMP, f"sampling.mode={mode}", "stop.batches=40", "report.every_frames=16")
+    _, folder = train_here(tmp_path, *words, observers=[levels])
+    assert levels.seen[0] == {0.0}, "set before the workers started, not env.dials"
+    assert levels.seen[-1] == {4.0}
+    assert read_jsonl(folder.metrics)[-1]["dial/level"] == 4.0
+
+
+def test_dials_are_continued_bit_for_bit(tmp_path: Path) -> None:
+    words = (*DIALS, *RAMP, *SERIAL)
+    _, whole = train_here(tmp_path / "whole", *words, "stop.batches=14")
+    train_here(tmp_path / "parts", *words, "stop.batches=14", observers=[StopAfter(6)])
+    _, parts = train_here(tmp_path / "parts", *words, "stop.batches=14", mode="resume")
+    one, two = saved_state(whole), saved_state(parts)
+    assert_same(one["learners"], two["learners"])
+    assert_same(one["sampler"]["envs"], two["sampler"]["envs"])
+    assert one["sampler"]["dials"] == two["sampler"]["dials"]
+
+
+class StopAfter(Observer):
+    def __init__(self, iteration: int) -> None:
+        self._iteration = iteration
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        if iteration == self._iteration:
+            run.stop("for now")
+
+
+def test_a_dial_that_does_not_exist(tmp_path: Path) -> None:
+    class Wrong(Observer):
+        def on_start(self, run: OnlineRun) -> None:
+            run.set_dial("levle", 1.0)
+
+    with pytest.raises(ConfigError, match=r"set_dial\('levle'\): env.dials has no such name \(it has: level\)"):
+        train_here(tmp_path, *DIALS, *SERIAL, observers=[Wrong()])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["env=toy_target", "env.dials.level=1"], "toy_target takes no argument dials"),
+        (["env=CartPole-v1", "env.dials.level=1"], "CartPole-v1 takes no argument dials"),
+        (["env=CartPole-v1", "env.dials.level=1", "env.vector=true"], "dials are for single environments"),
+        ([*DIALS, "learning.ranks=2", "sampling.mode=sync"], "env.dials reach the environments of rank 0 only"),
+        ([*DIALS, *RAMP, "observers.args.Ramp.until=0"], "until=0 is a share of the run"),
+        ([*DIALS, *RAMP, "observers.args.Ramp.level=3"], "level=3: expected"),
+        ([*DIALS, *RAMP, "observers.args.Ramp.level=[null,1]"], "observers.args.Ramp: .*NoneType"),
+        ([*DIALS, *RAMP, "observers.args.Ramp.until=late"], "observers.args.Ramp: .*'str'"),
+    ],
+)
+def test_dials_that_cannot_be(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_here(tmp_path, *words)
+    assert not (tmp_path / "x").exists()

@@ -76,7 +76,7 @@ def test_every_process_of_a_run(tmp_path: Path) -> None:
     assert files(folder) == {"main.torch.json.gz", "main.speedscope.json", *workers}
     here = folder.path / "profile"
     assert "loop" in frames_of(here / "main.speedscope.json")
-    assert "step" in frames_of(here / "worker-0.speedscope.json")
+    assert {"step", "_step"} & frames_of(here / "worker-0.speedscope.json")  # a look now and then: not all are met
     events = torch_trace(here)["traceEvents"]
     threads = {event["tid"]: event["args"]["name"] for event in events if event.get("name") == "thread_name"}
     busy = {threads[event["tid"]].split(" ")[0] for event in events if event.get("cat") == "cpu_op"}

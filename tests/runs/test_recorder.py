@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from conftest import Run
+from disks import mounted
 from recording import Final, Seen, check_stored
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.run_folder import RunFolder
@@ -117,6 +118,14 @@ def test_a_part_of_the_run(tmp_path: Path, mode: str, when: str) -> None:
     assert min(Store(run.data).table["global_step_first"]) > 700
     assert max(left_out) < 1400
     assert len(kept) > 0.3 * len(seen.rows)
+
+
+def test_a_recording_that_never_began_is_no_secret(tmp_path: Path) -> None:
+    """Another limit ends the run before its last frames come."""
+    _, run = record(tmp_path, *SERIAL, *ALL, "recording.when=last:10%", "stop.frames=100000", "stop.batches=3")
+    line = next(line for line in run.log.read_text().splitlines() if "nothing was kept" in line)
+    assert "WARNING" in line
+    assert len(Store(run.data)) == 0
 
 
 def test_spread_over_the_run(tmp_path: Path) -> None:
@@ -342,17 +351,8 @@ def test_a_failure_inside_comes_home_with_its_traceback(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MB for the recording."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "4m") as disk:
+        yield disk
 
 
 class Elsewhere(Observer):

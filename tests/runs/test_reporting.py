@@ -14,7 +14,7 @@ from rollmill.runs import reporting
 from rollmill.runs import train as train_module
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
-from rollmill.runs.reporting import Reporter
+from rollmill.runs.reporting import Phases, Reporter, panel_rows
 from running import SERIAL, assert_same, config_of, saved_state, train_here
 
 TARGET = (*SERIAL, "env=toy_target")
@@ -209,3 +209,39 @@ def test_rows_beyond_a_checkpoint_of_no_frames_are_written_again(tmp_path: Path)
     before = read_jsonl(folder.metrics)
     train_here(tmp_path, *TARGET, "stop.frames=300", mode="resume")
     assert [row["frames"] for row in read_jsonl(folder.metrics)] == [row["frames"] for row in before]
+
+
+# -- the machine -------------------------------------------------------------------------------------------
+
+
+def test_shares_of_the_time_since_the_last_row() -> None:
+    phases = Phases()
+    assert phases.shares(2.0, {"main learn": 1.0}) == {"time/main_learn": 0.5}
+    assert phases.shares(4.0, {"main learn": 1.5}) == {"time/main_learn": 0.25}
+    assert phases.shares(4.0, {"main learn": 1.5}) == {"time/main_learn": 0.0}
+
+
+def test_rows_say_what_the_run_takes_of_the_machine(tmp_path: Path) -> None:
+    _, folder = train_here(tmp_path, "env=toy_target", "sampling.mode=sync", "stop.frames=2000", "stop.seconds=1000")
+    last = read_jsonl(folder.metrics)[-1]
+    assert last["usage/processes"] >= 4, "this one, two workers, the janitor"
+    assert last["usage/threads_worker"] == 1, "workers start with one thread"
+    assert last["usage/memory_mb"] > last["usage/memory_main_mb"] > last["usage/memory_worker_mb"] > 0
+    assert 0 < last["time/worker_env"] < 1
+    assert 0 < last["time/main_learn"] < 1
+    assert 0 <= last["time/seconds_left"] < 1000
+
+
+def test_the_panel_shows_figures_beside_their_limits(tmp_path: Path) -> None:
+    rows = {row.label: row for row in panel_rows(config_of(tmp_path, "report.sim_rate=2000"))}
+    assert rows["frames/s"].text(500.0) == "500 (25% of bare simulation)"
+    assert rows["grad norm"].text(0.25) == "0.2500 (max 1)"
+    assert rows["clipped"].text(0.125) == "12.5%"
+    assert rows["memory"].text(250.0) == "250 MB"
+    assert not rows["memory"].in_line
+    unlimited = {row.label: row for row in panel_rows(config_of(tmp_path, "learning.max_grad_norm=0"))}
+    assert unlimited["grad norm"].text(0.25) == "0.2500"
+    assert unlimited["frames/s"].text(500.0) == "500"
+    recording = {row.label for row in panel_rows(config_of(tmp_path, "recording.keep=all"))}
+    assert "recorded" in recording
+    assert "recorded" not in unlimited

@@ -49,7 +49,7 @@ def collect(
     Args:
         overrides: The KEY=VALUE words, for example env=CarRacing-v3 sampling.workers=4.
         out: Folder of the store; made where there is none, added to where there is one.
-        policy: random, smoothed-random, a run folder or checkpoint, or your own as module:callable.
+        policy: random, smoothed-random, random-controller, a run folder or checkpoint, or your own as module:callable.
         episodes: Episodes to add.
         until: Episodes to have in the end. Those that are there count, so the same command continues after a stop.
         steps: Steps to add; the episodes under way are then cut and marked as partial.

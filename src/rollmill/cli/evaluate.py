@@ -2,67 +2,139 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import tyro
 
-from rollmill.cli.options import Json
+from rollmill.cli.options import Json, keep_stdout
 from rollmill.core.errors import ConfigError
-from rollmill.runs.evaluate import EvalOptions, table
-from rollmill.runs.evaluate import evaluate as run_evaluation
+from rollmill.runs.eval_options import ENVS, EvalOptions
+from rollmill.runs.eval_play import Figures
+from rollmill.runs.eval_results import document, table
+from rollmill.runs.evaluate import evaluate_all
+
+BAR = 20
+LINE_SECONDS = 10.0
+"""Between two lines where there is no terminal."""
+REDRAW_SECONDS = 0.2
 
 
 def evaluate(
     overrides: tuple[str, ...],
-    target: tyro.conf.Positional[Path],
+    targets: tyro.conf.Positional[tuple[str, ...]],
     /,
-    episodes: int = 100,
+    episodes: int | None = None,
+    steps: int | None = None,
     deterministic: bool = False,
     seed: int = 1,
     workers: int = 0,
-    envs_per_worker: int = 8,
+    envs: int = ENVS,
     best: bool = False,
+    all_checkpoints: bool = False,
     random: bool = False,
     record: tuple[Path, ...] | None = None,
+    out: Path | None = None,
+    csv: Path | None = None,
+    video: Path | None = None,
+    films: int | None = None,
+    grid: str = "",
+    fps: float | None = None,
+    no_captions: bool = False,
     json_: Json = False,
 ) -> int:
-    """Evaluate a run or a checkpoint over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
+    """Evaluate runs or checkpoints over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
 
     Args:
         overrides: KEY=VALUE words: settings that differ from the run's own.
-        target: A run folder, or a checkpoint file.
-        episodes: How many episodes to play.
+        targets: Run folders, checkpoint files, or patterns of them ("runs/default/doom*").
+        episodes: How many episodes to play (unset: 100).
+        steps: Instead of --episodes: play episodes 0, 1, 2 ... until they have so many steps together.
         deterministic: Take the most likely action instead of sampling one.
-        seed: Seed of environments and actions; the same seed gives the same figures.
+        seed: Seed of environments and actions; the same seed gives the same figures, with any number of workers.
         workers: Worker processes; 0 takes one per core.
-        envs_per_worker: Environments of each worker.
-        best: Take the checkpoint with the highest training return instead of the newest.
-        random: Evaluate a random policy beside it.
+        envs: Environments that play side by side; sampled actions depend on it.
+        best: Take a run's checkpoint with the highest training return instead of the newest.
+        all_checkpoints: Evaluate every checkpoint of a run.
+        random: Evaluate a random policy beside it, on the same episodes.
         record: Write the episodes into a store as they end: in this folder, or in the run's eval/<checkpoint>.
+        out: Write the result as JSON into this file.
+        csv: Write a row for each episode into this file, as they end.
+        video: Film episodes into this folder (mp4), from the environment's RGB render.
+        films: How many episodes to film, each by itself (unset: 3).
+        grid: ROWSxCOLUMNS: as many episodes in one film, for example 3x3.
+        fps: Pictures per second (unset: the simulator's own speed, frame skip included).
+        no_captions: Leave out the line with step and return.
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    if not targets:
+        raise ConfigError("what is to be evaluated? Give a run folder, a checkpoint file or a pattern; see --help")
     if record is not None and len(record) > 1:
         raise ConfigError(f"--record takes one folder, not {len(record)}: {', '.join(map(str, record))}")
     options = EvalOptions(
-        episodes,
-        deterministic,
-        seed,
-        workers,
-        envs_per_worker,
-        best,
-        random,
-        overrides,
-        record is not None,
-        record[0] if record else None,
+        episodes=episodes,
+        steps=steps,
+        deterministic=deterministic,
+        seed=seed,
+        workers=workers,
+        envs=envs,
+        best=best,
+        all_checkpoints=all_checkpoints,
+        random=random,
+        overrides=overrides,
+        record=record is not None,
+        record_dir=record[0] if record else None,
+        out=out,
+        csv=csv,
+        video=video,
+        films=films,
+        grid=grid,
+        fps=fps,
+        no_captions=no_captions,
     )
-    result = run_evaluation(target, options, _progress if sys.stderr.isatty() else None)
-    print(json.dumps(result.to_dict(), allow_nan=False, default=str) if json_ else table(result))
-    return 0
+    with keep_stdout(json_), ProgressLine() as line:
+        results = evaluate_all(targets, options, line.show)
+    print(json.dumps(document(results), allow_nan=False, default=str) if json_ else table(results))
+    # Figures are good without a film, but whoever asked for one must notice.
+    return 1 if any(film.problem for result in results for film in result.films) else 0
 
 
-def _progress(done: int, wanted: int) -> None:
-    print(f"\r{done}/{wanted} episodes", end="\n" if done == wanted else "", file=sys.stderr, flush=True)
+class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
+    """A bar on a terminal, now and then a line elsewhere; always on stderr."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._live = sys.stderr.isatty()
+        self._due = clock() + (0.0 if self._live else LINE_SECONDS)
+        self._drawn = False
+
+    def show(self, figures: Figures) -> None:
+        now = self._clock()
+        done = figures.done >= figures.wanted
+        if now < self._due and not (self._live and done):
+            return
+        self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
+        self._drawn = self._live
+        text = f"\r\033[K{bar(figures)}" if self._live else line(figures)
+        print(text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:  # leave the bar where it is and go on below it
+            print(file=sys.stderr)
+
+
+def line(figures: Figures) -> str:
+    """``policy: 12 of 100 episodes, mean return 3.2``."""
+    mean = "" if figures.mean_return is None else f", mean return {figures.mean_return:.4g}"
+    return f"{figures.policy}: {figures.done:,} of {figures.wanted:,} {figures.unit}{mean}"
+
+
+def bar(figures: Figures) -> str:
+    full = int(BAR * min(1.0, figures.done / figures.wanted))
+    return f"[{'#' * full}{'.' * (BAR - full)}] {line(figures)}"

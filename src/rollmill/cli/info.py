@@ -1,8 +1,7 @@
-"""``rollmill envs`` and ``rollmill config``: what there is to choose from."""
+"""``rollmill config``: what there is to choose from."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import textwrap
 from dataclasses import asdict
@@ -13,29 +12,6 @@ from rollmill.cli.options import Json
 from rollmill.core.config import describe
 from rollmill.core.errors import ConfigError
 from rollmill.core.text import nearest
-from rollmill.envs.make import NAMED, Entry
-
-
-def envs(json_: Json = False) -> int:
-    """List the built-in environments. Any Gymnasium id and ``module:callable`` work as well.
-
-    Args:
-        json_: Print JSON.
-    """
-    rows = [{"name": name, "state": _state(entry), "summary": entry.summary} for name, entry in NAMED.items()]
-    if json_:
-        print(json.dumps(rows))
-        return 0
-    for row in rows:
-        print(f"{row['name']:30} {row['state']:34} {row['summary']}")
-    print("\nany Gymnasium id (env=CartPole-v1) or your own code (env=module:callable) works as well")
-    return 0
-
-
-def _state(entry: Entry) -> str:
-    if entry.package and importlib.util.find_spec(entry.package) is None:
-        return f'pip install "rollmill[{entry.extra}]"'
-    return "ready"
 
 
 def config(prefix: tyro.conf.Positional[str] = "", /, json_: Json = False) -> int:

@@ -20,20 +20,29 @@ from rollmill.core.text import nearest
 
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("rollmill.cli.train:train", "train an agent"),
-    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate a run or a checkpoint"),
+    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate runs or checkpoints, film them"),
+    "watch": ("rollmill.cli.watch:watch", "watch an agent play, in a window, the browser or the terminal"),
     "collect": ("rollmill.cli.collect:collect", "write episodes of a policy into a store"),
     "data": ("rollmill.cli.data:data", "look at stores, check, repair, merge, split and convert them"),
+    "offline": ("rollmill.cli.offline:offline", "learn a policy from a store"),
+    "offline-eval": ("rollmill.cli.offline:offline_eval", "judge offline policies side by side"),
+    "world": ("rollmill.cli.world:world", "world models: encoder, latents, dynamics, controller, dream"),
     "bench": ("rollmill.cli.bench:bench", "measure speed"),
-    "envs": ("rollmill.cli.info:envs", "list the built-in environments"),
+    "launch": ("rollmill.cli.launch:launch", "plan, start, watch and cancel many runs"),
+    "tb": ("rollmill.cli.tb:tb", "one TensorBoard over the runs that match"),
+    "diary": ("rollmill.cli.diary:diary", "the history of an experiment's runs"),
+    "report": ("rollmill.cli.report:report", "curves, best settings and importance of an experiment"),
+    "envs": ("rollmill.cli.envs:envs", "list the environments, check one"),
     "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
+    "doctor": ("rollmill.cli.doctor:doctor", "look whether this machine is fit for a run"),
 }
-CONFIGURED = ("train", "eval", "collect", "bench")
+CONFIGURED = ("train", "eval", "watch", "collect", "bench", "offline")
 """Verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
-NESTED = ("data",)
+NESTED = ("data", "envs", "launch", "world")
 """Verbs with verbs of their own; their function takes all words."""
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
-_TAKES_PATH = ("-f", "--config", "--restore", "--out", "--policy", "--record")
+_TAKES_PATH = ("-f", "--config", "--restore", "--out", "--policy", "--record", "--csv", "--video")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

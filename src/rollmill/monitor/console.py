@@ -85,6 +85,8 @@ class Row:
     label: str
     metric: str
     text: Callable[[float], str] = number_text
+    in_line: bool = True
+    """Whether it stands in the one-line report, too."""
 
 
 ROWS = (
@@ -96,6 +98,13 @@ ROWS = (
     Row("KL", "kl"),
     Row("explained var.", "explained_variance"),
 )
+USAGE_ROWS = (
+    Row("memory", "usage/memory_mb", lambda megabytes: bytes_text(megabytes * 1e6), in_line=False),
+    Row("cores busy", "usage/cores", lambda cores: f"{cores:.1f}", in_line=False),
+)
+EPISODE_FIGURES = ("count", "return", "return_min", "return_max", "length")
+"""What every environment has; other names below ``episode/`` are its own statistics."""
+MAX_OWN = 6
 RECORDING_ROWS = (
     Row("recorded", "record/bytes", bytes_text),
     Row("kept episodes", "record/episodes", count_text),
@@ -116,7 +125,8 @@ class ConsoleSink:
     "rollmill" logger appear inside it, so the log itself should not go to the console. Elsewhere one log
     line per report, at most every ``every_s`` seconds.
 
-    There is no drawing thread: worker processes may be forked at any time.
+    There is no drawing thread: worker processes may be forked at any time. ``unit`` is what ``frames`` counts in runs
+    that have other ones (``updates``).
     """
 
     def __init__(
@@ -128,7 +138,9 @@ class ConsoleSink:
         rows: tuple[Row, ...] = ROWS,
         console: Console | None = None,
         clock: Clock = time.monotonic,
+        unit: str = "frames",
     ) -> None:
+        self._unit = unit
         self._title = title
         self._progress = progress or Progress(clock=clock)
         self._disk = _Disk(folder, clock) if folder is not None else None
@@ -186,7 +198,7 @@ class ConsoleSink:
         parts = [self._frames_text()]
         for row in self._rows:
             value = self._value(row.metric)
-            if value is not None:
+            if value is not None and row.in_line:
                 parts.append(f"{row.label} {row.text(value)}")
         left = self._seconds_left()
         if left is not None:
@@ -219,7 +231,7 @@ class ConsoleSink:
 
     def _table(self) -> Table:
         """Figures down the left side, then down the right side."""
-        cells = [(row.label, self._cell(row)) for row in self._rows]
+        cells = [(row.label, self._cell(row)) for row in (*self._rows, *self._own_rows())]
         cells.append(("time", Text(duration_text(self._progress.elapsed()))))
         left = self._seconds_left()
         cells.append(("time left", Text("-" if left is None else duration_text(left))))
@@ -235,6 +247,12 @@ class ConsoleSink:
             table.add_row("disk used", Text(bytes_text(self._disk.used())), "disk free", self._free_text())
         return table
 
+    def _own_rows(self) -> list[Row]:
+        """The first of the environment's own statistics of ended episodes."""
+        known = {f"episode/{name}" for name in EPISODE_FIGURES} | {row.metric for row in self._rows}
+        own = [name for name in self._metrics if name.startswith("episode/") and name not in known]
+        return [Row(name.removeprefix("episode/")[:14], name) for name in own[:MAX_OWN]]
+
     def _cell(self, row: Row) -> Text:
         value = self._value(row.metric)
         if value is None:
@@ -247,14 +265,14 @@ class ConsoleSink:
         return Text(bytes_text(free), "bold red" if free < 1e9 else "")
 
     def _frames_text(self) -> str:
-        text = f"{count_text(self._frames)} frames"
+        text = f"{count_text(self._frames)} {self._unit}"
         if self._progress.max_frames > 0:
-            text = f"{count_text(self._frames)} of {count_text(self._progress.max_frames)} frames"
+            text = f"{count_text(self._frames)} of {count_text(self._progress.max_frames)} {self._unit}"
         fraction = self._progress.fraction(self._frames)
         return text if fraction is None else f"{text} ({math.floor(fraction * 100)} %)"
 
     def _seconds_left(self) -> float | None:
-        return self._progress.seconds_left(self._frames, self._value("frames_per_s") or 0.0)
+        return self._progress.seconds_left(self._frames, self._value(f"{self._unit}_per_s") or 0.0)
 
     def _value(self, name: str) -> float | None:
         if name in self._metrics:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rollmill.core.errors import RunFolderError
 
@@ -53,7 +54,16 @@ class TensorBoardSink:
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
         if self._closed:
             raise ValueError(f"the event file in {self._folder} is closed")
-        values = [self._summary.Value(tag=name, simple_value=float(v)) for name, v in metrics.items()]
+        self._write(frames, [self._summary.Value(tag=name, simple_value=float(v)) for name, v in metrics.items()])
+
+    def picture(self, frames: int, name: str, png: bytes, size: tuple[int, ...]) -> None:
+        """An RGB picture, as a PNG file of ``size`` (height, width)."""
+        if self._closed:
+            raise ValueError(f"the event file in {self._folder} is closed")
+        image = self._summary.Image(height=size[0], width=size[1], colorspace=3, encoded_image_string=png)
+        self._write(frames, [self._summary.Value(tag=name, image=image)])
+
+    def _write(self, frames: int, values: list[Any]) -> None:
         event = self._event(wall_time=time.time(), step=int(frames), summary=self._summary(value=values))
         try:
             self._writer.write_event(event)

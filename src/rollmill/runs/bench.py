@@ -28,6 +28,7 @@ import numpy as np
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.machine import usable_cores
 from rollmill.core.seeds import Seeds
 from rollmill.runs.household import household
 from rollmill.runs.observers import Observer
@@ -98,7 +99,7 @@ def load_of_others(seconds: float = 1.0) -> float:
 
 def bench_sim(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
     """As many bare simulators as cores, each pinned to one, all at the same time."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * default_workers()
+    cores: list[int | None] = [*usable_cores()] or [None] * default_workers()
     simulators = [_Simulator(config, i, core, environment, seconds) for i, core in enumerate(cores)]
     try:
         for simulator in simulators:
@@ -230,9 +231,9 @@ class _Stopwatch(Observer):
         if now < self._started + self._warm_up:
             return
         if not self._marks:
-            self._marks.append((now, run.frames, run.phase_seconds()))
+            self._marks.append((now, run.frames, _phases(run)))
         elif now >= self._marks[0][0] + self._seconds and (self._profiler is None or self._profiler.is_done):
-            self._marks.append((now, run.frames, run.phase_seconds()))
+            self._marks.append((now, run.frames, _phases(run)))
             run.stop("measured")
 
     def result(self) -> tuple[float, dict[str, float]]:
@@ -241,6 +242,11 @@ class _Stopwatch(Observer):
         (begun, before, phases), (ended, after, later) = self._marks
         took = ended - begun
         return (after - before) / took, {name: (later[name] - phases[name]) / took for name in later}
+
+
+def _phases(run: Any) -> dict[str, float]:
+    """Seconds by phase, and rounds of answers, since the start."""
+    return {**run.phase_seconds(), "main rounds": float(run.parts.sampler.rounds)}
 
 
 def bench_train(
@@ -293,7 +299,8 @@ def _time_alone(
     """Seconds per step of the forward pass (for one group) and of training (one batch), with real data."""
     from rollmill.runs.build import build_parts
 
-    parts = build_parts(config, spec, environment)
+    # One thread, or the seconds would be those of several cores.
+    parts = build_parts(replace(config, learning=replace(config.learning, threads=1)), spec, environment)
     sampler = parts.sampler
     try:
         sampler.start()

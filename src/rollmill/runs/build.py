@@ -10,19 +10,24 @@ import torch
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.protocols import Learner, SaveablePolicy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
 from rollmill.learning.ranks import Alone, Ranks
+from rollmill.learning.sac import build_sac
 from rollmill.learning.settings import LearningSettings
-from rollmill.models.actor_critic import build_model
+from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.models.graph_policy import GraphPolicy
 from rollmill.models.mirror import Mirror
 from rollmill.models.policy import TorchPolicy
 from rollmill.models.weights import WeightBoard
 from rollmill.runs.recorder import spare_slots
 from rollmill.runs.settings import TrainConfig, segments_per_batch
+from rollmill.sampling.handover import Handover
+from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.sampling.team import lane_owners
 
 
 @dataclass
@@ -31,19 +36,19 @@ class Parts:
 
     spec: EnvSpec
     sampler: Sampler
-    policies: Sequence[TorchPolicy | GraphPolicy]
-    learners: list[Appo]
+    policies: Sequence[SaveablePolicy]
+    learners: list[Learner]
     segments_per_batch: int
     gather: Callable[[list[int]], Mapping[str, Any]]
     """Copies segments side by side into a batch, wherever the learner wants it."""
     ranks: Ranks
+    device: torch.device
 
 
 def build_parts(
     config: TrainConfig,
     spec: EnvSpec,
     environment: Mapping[str, str],
-    policies: int = 1,
     ranks: Ranks | None = None,
 ) -> Parts:
     """Build everything of one rank; nothing is started. ``config`` is this rank's (``runs.ranks.share_of``)."""
@@ -53,7 +58,7 @@ def build_parts(
     own = seeds.branch("rank", ranks.rank) if ranks.rank else seeds
     device = choose_device(config.learning.device)
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
-    per_batch = segments_per_batch(config, spec)
+    per_batch, policies = segments_per_batch(config, spec), config.env.policy_count
     plan = SamplerPlan(
         settings=config.sampling,
         env=config.env,
@@ -66,44 +71,67 @@ def build_parts(
         workers_before=ranks.rank * config.sampling.workers,
         spare_slots=spare_slots(config.recording, per_batch, config.sampling.mode == "serial"),
     )
-    # Threads add up in the order they finish: serial mode, which repeats bit for bit, has one.
-    learning = replace(config.learning, threads=1) if config.sampling.mode == "serial" else config.learning
     boards: list[WeightBoard] = []
-    learners: list[Appo] = []
+    learners: list[Learner] = []
     for k in range(policies):
         torch.manual_seed(seeds.branch("weights", k).integer())
         model = build_model(spec, config.model).to(device)
         boards.append(WeightBoard(model))
-        learners.append(Appo(model, boards[k], learning, own.branch("learner", k).integer(), k, ranks))
-    if device.type == "cuda" and policies == 1:
-        return _on_gpu(config, plan, boards[0], learners, own, ranks)
+        seed = own.branch("learner", k).integer()
+        learners.append(LEARNERS[config.learning.algorithm](config, spec, model, boards[k], seed, k, ranks))
+    if device.type == "cuda" and policies == 1 and config.learning.algorithm == "appo":
+        return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
     lanes = plan.groups * plan.lanes_per_group
-    actors = [
-        TorchPolicy(
-            build_model(spec, config.model).to(device),
-            board,
-            lanes,
-            own.branch("actions", k).integer(),
-            autocast=autocast_dtype(config.learning),
-        )
-        for k, board in enumerate(boards)
-    ]
+    actors: list[SaveablePolicy] = []
+    for k, board in enumerate(boards):
+        seed = own.branch("actions", k).integer()
+        copy = build_model(spec, config.model).to(device)
+        actor: SaveablePolicy = TorchPolicy(copy, board, lanes, seed, autocast=autocast_dtype(config.learning))
+        if config.learning.algorithm == "sac":
+            actor = Handover(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
+        actors.append(actor)
     sampler = Sampler(plan, actors)
-    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks)
+    if config.env.policies:
+        sampler.inference.policy_of_lane[:] = lane_owners(config.env.policies, plan.groups, plan.lanes_per_group)
+    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device)
+
+
+def _make_appo(
+    config: TrainConfig, _spec: EnvSpec, model: ActorCritic, board: WeightBoard, seed: int, policy_id: int, ranks: Ranks
+) -> Learner:
+    # Threads add up in the order they finish: serial mode, which repeats bit for bit, has one.
+    learning = replace(config.learning, threads=1) if config.sampling.mode == "serial" else config.learning
+    return Appo(model, board, learning, seed, policy_id, ranks)
+
+
+def _make_sac(
+    config: TrainConfig, spec: EnvSpec, model: ActorCritic, board: WeightBoard, seed: int, policy_id: int, _ranks: Ranks
+) -> Learner:
+    return build_sac(spec, model, board, (config.learning, config.sac, config.model), seed, policy_id)
+
+
+LEARNERS = {"appo": _make_appo, "sac": _make_sac}
+"""What ``learning.algorithm`` means."""
 
 
 def _on_gpu(
-    config: TrainConfig, plan: SamplerPlan, board: WeightBoard, learners: list[Appo], seeds: Seeds, ranks: Ranks
+    config: TrainConfig,
+    plan: SamplerPlan,
+    board: WeightBoard,
+    learners: list[Learner],
+    seeds: Seeds,
+    ranks: Ranks,
+    device: torch.device,
 ) -> Parts:
     """Acting by CUDA graphs, observations resident on the device."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
-    model = build_model(plan.spec, config.model).to(learners[0].device)
+    model = build_model(plan.spec, config.model).to(device)
     seed = seeds.branch("actions", 0).integer()
     policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning))
     sampler = Sampler(plan, [policy])
     gather = DeviceGather(sampler.arena, policy.mirror)
-    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks)
+    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks, device)
 
 
 def autocast_dtype(settings: LearningSettings) -> torch.dtype | None:
@@ -138,18 +166,16 @@ class DeviceGather:
         return {**self._buffers, **large}
 
 
-def choose_device(name: str) -> torch.device:
-    """The device a name means; ConfigError when it is not there."""
+def choose_device(name: str, key: str = "learning.device") -> torch.device:
+    """The device a name means; ConfigError, which names the ``key``, when it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"learning.device={name}: {error}") from error
+        raise ConfigError(f"{key}={name}: {error}") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"learning.device={name}: only cpu, cuda and cuda:N are supported")
+        raise ConfigError(f"{key}={name}: only cpu, cuda and cuda:N are supported")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"learning.device={name}: this machine has {torch.cuda.device_count()} usable GPUs; use learning.device=cpu"
-        )
+        raise ConfigError(f"{key}={name}: this machine has {torch.cuda.device_count()} usable GPUs; use {key}=cpu")
     return device

@@ -13,12 +13,15 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.protocols import Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.text import nearest
-from rollmill.runs.evaluate import checkpoint_name, find_checkpoint, trained_policy
+from rollmill.runs.eval_targets import checkpoint_name, find_checkpoint
+from rollmill.runs.evaluate import trained_policy
 from rollmill.runs.settings import TrainConfig
 from rollmill.sampling.episode_policies import EpisodeRandom, OwnPolicy, SmoothedRandom, find_factory
+from rollmill.sampling.random_controller import RandomController
 from rollmill.sampling.sampler import SamplerPlan
 
-RANDOM, SMOOTHED = "random", "smoothed-random"
+RANDOM, SMOOTHED, CONTROLLER = "random", "smoothed-random", "random-controller"
+BUILT_IN = (RANDOM, SMOOTHED, CONTROLLER)
 HOLD = 8
 MAX_SEED = 2**63 - 1
 
@@ -86,7 +89,7 @@ class CollectOptions:
             raise ConfigError(f"--hold is for --policy {SMOOTHED}, not for {self.policy}")
         if self.hold is not None and self.hold < 1:
             raise ConfigError("--hold must be at least 1 step")
-        if not Path(self.policy).exists() or self.policy in (RANDOM, SMOOTHED):
+        if not Path(self.policy).exists() or self.policy in BUILT_IN:
             for flag, given in (("--deterministic", self.deterministic), ("--best", self.best)):
                 if given:
                     raise ConfigError(f"{flag} is for checkpoints, not for --policy {self.policy}")
@@ -108,7 +111,7 @@ class CollectOptions:
 class PolicySource:
     """Where actions come from: found and checked before anything starts, built when the env is known."""
 
-    kind: Literal["random", "smoothed-random", "checkpoint", "own"]
+    kind: Literal["random", "smoothed-random", "random-controller", "checkpoint", "own"]
     name: str
     """What the store calls it."""
     target: str = ""
@@ -131,17 +134,21 @@ class PolicySource:
             return OwnPolicy(plan.spec, plan.schedule, self.target)
         if self.kind == "smoothed-random":
             return SmoothedRandom(plan.spec, plan.schedule, self.hold)
+        if self.kind == "random-controller":
+            return RandomController(plan.spec, plan.schedule)
         return EpisodeRandom(plan.spec, plan.schedule)
 
 
 def find_policy(options: CollectOptions) -> PolicySource:
-    """What ``--policy`` names: random, smoothed-random, a run folder or checkpoint, or ``module:callable``."""
+    """What ``--policy`` names: a built-in policy, a run folder or checkpoint, or ``module:callable``."""
     name = options.policy
     if name == RANDOM:
         return PolicySource("random", name)
     if name == SMOOTHED:
         hold = options.hold or HOLD
         return PolicySource("smoothed-random", f"{name}:{hold}", hold=hold)
+    if name == CONTROLLER:
+        return PolicySource("random-controller", name)
     if Path(name).exists():
         loaded = find_checkpoint(Path(name), options.best)
         text = f"{checkpoint_name(loaded)}{' (deterministic)' if options.deterministic else ''}"
@@ -149,8 +156,8 @@ def find_policy(options: CollectOptions) -> PolicySource:
     if ":" in name:
         find_factory(name)
         return PolicySource("own", name, target=name)
-    hint = nearest(name, (RANDOM, SMOOTHED))
+    hint = nearest(name, BUILT_IN)
     raise ConfigError(
-        f"--policy {name}: expected {RANDOM}, {SMOOTHED}, a run folder or checkpoint (there is no {name}), "
+        f"--policy {name}: expected {', '.join(BUILT_IN)}, a run folder or checkpoint (there is no {name}), "
         f"or module:callable{f'; {hint}' if hint else ''}"
     )

@@ -40,8 +40,8 @@ class QuotaSelection:
             return None
         env = lane // self._plan.spec.agents
         worker = env // self._plan.settings.envs_per_worker
-        seeds = self._plan.seeds.branch("worker", worker).branch(env).branch("episode", episode)
-        seed = None if self._plan.env.vector else seeds.integer()
+        schedule = self._plan.schedule
+        seed = None if schedule is None else schedule.env_seed(env, episode)
         return EpisodeInfo(seed=seed, policy=self._policy, worker=worker, lane=lane, uid=uid)
 
     def _uid(self, lane: int, episode: int) -> int:

@@ -1,302 +1,292 @@
-"""``rollmill eval``: what a trained policy is worth, over a number of whole episodes.
+"""``rollmill eval``: what trained policies are worth, over a number of whole episodes.
 
-Episodes are shared out to the lanes beforehand, so that short episodes do not count more often than
-long ones. All lanes step together (lockstep): the same seed gives the same figures.
+``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
+checkpoints, play (``eval_play``), film (``film``), write. Which episodes are played is settled beforehand, so that
+short ones do not count more often than long ones, and the same seed gives the same figures.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.checkpoints import Loaded, load_checkpoint
 from rollmill.core.config import load_config
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import Policy
-from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
+from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.make import check_env_settings
-from rollmill.runs.eval_record import EvalRecording, share_out
-from rollmill.runs.harvest import Harvest, pop_stats
+from rollmill.runs.eval_options import EvalOptions, check_outputs, check_targets
+from rollmill.runs.eval_play import EvalPlan, Figures, Tape, make_plan, play
+from rollmill.runs.eval_record import EvalRecording
+from rollmill.runs.eval_results import CsvFile, EpisodeRow, EvalResult, Film, Score, write_document
+from rollmill.runs.eval_targets import (
+    checkpoint_name,
+    find_checkpoints,
+    find_targets,
+    record_folder,
+    require_fit,
+)
+from rollmill.runs.film import FilmPlan, ScriptWriter, make_films
+from rollmill.runs.film_env import without_display
+from rollmill.runs.harvest import check_writable
 from rollmill.runs.household import household
 from rollmill.runs.settings import TrainConfig
-from rollmill.runs.train import require_online
-from rollmill.sampling.random_policy import RandomPolicy
-from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
+from rollmill.runs.train import probe_beside, require_online
+from rollmill.sampling.episode_policies import EpisodeRandom
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.sampling.team import Team
 from rollmill.store.schema import StoreSchema
 
 log = logging.getLogger("rollmill")
 
-Progress = Callable[[int, int], None]
-"""Called with (episodes done, episodes wanted)."""
-
-
-@dataclass(frozen=True)
-class EvalOptions:
-    """How to evaluate."""
-
-    episodes: int = 100
-    deterministic: bool = False
-    """Take the most likely action instead of sampling."""
-    seed: int = 1
-    workers: int = 0
-    """Worker processes; 0 takes one per core."""
-    envs_per_worker: int = 8
-    best: bool = False
-    """Evaluate the checkpoint with the highest training return instead of the newest."""
-    random: bool = False
-    """Evaluate a random policy in the same way, beside the trained one."""
-    overrides: tuple[str, ...] = ()
-    record: bool = False
-    """Write the episodes into a store."""
-    record_dir: Path | None = None
-    """The store; None: ``eval/<checkpoint>`` in the run's folder."""
-
-    def check(self) -> None:
-        if self.episodes < 1 or self.envs_per_worker < 1 or self.workers < 0:
-            raise ConfigError("--episodes and --envs-per-worker must be at least 1, --workers not negative")
-        if self.seed < 0:
-            raise ConfigError("--seed must not be negative")
-
-
-@dataclass(frozen=True)
-class Score:
-    """Returns and lengths (steps) of some episodes."""
-
-    returns: list[float]
-    lengths: list[int]
-
-    def summary(self) -> dict[str, float | None]:
-        """Mean, standard error (None for a single episode), median, extremes, mean length."""
-        values = np.asarray(self.returns)
-        count = len(values)
-        return {
-            "episodes": count,
-            "mean": float(values.mean()),
-            "standard_error": float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else None,
-            "median": float(np.median(values)),
-            "min": float(values.min()),
-            "max": float(values.max()),
-            "mean_length": float(np.mean(self.lengths)),
-        }
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """What ``rollmill eval`` prints."""
-
-    checkpoint: str
-    frames: int
-    env: str
-    policy: Score
-    random: Score | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    record: str | None = None
-    """The store with the episodes."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "checkpoint": self.checkpoint,
-            "frames": self.frames,
-            "env": self.env,
-            **self.policy.summary(),
-            "random": self.random.summary() if self.random else None,
-            "returns": self.policy.returns,
-            "lengths": self.policy.lengths,
-            "options": self.options,
-            "record": self.record,
-        }
+Progress = Callable[[Figures], None]
 
 
 def evaluate(target: Path, options: EvalOptions, progress: Progress | None = None) -> EvalResult:
     """Evaluate a run folder's checkpoint, or a checkpoint file."""
+    return evaluate_all([target], options, progress)[0]
+
+
+def evaluate_all(
+    targets: Sequence[str | Path], options: EvalOptions, progress: Progress | None = None
+) -> list[EvalResult]:
+    """Evaluate every checkpoint that the words mean (runs, files, patterns), in their order, on the same episodes."""
     options.check()
-    loaded = find_checkpoint(target, options.best)
-    config = load_config(TrainConfig, [], options.overrides, base=loaded.state["config"])
-    check_env_settings(config.env)
-    spec = EnvSpec.from_dict(loaded.state["spec"])
-    plan = _plan(config, spec, options)
+    paths = find_targets(targets)
+    check_targets(options, paths)
+    jobs = [
+        _prepare(path, target, options)
+        for target in paths
+        for path in find_checkpoints(target, options.best, options.all_checkpoints)
+    ]
+    jobs = _tell_apart(jobs)
+    check_outputs(options)
+    if options.record:
+        for job in jobs:
+            check_writable(_record_folder(job, options))
+    results: list[EvalResult] = []
     with contextlib.ExitStack() as stack:
-        recording = None
-        if options.record:  # before anything starts: a folder that cannot be written is found out now
-            recording = stack.enter_context(_recording(config, spec, loaded, options))
-        plan = replace(plan, environment=stack.enter_context(household()))
-        seed = Seeds(options.seed).branch("actions").integer()
-        policy = trained_policy(config, loaded, plan, seed, options.deterministic)
-        trained_for = {"version": int(loaded.state["learners"][0]["version"]), "global_step": loaded.frames}
-        tape = Tape(recording, checkpoint_name(loaded), trained_for) if recording else None
-        score = play(plan, policy, options.episodes, progress, tape)
-        comparator = None
-        if options.random:
-            seed = Seeds(options.seed).branch("random").integer()
-            tape = Tape(recording, "random", {"version": 0, "global_step": 0}) if recording else None
-            comparator = play(plan, RandomPolicy(spec, seed), options.episodes, progress, tape)
-    return EvalResult(
-        str(loaded.path),
-        loaded.frames,
-        config.env.id,
-        score,
-        comparator,
-        asdict(options),
-        str(recording.folder) if recording else None,
-    )
+        desk = Desk(options, progress)
+        desk.environment = stack.enter_context(household(inside=options.video is not None))
+        if options.video is not None:
+            without_display()  # household restores the variables
+        jobs = [_fitted(job, options, desk.environment) for job in jobs]
+        if options.csv is not None:
+            desk.csv = stack.enter_context(CsvFile(options.csv))
+        desk.fps = [desk.film_plan(job).check() if options.video is not None else 0.0 for job in jobs]
+        for number, job in enumerate(jobs):
+            desk.number, desk.count = number, len(jobs)
+            results.append(_evaluate(job, desk))
+            if options.out is not None:
+                write_document(options.out, results)  # after each one: what is known survives a failure later
+    return results
 
 
 @dataclass(frozen=True)
-class Tape:
-    """Where the episodes of one policy are recorded, and what is the same in all of their rows."""
+class Job:
+    """One checkpoint that could be evaluated."""
 
-    recording: EvalRecording
-    policy: str
-    constants: Mapping[str, int]
-
-
-def _recording(config: TrainConfig, spec: EnvSpec, loaded: Loaded, options: EvalOptions) -> EvalRecording:
-    schema = StoreSchema.for_env(spec, env_id=config.env.id, env_kwargs=config.env.args)
-    same = replace(options, random=False, record=False, record_dir=None, best=False)
-    name = f"{checkpoint_name(loaded)}|{loaded.frames}|{asdict(same)}"
-    return EvalRecording(options.record_dir or record_folder(loaded.path), schema, name)
-
-
-def record_folder(checkpoint: Path) -> Path:
-    """Where the episodes of a checkpoint go by default: ``<run>/eval/<checkpoint>``."""
-    inside_run = checkpoint.parent.name == RunFolder(Path()).checkpoints.name
-    return (checkpoint.parent.parent if inside_run else checkpoint.parent) / "eval" / checkpoint.stem
+    loaded: Loaded
+    """Without its state, which is read again when it is needed: there may be many."""
+    config: TrainConfig
+    spec: EnvSpec
+    plan: EvalPlan
+    stem: str
+    """What its files are called: the run and the frames."""
+    elsewhere: bool
+    """Whether the environment is told something else than in training."""
 
 
-def checkpoint_name(loaded: Loaded) -> str:
-    """Short and the same on every machine: ``<run>/<file>``."""
-    path = loaded.path.absolute()
-    inside_run = path.parent.name == RunFolder(Path()).checkpoints.name
-    return f"{path.parent.parent.name}/{path.name}" if inside_run else path.name
+def _tell_apart(jobs: Sequence[Job]) -> list[Job]:
+    """Runs of one name in different folders: a number behind the stems, or they would write the same files."""
+    taken: dict[str, list[Path]] = {}
+    named = []
+    for job in jobs:
+        path = job.loaded.path.absolute()
+        paths = taken.setdefault(job.stem, [])
+        if path not in paths:
+            paths.append(path)
+        place = paths.index(path)
+        named.append(replace(job, stem=f"{job.stem}-{place + 1}") if place else job)
+    return named
 
 
-def find_checkpoint(target: Path, best: bool) -> Loaded:
-    """The checkpoint a path means: a file itself, or the newest (best) of a run folder."""
-    if target.is_file():
-        return require_online(load_checkpoint(target))
-    folder = RunFolder(target)
-    if not folder.checkpoints.is_dir():
-        raise CheckpointError(f"{target}: neither a checkpoint nor a run folder with checkpoints")
-    checkpoints = Checkpoints(folder.checkpoints)
-    found = checkpoints.best() if best else checkpoints.newest()
-    if found is None:
-        what = "no checkpoint has a known return; leave out --best" if best else "no checkpoint yet"
-        raise CheckpointError(f"{target}: {what}")
+def _prepare(path: Path, target: Path, options: EvalOptions) -> Job:
+    """Read and check one checkpoint and its settings; nothing is started."""
     try:
-        return require_online(load_checkpoint(found.path))
+        loaded = require_online(load_checkpoint(path))
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. Others in {folder.checkpoints} can be given by their path") from error
+        if target.is_file():
+            raise
+        raise CheckpointError(f"{error}. Others in {path.parent} can be given by their path") from error
+    config = load_config(TrainConfig, [], options.overrides, base=loaded.state["config"])
+    check_env_settings(config.env)
+    if config.env.vector:
+        log.warning("env.vector: episodes are seeded by the group, so figures depend on the number of workers, too")
+    spec = EnvSpec.from_dict(loaded.state["spec"])
+    stem = re.sub(r"[^\w.-]+", "-", checkpoint_name(loaded).removesuffix(".ckpt"))
+    elsewhere = config.env != load_config(TrainConfig, [], (), base=loaded.state["config"]).env
+    return Job(replace(loaded, state=None), config, spec, _plan(config, spec, options), stem, elsewhere)
 
 
-def _plan(config: TrainConfig, spec: EnvSpec, options: EvalOptions) -> SamplerPlan:
-    """No more lanes than episodes; one group per worker, because all lanes step together."""
-    wanted = -(-options.episodes // spec.agents)
-    workers = min(options.workers or default_workers(), wanted)
-    per_worker = min(options.envs_per_worker, -(-wanted // workers))
-    settings = replace(
-        config.sampling,
-        mode="sync",
-        workers=workers,
-        envs_per_worker=per_worker,
-        groups=1,
-        decorrelate_steps=0,
+def _plan(config: TrainConfig, spec: EnvSpec, options: EvalOptions) -> EvalPlan:
+    return make_plan(
+        config,
+        spec,
+        seed=options.seed,
+        workers=options.workers,
+        envs=options.envs,
+        episodes=options.wanted,
+        steps=options.steps,
     )
-    return SamplerPlan(
-        settings=settings,
-        env=config.env,
-        spec=spec,
-        seeds=Seeds(options.seed).branch("evaluation"),
-        segments_per_batch=1,
-        environment=os.environ,
-        lockstep=True,
+
+
+def _fitted(job: Job, options: EvalOptions, environment: dict[str, str]) -> Job:
+    """The job with the spec of the environment it is to be played in; ConfigError where the policy does not fit."""
+    if not job.elsewhere:
+        return job
+    found = probe_beside(job.config.env, environment, job.config.sampling.start_timeout)
+    require_fit(job.spec, found)
+    return replace(job, spec=found, plan=_plan(job.config, found, options))
+
+
+@dataclass
+class Desk:
+    """What all checkpoints of one evaluation share: where rows and progress go."""
+
+    options: EvalOptions
+    progress: Progress | None
+    csv: CsvFile | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    fps: list[float] = field(default_factory=list)
+    """Pictures per second of each job's films."""
+    comparators: dict[str, Score] = field(default_factory=dict)
+    """Of the random policy, by environment."""
+    number: int = 0
+    count: int = 1
+
+    def begin(self, job: Job, policy: str) -> None:
+        if self.csv is not None:
+            self.csv.begin(str(job.loaded.path), job.loaded.frames, policy)
+
+    def show(self, rows: Sequence[EpisodeRow], figures: Figures) -> None:
+        if self.csv is not None:
+            self.csv.add(rows, figures.to_dict())
+        if self.progress is not None:
+            self.progress(figures)
+
+    def end(self, score: Score) -> None:
+        if self.csv is not None:
+            self.csv.keep(score)
+
+    def film_plan(self, job: Job) -> FilmPlan:
+        o = self.options
+        assert o.video is not None, "asked for films"
+        return FilmPlan(job.config.env, o.video, range(o.filmed), o.cells, o.fps, not o.no_captions)
+
+
+def _evaluate(job: Job, desk: Desk) -> EvalResult:
+    """One checkpoint and, where asked for, a random policy on the same episodes."""
+    options, loaded = desk.options, load_checkpoint(job.loaded.path)
+    job = replace(job, plan=replace(job.plan, sampler=replace(job.plan.sampler, environment=desk.environment)))
+    seeds = Seeds(options.seed)
+    films: list[Film] = []
+    with contextlib.ExitStack() as stack:
+        recording = stack.enter_context(_recording(job, options)) if options.record else None
+        policy = trained_policy(
+            job.config, loaded, job.plan.sampler, seeds.branch("actions").integer(), options.deterministic
+        )
+        trained_for = {"version": int(loaded.state["learners"][0]["version"]), "global_step": loaded.frames}
+        tape = Tape(recording, checkpoint_name(loaded), trained_for) if recording else None
+        score = _play(job, policy, "policy", job.stem, tape, desk, films)
+        comparator = _play_random(job, recording, desk, films) if options.random else None
+    return EvalResult(
+        str(loaded.path),
+        loaded.frames,
+        job.config.env.id,
+        score,
+        comparator,
+        options.to_dict(),
+        str(recording.folder) if recording else None,
+        films,
     )
+
+
+def _play_random(job: Job, recording: EvalRecording | None, desk: Desk, films: list[Film]) -> Score:
+    """The comparator; once for all checkpoints of the same environment, unless each is to be recorded."""
+    same = repr((job.config.env, job.spec))
+    if recording is None and same in desk.comparators:
+        return desk.comparators[same]
+    tape = Tape(recording, "random", {"version": 0, "global_step": 0}) if recording else None
+    policy = EpisodeRandom(job.spec, job.plan.schedule)
+    desk.comparators[same] = _play(job, policy, "random", f"{job.stem}-random", tape, desk, films)
+    return desk.comparators[same]
+
+
+def _play(job: Job, policy: Policy, role: str, name: str, tape: Tape | None, desk: Desk, films: list[Film]) -> Score:
+    """Play, and film what was played."""
+    writers: list[ScriptWriter] = []
+
+    def watch(sampler: Sampler) -> ScriptWriter:
+        writers.append(ScriptWriter(sampler.arena, job.plan, range(desk.options.filmed)))
+        return writers[0]
+
+    desk.begin(job, role)
+    shown = f"{name} ({desk.number + 1} of {desk.count})" if desk.count > 1 else role
+    score = play(job.plan, policy, shown, desk.show, tape, watch if desk.options.video is not None else None)
+    desk.end(score)
+    if desk.options.video is not None:
+        films += make_films(desk.film_plan(job), name, writers[0].scripts, desk.fps[desk.number])
+    return score
+
+
+@contextlib.contextmanager
+def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
+    schema = StoreSchema.for_env(job.spec, env_id=job.config.env.id, env_kwargs=job.config.env.args)
+    # All that decides what is played in an episode with a given number.
+    envs = job.plan.schedule.envs
+    how = f"{options.seed}|{options.deterministic}|{envs}|{options.overrides}"
+    # Runs in different folders may have one name: the checksum tells their checkpoints apart.
+    name = f"{checkpoint_name(job.loaded)}|{job.loaded.frames}|{stored_checksum(job.loaded.path)}|{how}"
+    with EvalRecording(_record_folder(job, options), schema, name) as recording:
+        yield recording
+
+
+def _record_folder(job: Job, options: EvalOptions) -> Path:
+    return options.record_dir or record_folder(job.loaded.path)
 
 
 def trained_policy(
     config: TrainConfig, loaded: Loaded, plan: SamplerPlan, seed: int, deterministic: bool = False
 ) -> Policy:
-    """The policy that a checkpoint holds, for the lanes of a plan."""
-    from rollmill.learning.appo import load_weights
+    """The policy that a checkpoint holds, for the lanes of a plan; several act as a team."""
+    import torch
+
+    from rollmill.learning.saving import load_weights
     from rollmill.models.actor_critic import build_model
     from rollmill.models.policy import TorchPolicy
     from rollmill.models.weights import WeightBoard
     from rollmill.runs.build import choose_device
 
-    model = build_model(plan.spec, config.model)
-    load_weights(model, loaded.state["learners"][0]["model"])
-    model.to(choose_device(config.learning.device))
-    lanes = plan.groups * plan.lanes_per_group
-    return TorchPolicy(model, WeightBoard(model), lanes, seed, deterministic)
-
-
-def play(
-    plan: SamplerPlan, policy: Policy, episodes: int, progress: Progress | None = None, tape: Tape | None = None
-) -> Score:
-    """Play ``episodes`` whole episodes, shared out evenly over the lanes in advance; ``tape`` records them."""
-    sampler = Sampler(plan, [policy])
-    quota = share_out(episodes, plan.groups * plan.lanes_per_group)
-    harvest = tape.recording.harvest(sampler, quota, tape.policy, tape.constants) if tape else None
-    kept: list[EpisodeEnd] = []
-    try:
-        sampler.start()
-        while len(kept) < episodes:
-            sampler.round()
-            _empty_slots(sampler, harvest)
-            before = len(kept)
-            kept += _within_quota(sampler.episodes, quota)
-            if len(kept) > before:
-                if tape is not None:
-                    tape.recording.note(tape.policy, len(kept), episodes)
-                if progress is not None:
-                    progress(len(kept), episodes)
-    finally:
-        sampler.stop()
-        if harvest is not None:
-            harvest.discard_open()
-    kept.sort(key=lambda e: (e.lane, e.episode))
-    return Score([e.episode_return for e in kept], [e.length for e in kept])
-
-
-def _empty_slots(sampler: Sampler, harvest: Harvest | None) -> None:
-    """Give finished slots back, after their episodes were recorded."""
-    while (slots := sampler.take(1, timeout=0)) is not None:
-        if harvest is not None:
-            harvest.take(slots[0], int(sampler.inference.group_of_slot[slots[0]]), pop_stats(sampler))
-        sampler.release(slots)
-
-
-def _within_quota(ended: Any, quota: np.ndarray) -> Sequence[EpisodeEnd]:
-    kept = []
-    while ended:
-        episode = ended.popleft()
-        if quota[episode.lane] > 0:
-            quota[episode.lane] -= 1
-            kept.append(episode)
-    return kept
-
-
-def table(result: EvalResult) -> str:
-    """The result as text."""
-    rows: list[tuple[str, Mapping[str, float | None]]] = [("policy", result.policy.summary())]
-    if result.random is not None:
-        rows.append(("random", result.random.summary()))
-    lines = [f"{result.env}, {result.checkpoint} ({result.frames:,} frames)"]
-    for name, s in rows:
-        error = "" if s["standard_error"] is None else f" +- {s['standard_error']:.2g} (standard error)"
-        lines.append(
-            f"{name:8} return {s['mean']:.4g}{error}, median {s['median']:.4g}, "
-            f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
+    owners = config.env.policies or (0,) * plan.spec.agents
+    if len(owners) != plan.spec.agents or config.env.policy_count != len(loaded.state["learners"]):
+        raise ConfigError(
+            f"env.policies={list(config.env.policies)} does not fit: {plan.spec.name} has {plan.spec.agents} agents, "
+            f"the checkpoint {len(loaded.state['learners'])} policies"
         )
-    if result.record is not None:
-        lines.append(f"episodes in {result.record}")
-    return "\n".join(lines)
+    torch.set_num_threads(1)  # as in training; how an operator is shared out to threads changes the last bits
+    members: list[Policy] = []
+    for number, learner in enumerate(loaded.state["learners"]):
+        model = build_model(plan.spec, config.model)
+        load_weights(model, learner["model"])
+        model.to(choose_device(config.learning.device))
+        lanes = plan.groups * plan.lanes_per_group
+        members.append(TorchPolicy(model, WeightBoard(model), lanes, seed + number, deterministic))
+    return members[0] if len(members) == 1 else Team(members, owners)

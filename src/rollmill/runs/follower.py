@@ -36,7 +36,7 @@ def follow(setup: RankSetup) -> None:
     if setup.checkpoint is not None:
         run.load_state(load_checkpoint(setup.checkpoint))
     send_event(setup.events_fd, "ready", {})
-    ranks.connect(parts.learners[0].device)
+    ranks.connect(parts.device)
     for learner in parts.learners:
         learner.agree()
     run.loop()

@@ -20,12 +20,12 @@ import numpy as np
 
 from rollmill.core.checkpoints import Checkpoints, Loaded
 from rollmill.core.config import to_dict
-from rollmill.core.errors import CheckpointError
+from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.build import Parts
 from rollmill.runs.meeting import COUNTERS, Meeting
-from rollmill.runs.observers import Observer
+from rollmill.runs.observers import Observer, Trajectory, call_hook, cut_trajectories
 from rollmill.runs.recorder import Recorder, Tally, closing_words
 from rollmill.runs.reporting import Reporter
 from rollmill.runs.settings import TrainConfig
@@ -68,6 +68,8 @@ class OnlineRun:
         self._meeting = Meeting(parts.ranks, parts.sampler)
         self._dropped = 0
         self._batch: Mapping[str, Any] = {}
+        self._on_host: Mapping[str, Array] | None = None
+        self._groups: Array = np.zeros(0, np.int64)
         self._seconds_gather = self._seconds_learn = 0.0
         self._thread: SamplerThread | None = None
         self._sampler_is_set = False
@@ -107,8 +109,31 @@ class OnlineRun:
 
     @property
     def segments(self) -> Mapping[str, Array]:
-        """The batch of the last training step as numpy: ``[T + 1, B, ...]`` per field (``core.slots``)."""
-        return {name: x if isinstance(x, np.ndarray) else x.cpu().numpy() for name, x in self._batch.items()}
+        """The batch of the last training step as numpy: ``[T + 1, B, ...]`` per field (``core.slots``).
+
+        The learner's own arrays; only what lives on a GPU is copied, once per step and only if asked for.
+        """
+        if self._on_host is None:
+            self._on_host = {
+                name: x if isinstance(x, np.ndarray) else x.cpu().numpy() for name, x in self._batch.items()
+            }
+        return self._on_host
+
+    def trajectories(self) -> list[Trajectory]:
+        """The batch of the last training step, segment by segment: who acted, and named arrays (views, no copies)."""
+        return cut_trajectories(self.segments, self._groups, self.config.sampling.groups)
+
+    @property
+    def dials(self) -> dict[str, float]:
+        """``env.dials`` as they stand now."""
+        return self.parts.sampler.dials
+
+    def set_dial(self, name: str, value: float) -> None:
+        """Turn one of ``env.dials`` for all environments; each takes it over when its next episode begins."""
+        if name not in self.config.env.dials:
+            known = ", ".join(self.config.env.dials) or "none"
+            raise ConfigError(f"set_dial({name!r}): env.dials has no such name (it has: {known})")
+        self.parts.sampler.set_dial(name, value)
 
     @property
     def mean_return(self) -> float | None:
@@ -122,7 +147,6 @@ class OnlineRun:
             "worker env": float(sampler.box.seconds_env.mean()),
             "worker wait": float(sampler.box.seconds_wait.mean()),
             "main answer": sampler.seconds_answer,
-            "main rounds": sampler.rounds,
             "main gather": self._seconds_gather,
             "main learn": self._seconds_learn,
         }
@@ -190,7 +214,8 @@ class OnlineRun:
                 self._thread.join()
             if self.recorder is not None:
                 self.recorder.stop()
-                log.info("%s", closing_words(self.recorder, self.folder.data))
+                rows = self.recorder.counts()["rows"]
+                log.log(logging.INFO if rows else logging.WARNING, "%s", closing_words(self.recorder, self.folder.data))
 
     def _collect(self) -> list[int] | None:
         """A batch of finished segments that are fresh enough, or None when it is time to look around."""
@@ -212,8 +237,7 @@ class OnlineRun:
 
     def _drop_stale(self, slots: list[int]) -> list[int]:
         versions = self.parts.sampler.arena["version"]
-        newest = max(learner.version for learner in self.parts.learners)
-        oldest = newest - self.config.learning.max_policy_lag
+        oldest = max(learner.oldest_useful for learner in self.parts.learners)
         fresh = [slot for slot in slots if versions[slot, :-1].min() >= oldest]
         if len(fresh) < len(slots):
             stale = [slot for slot in slots if slot not in fresh]
@@ -231,7 +255,8 @@ class OnlineRun:
 
     def _learn(self, slots: list[int], progress: float) -> None:
         begun = time.perf_counter()
-        self._batch = self.parts.gather(slots)
+        self._batch, self._on_host = self.parts.gather(slots), None
+        self._groups = self.parts.sampler.inference.group_of_slot[slots].copy()
         self._give_back(slots)
         gathered = time.perf_counter()
         self._seconds_gather += gathered - begun
@@ -253,7 +278,7 @@ class OnlineRun:
     def tell(self, hook: str, *args: object) -> None:
         """Call a hook of every observer."""
         for observer in self.observers:
-            getattr(observer, hook)(self, *args)
+            call_hook(observer, hook, self, *args)
 
     def _limits(self) -> list[Callable[[], str]]:
         stop = self.config.stop
@@ -270,6 +295,10 @@ class OnlineRun:
             lambda: f"limit of {stop.batches} batches" if stop.batches and self.iteration >= stop.batches else "",
             reached_return,
         ]
+
+    def write_row(self) -> None:
+        """Write a row of metrics now (for observers whose figures come after the last training step)."""
+        self._reporter.write_row(self)
 
     def close(self) -> None:
         self._reporter.close()

@@ -164,7 +164,7 @@ class RankProcesses:
         if self._line is None:
             return
         self._await_ready()
-        self._line.connect(run.parts.learners[0].device)
+        self._line.connect(run.parts.device)
         for learner in run.parts.learners:
             learner.agree()
         log.info("%d ranks: this process and %s", self._line.count, ", ".join(map(str, self.pids())))

@@ -12,15 +12,29 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console as RichConsole
 
+from rollmill.core.config import to_dict
 from rollmill.core.errors import RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
-from rollmill.monitor.console import RECORDING_ROWS, ROWS, ConsoleSink, stdout_is_terminal
+from rollmill.monitor.console import (
+    RECORDING_ROWS,
+    ROWS,
+    USAGE_ROWS,
+    ConsoleSink,
+    Row,
+    count_text,
+    number_text,
+    stdout_is_terminal,
+)
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.metrics import EpisodeStats, MetricWindow, Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
+from rollmill.monitor.usage import Usage
+from rollmill.monitor.wandb import WandbRun, WandbSink
+from rollmill.runs.observers import ask_summaries
 from rollmill.runs.recorder import figures
 from rollmill.runs.settings import TrainConfig
+from rollmill.sampling.crew import ProcessCrew
 
 if TYPE_CHECKING:
     from rollmill.runs.online import OnlineRun
@@ -35,6 +49,40 @@ def live_panel(console: Console) -> bool:
     return console == "auto" and stdout_is_terminal()
 
 
+def panel_rows(config: TrainConfig) -> tuple[Row, ...]:
+    """What the panel of a run shows: the usual rows, and limits beside figures that have one."""
+    rate, limit = config.report.sim_rate, config.learning.max_grad_norm
+    rows = list(ROWS)
+    if rate:
+        rows[0] = Row("frames/s", "frames_per_s", lambda v: f"{count_text(v)} ({v / rate:.0%} of bare simulation)")
+    against = f" (max {limit:g})" if limit else ""
+    rows += [
+        Row("value loss", "value_loss", in_line=False),
+        Row("grad norm", "grad_norm", lambda v: number_text(v) + against, in_line=False),
+        Row("clipped", "clip_fraction", lambda v: f"{v:.1%}", in_line=False),
+        *USAGE_ROWS,
+    ]
+    return (*rows, *RECORDING_ROWS) if config.recording.on else tuple(rows)
+
+
+class Phases:
+    """Shares of the time since the last row that went into each phase of each process."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._before: dict[str, float] = {}
+
+    def shares(self, seconds: float, phases: Mapping[str, float]) -> dict[str, float]:
+        """``time/worker_env`` and so on, 0 to 1; ``seconds`` of training and of each phase so far."""
+        passed = seconds - self._at
+        found = {
+            f"time/{name.replace(' ', '_')}": (total - self._before.get(name, 0.0)) / passed if passed > 0 else 0.0
+            for name, total in phases.items()
+        }
+        self._at, self._before = seconds, dict(phases)
+        return found
+
+
 class Reporter:
     """Collects figures between rows; owns the sinks."""
 
@@ -45,6 +93,10 @@ class Reporter:
         self._config, self._folder, self._console_mode = config, folder, console
         self._workers = MetricWindow(config.report.window)  # returns, by worker
         self._rate = Rate()
+        self._progress = Progress(config.stop.frames, config.stop.seconds)
+        self._usage = Usage()
+        self._phases = Phases()
+        self._began_at = 0.0
         self._sums: dict[str, list[float]] = {}  # name -> [sum, count] since the last row
         self._next_row = config.report_frames
         self._sinks: list[Sink] = []
@@ -55,16 +107,19 @@ class Reporter:
         """Open the sinks of a run that stands at ``frames`` after ``seconds`` of training."""
         folder, config = self._folder, self._config
         resumed = frames if folder.metrics.exists() else None
+        self._began_at = seconds
+        self._progress = progress = Progress(config.stop.frames, config.stop.seconds, seconds)
         self._sinks.append(JsonlSink(folder.metrics, resumed))
         if config.report.tensorboard:
             self._sinks.append(TensorBoardSink(folder.tensorboard, resumed))
+        if config.wandb.on:
+            about = WandbRun(folder.path.name, config.env.id, to_dict(config))
+            self._sinks.append(WandbSink(folder.path / "wandb", config.wandb, about))
         if self._console_mode != "off":
-            progress = Progress(config.stop.frames, config.stop.seconds, seconds)
             title = f"{config.env.id}: {folder.path}"
             screen = None if live_panel(self._console_mode) else RichConsole(force_terminal=False)
-            rows = ROWS + RECORDING_ROWS if config.recording.on else ROWS
             every = config.report.console_seconds
-            self._console = ConsoleSink(title, progress, folder.path, every, rows, console=screen)
+            self._console = ConsoleSink(title, progress, folder.path, every, panel_rows(config), console=screen)
             self._sinks.append(self._console)
         self._rate.update(frames)
 
@@ -100,13 +155,14 @@ class Reporter:
             self._extras.add({f"episode/{name}": value for name, value in stats.items()})
         self._rate.update(run.frames)
         if run.frames >= self._next_row:
-            every = self._config.report_frames
-            self._next_row = run.frames // every * every + every
             self.write_row(run)
         elif self._console is not None:
             self._console.refresh()
 
     def write_row(self, run: OnlineRun) -> None:
+        frames = run.frames  # read once: in async mode the sampler goes on counting
+        every = self._config.report_frames
+        self._next_row = frames // every * every + every
         counts = run.counts()
         metrics = {
             **self._extras.means(),
@@ -122,14 +178,22 @@ class Reporter:
             "run/checkpoint_failures": self.checkpoint_failures,
             "time/frames_per_s": self._rate.per_second(),
             "time/seconds": run.seconds,
+            **self._time_left(frames),
+            **self._phases.shares(run.seconds - self._began_at, run.phase_seconds()),
+            **self._usage.figures(_worker_pids(run)),
+            **_gpu_memory(),
         }
         if run.recorder is not None:
             metrics |= figures(run.recorder)
         for observer in run.observers:
-            metrics |= observer.extra_summaries(run)
+            metrics |= ask_summaries(observer, run, metrics)
         self._sums.clear()
         for sink in self._sinks:
-            self._write(sink, run.frames, metrics)
+            self._write(sink, frames, metrics)
+
+    def _time_left(self, frames: int) -> dict[str, float]:
+        left = self._progress.seconds_left(frames, self._rate.per_second())
+        return {} if left is None else {"time/seconds_left": left}
 
     def _write(self, sink: Sink, frames: int, metrics: Mapping[str, float]) -> None:
         """A sink that cannot write (disk full) is complained about once; training goes on."""
@@ -167,3 +231,17 @@ class Reporter:
         self.checkpoint_failures = state["checkpoint_failures"]
         self._next_row = state["next_row"]
         self._sums = {name: list(entry) for name, entry in state["sums"].items()}
+
+
+def _worker_pids(run: OnlineRun) -> list[int]:
+    """Processes of the workers; in serial mode there are none."""
+    crew = run.parts.sampler.crew
+    return crew.pids() if isinstance(crew, ProcessCrew) else []
+
+
+def _gpu_memory() -> dict[str, float]:
+    """The most that torch has held of the GPU, if this run uses one."""
+    import torch
+
+    held = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"usage/gpu_memory_mb": held / 1e6} if held else {}

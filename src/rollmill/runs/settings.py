@@ -11,8 +11,13 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
+from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
+from rollmill.monitor.wandb import WandbSettings, require_wandb
+from rollmill.runs.eval_settings import EvaluationSettings
+from rollmill.runs.observers import ObserverSettings
+from rollmill.runs.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.recording.settings import RecordingSettings
 from rollmill.store.recording.window import Window
@@ -105,9 +110,16 @@ class ReportSettings:
     tensorboard: bool = True
     """Write TensorBoard files beside metrics.jsonl."""
 
+    page: bool = True
+    """Write report.html, a page about the run, when it ends."""
+
+    sim_rate: float = 0.0
+    """Frames per second of bare simulators on this machine (``rollmill bench sim`` measures it); the panel then shows
+    the share of it that the training reaches. 0: not known."""
+
     def __post_init__(self) -> None:
-        if self.every_frames < 0 or self.console_seconds < 0 or self.window < 1:
-            raise ValueError("every_frames and console_seconds must not be negative, window must be at least 1")
+        if min(self.every_frames, self.console_seconds, self.sim_rate) < 0 or self.window < 1:
+            raise ValueError("report settings must not be negative, and window must be at least 1")
 
 
 @settings
@@ -146,9 +158,13 @@ class TrainConfig:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
+    sac: SacSettings = field(default_factory=SacSettings)
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    observers: ObserverSettings = field(default_factory=ObserverSettings)
     recording: RecordingSettings = field(default_factory=RecordingSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
 
@@ -167,6 +183,7 @@ class TrainConfig:
 def check(config: TrainConfig) -> None:
     """Refuse what can be seen to be wrong before any process starts."""
     check_env_settings(config.env)
+    check_algorithm(config)
     s, learning = config.sampling, config.learning
     if learning.recurrence and s.rollout % learning.recurrence:
         raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
@@ -174,6 +191,7 @@ def check(config: TrainConfig) -> None:
         raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
     _check_ranks(config)
     _check_recording(config)
+    require_wandb(config.wandb)
     if s.envs_per_worker and s.groups:  # 0: ``runs.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less
 
@@ -187,6 +205,8 @@ def _check_ranks(config: TrainConfig) -> None:
             f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
             "use sampling.mode=sync or async"
         )
+    if config.env.dials:
+        raise ConfigError(f"env.dials reach the environments of rank 0 only: use learning.ranks=1, not {ranks}")
     if s.workers % ranks:
         raise ConfigError(
             f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
@@ -209,9 +229,20 @@ def _check_recording(config: TrainConfig) -> None:
 
 def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
     """How many segments make a batch; ConfigError when they do not fit evenly, or cannot be trained on."""
-    if config.learning.exploration == "symmetric_kl" and spec.action.kind == "continuous":
+    if config.learning.exploration == "symmetric_kl" and not spec.action.discrete:
         raise ConfigError("learning.exploration=symmetric_kl needs discrete actions; use learning.exploration=entropy")
+    if config.learning.algorithm == "sac":
+        check_sac_env(config, spec)
+    _check_policies(config, spec)
     return _segments(config, spec.agents)
+
+
+def _check_policies(config: TrainConfig, spec: EnvSpec) -> None:
+    owners = config.env.policies
+    if owners and len(owners) != spec.agents:
+        raise ConfigError(f"env.policies names {len(owners)} agents, {spec.name} has {spec.agents}")
+    if config.env.policy_count > 1 and (config.learning.ranks > 1 or config.learning.algorithm != "appo"):
+        raise ConfigError("several policies (env.policies) need learning.ranks=1 and learning.algorithm=appo")
 
 
 def _segments(config: TrainConfig, agents: int) -> int:

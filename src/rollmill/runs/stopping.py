@@ -14,11 +14,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupt:
     """Turns the first SIGINT or SIGTERM into a flag, so that the run can end cleanly.
 
-    A second signal raises KeyboardInterrupt at once: whoever asks twice does not want to wait.
+    A second signal raises KeyboardInterrupt at once: whoever asks twice does not want to wait. ``at_once``: the first
+    one does, where there is nothing to be saved.
     """
 
-    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
-        self._signals = signals
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS, at_once: bool = False) -> None:
+        self._signals, self._at_once = signals, at_once
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -36,6 +37,8 @@ class Interrupt:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        if self._at_once:
+            raise KeyboardInterrupt
 
 
 class StopRules:

@@ -16,22 +16,24 @@ from typing import TYPE_CHECKING, Literal
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
-from rollmill.core.config import differences, dump_yaml, to_dict
+from rollmill.core.config import differences, dump_yaml
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError, StoreError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.run_folder import Mode, RunFolder, State, open_log
-from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
+from rollmill.runs.eval_beside import EvaluationBeside
 from rollmill.runs.forecasting import start_forecast
 from rollmill.runs.household import household
-from rollmill.runs.observers import Observer
+from rollmill.runs.observers import Observer, build_observers, call_hook
+from rollmill.runs.opening import open_diary
 from rollmill.runs.profile import Profiler
 from rollmill.runs.ranks import share_of, start_ranks
 from rollmill.runs.recorder import build_recorder
 from rollmill.runs.reporting import Reporter, live_panel
+from rollmill.runs.run_report import write_run_report
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.sizing import size
 from rollmill.store.reader import Store
@@ -83,6 +85,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     asked, config = config, size(config)
     if config.model.custom is not None:
         import_object(config.model.custom, "model.custom")  # a wrong name must not leave a folder behind
+    observers = (*observers, *build_observers(config.observers))
     if request.profile:
         observers = (*observers, Profiler(config.profile, config.folder / "profile"))
     loaded = _find_checkpoint(config, request)
@@ -90,8 +93,12 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
         handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
         stack.callback(handle.close)
-        diary = _open_diary(folder, config, request, loaded)
+        diary = open_diary(folder, config, request.mode, request.command, loaded)
+        if config.report.page:
+            stack.callback(_report_run, folder)
         environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
+        if config.evaluation.on:
+            observers = (*observers, EvaluationBeside(config.evaluation, environment))
         ending = stack.enter_context(_Ending(folder, diary, loaded.frames if loaded else 0))
         spec = _learn_spec(config, environment)
         config = _size_for(spec, asked, config, None if loaded else folder)
@@ -107,7 +114,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
             atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
         ranks.join(run)
         for observer in reversed(observers):  # one call each: all are told, even when one of them fails
-            stack.callback(observer.on_stop, run)
+            stack.callback(call_hook, observer, "on_stop", run)
         run.tell("on_init")
         folder.set_state("running", frames=run.frames)
         run.loop()
@@ -115,6 +122,14 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         if run.recorder is not None:
             _report_data(folder)
     return ending.outcome()
+
+
+def _report_run(folder: RunFolder) -> None:
+    """A page about the run, however it ended; the run has not failed if this does."""
+    try:
+        log.info("report of the run: %s", write_run_report(folder.path))
+    except RollmillError as error:
+        log.error("no report of the run: %s", error)
 
 
 def _report_data(folder: RunFolder) -> None:
@@ -142,24 +157,6 @@ def require_online(loaded: Loaded) -> Loaded:
     if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != "online":
         raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
     return loaded
-
-
-def _open_diary(folder: RunFolder, config: TrainConfig, request: Request, loaded: Loaded | None) -> Diary:
-    """Write down config and origin before anything starts."""
-    changes = differences(loaded.state["config"], to_dict(config)) if loaded else {}
-    if request.mode == "resume" and folder.diary.exists():
-        diary = Diary.open(folder.diary)
-    else:
-        diary = Diary.create(folder.diary, request.command)
-        if loaded is not None:
-            diary.set_parent(loaded.path, loaded.frames, stored_checksum(loaded.path), changes)
-    diary.begin_session(request.command, loaded.frames if loaded else 0, changes)
-    if request.mode != "resume":
-        atomic.write_text(folder.config, dump_yaml(config))
-    log.info("run folder %s", folder.path)
-    for key, (old, new) in changes.items():
-        log.info("changed since the checkpoint: %s: %s -> %s", key, old, new)
-    return diary
 
 
 def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:

@@ -1,0 +1,216 @@
+"""``rollmill envs``: which environments there are, and what is wrong with one."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import tyro
+
+from rollmill.cli.options import Json
+from rollmill.core.config import load_config, settings
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec, Field
+from rollmill.envs.make import FAMILIES, NAMED, ROUTES, Entry
+from rollmill.envs.settings import EnvSettings
+
+if TYPE_CHECKING:
+    from rollmill.envs.check import CheckReport, Finding
+
+EXAMPLES = {"Box2D": "LunarLander-v3, CarRacing-v3", "mujoco": "HalfCheetah-v5, Humanoid-v5"}
+"""Ids of Gymnasium's own environments that need a package, by that package."""
+
+
+def envs(words: tuple[str, ...], /) -> int:
+    """Run ``rollmill envs ...``; ``words`` is everything behind ``envs``."""
+    from rollmill.cli.main import split_overrides
+
+    options = (tyro.conf.FlagCreatePairsOff,)
+    if words[:1] == ("check",):
+        rest, overrides = split_overrides(words[1:])
+        return tyro.cli(functools.partial(check, overrides), args=rest, prog="rollmill envs check", config=options)
+    return tyro.cli(list_envs, args=words, prog="rollmill envs", config=options)
+
+
+# ---------------------------------------------------------------------------------------------- list
+
+
+@dataclass(frozen=True)
+class Row:
+    """One name, or a pattern of names, that ``env=`` takes."""
+
+    name: str
+    adapter: str
+    state: str
+    """``ready`` or ``missing``."""
+    install: str
+    """What to do where it is missing."""
+    summary: str
+
+
+def list_envs(word: tyro.conf.Positional[str] = "", /, json_: Json = False) -> int:
+    """List the environments, all of them or those with a word in name or summary: ``rollmill envs doom``.
+
+    ``rollmill envs check ENV`` tells what is wrong with one.
+
+    Args:
+        word: Part of a name, an adapter or a summary.
+        json_: Print JSON.
+    """
+    if "=" in word:
+        raise ConfigError(f"{word}: a word to look for is expected, see `rollmill envs --help`")
+    rows = [row for row in all_rows() if word.lower() in f"{row.name} {row.adapter} {row.summary} {row.state}".lower()]
+    if json_:
+        print(json.dumps([asdict(row) for row in rows]))
+        return 0
+    if not rows:
+        raise ConfigError(f"no environment has {word!r} in its name; `rollmill envs` lists them all")
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        print(f"{row.name:{width}}  {row.state:7}  {row.summary}")
+    missing = sorted({(row.adapter, row.install) for row in rows if row.state != "ready"})
+    if missing:
+        print("\nmissing:")
+    for adapter, install in missing:
+        print(f"  {adapter:10} {install}")
+    print("\nany Gymnasium id (env=CartPole-v1) or your own code (env=module:callable) works as well")
+    return 0
+
+
+def all_rows() -> Iterator[Row]:
+    """Every built-in name, and the patterns of names that adapters take. Nothing heavy is imported for it."""
+    for name, entry in NAMED.items():
+        yield _row(name, entry, entry.summary)
+    for route in ROUTES:
+        entry = NAMED[route.entry]
+        yield _row(f"{route.prefix}*", entry, f"env={route.entry} with env.args.{route.argument}")
+    for module, (package, extra) in FAMILIES.items():
+        examples = EXAMPLES.get(package, "")
+        entry = Entry(f"{module}:", "", extra=extra, package=package)
+        yield _row(f"Gymnasium {extra}", entry, f"Gymnasium ids: {examples}")
+    yield _row("ALE/*", NAMED["atari"], "Gymnasium ids of ALE, without preprocessing")
+
+
+def _row(name: str, entry: Entry, summary: str) -> Row:
+    adapter = entry.target.partition(":")[0].rpartition(".")[2]
+    if _is_there(entry):
+        return Row(name, adapter, "ready", "", summary)
+    install = entry.install or f'pip install "rollmill[{entry.extra}]"'
+    return Row(name, adapter, "missing", install, summary)
+
+
+def _is_there(entry: Entry) -> bool:
+    if entry.package == "mlagents_envs":  # it lives in a venv of its own
+        from rollmill.envs.mlagents_install import interpreter
+
+        return interpreter() is not None
+    return not entry.package or importlib.util.find_spec(entry.package) is not None
+
+
+# ---------------------------------------------------------------------------------------------- check
+
+
+@settings
+class CheckConfig:
+    """The part of a run's configuration that says what to check."""
+
+    env: EnvSettings = field(default_factory=EnvSettings)
+
+
+def check(
+    overrides: tuple[str, ...],
+    env: tyro.conf.Positional[str],
+    /,
+    steps: int = 1000,
+    timeout: float = 60.0,
+    seed: int = 1,
+    json_: Json = False,
+) -> int:
+    """Check an environment against its contract: ``rollmill envs check doom_basic env.args.frame_skip=8``.
+
+    Spaces, types, seeds, resets, ends, masks; alone, beside another one, and stepped as in a run. Each finding says
+    where, what was expected and found, and what to do. Exit code 1 where there are errors.
+
+    Args:
+        overrides: KEY=VALUE words: settings of the environment.
+        env: A name from ``rollmill envs``, a Gymnasium id, or module:callable. KEY=VALUE words set env.* keys.
+        steps: Steps to play.
+        timeout: Seconds that one call into the environment may take.
+        seed: Of the first episode.
+        json_: Print JSON.
+    """
+    from rollmill.envs.check import CheckOptions, check_env
+
+    chosen = load_config(CheckConfig, (), (f"env.id={json.dumps(env)}", *overrides)).env
+    report = check_env(chosen, CheckOptions(steps=steps, timeout=timeout, seed=seed))
+    print(json.dumps(report.to_dict()) if json_ else describe(report))
+    return 1 if report.errors else 0
+
+
+def describe(report: CheckReport) -> str:
+    """The report as text."""
+    lines = [describe_spec(EnvSpec.from_dict(report.spec))] if report.spec else [report.env]
+    lines += [f"  {line}" for line in _figures(report)]
+    for finding in report.findings:
+        lines += ["", *_finding_lines(finding)]
+    warnings = len(report.findings) - report.errors
+    verdict = "keeps its contract" if not report.errors else "breaks its contract"
+    lines += ["", f"{report.env} {verdict}: {_count(report.errors, 'error')}, {_count(warnings, 'warning')}"]
+    return "\n".join(lines)
+
+
+def describe_spec(spec: EnvSpec) -> str:
+    """What it promises, in a few lines."""
+    action = spec.action
+    kinds = {
+        "discrete": f"one of {action.nvec[0]}" if action.nvec else "",
+        "multi_discrete": f"choices of {', '.join(map(str, action.nvec))}",
+        "continuous": f"{action.shape} numbers from {_bounds(action.low)} to {_bounds(action.high)}",
+        "mixed": f"choices of {', '.join(map(str, action.nvec))} and {len(action.low)} numbers "
+        f"from {_bounds(action.low)} to {_bounds(action.high)}",
+    }
+    lines = [spec.name, f"  observation  {'; '.join(map(_field_text, spec.observation))}"]
+    lines.append(f"  action       {kinds[action.kind]}")
+    lines.append(f"  agents       {spec.agents}, frames per step {spec.frames_per_step}")
+    return "\n".join(lines)
+
+
+def _figures(report: CheckReport) -> Iterator[str]:
+    figures = report.summary
+    if "steps_per_second" in figures:
+        tasks = ""
+        if "threads" in figures:
+            tasks = f", {_count(figures['threads'], 'thread')} and {_count(figures['processes'], 'process')} of its own"
+        yield f"speed        {figures['steps_per_second']:,.0f} steps/s{tasks}"
+    if figures.get("episodes"):
+        lengths = f"{figures['length_min']} to {figures['length_max']} long (mean {figures['length_mean']:.1f})"
+        count = f"{figures['episodes']} in {figures['steps']} random steps"
+        yield f"episodes     {count}, {lengths}, mean return {figures['return_mean']:.4g}"
+    yield f"checked in   {report.seconds:.1f} s"
+
+
+def _finding_lines(finding: Finding) -> Iterator[str]:
+    again = f"   ({finding.count} times, first here)" if finding.count > 1 else ""
+    yield f"{finding.level}: {finding.rule}{again}"
+    for name in ("where", "expected", "found", "advice"):
+        text = textwrap.wrap(getattr(finding, name), 100, replace_whitespace=False, break_long_words=False) or [""]
+        yield f"  {'do' if name == 'advice' else name:9} {text[0]}"
+        yield from (f"  {'':9} {line}" for line in text[1:])
+
+
+def _field_text(field: Field) -> str:
+    return f"{field.name} {field.dtype}{list(field.shape)}"
+
+
+def _bounds(values: tuple[float, ...]) -> str:
+    return f"{values[0]:g}" if len(set(values)) == 1 else str(list(values))
+
+
+def _count(number: int, noun: str) -> str:
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number or 'no'} {noun}{ending}"

@@ -1,0 +1,80 @@
+"""``rollmill watch``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import tyro
+
+from rollmill.cli.options import Json, keep_stdout
+from rollmill.core.errors import ConfigError
+from rollmill.runs.watch import WatchOptions, Where
+from rollmill.runs.watch import watch as run_watch
+
+
+def watch(
+    overrides: tuple[str, ...],
+    target: tyro.conf.Positional[Path],
+    /,
+    window: bool = False,
+    terminal: bool = False,
+    browser: bool = False,
+    episodes: int = 0,
+    deterministic: bool = False,
+    best: bool = False,
+    random: bool = False,
+    seed: int = 1,
+    fps: float | None = None,
+    port: int = 0,
+    json_: Json = False,
+) -> int:
+    """Watch an agent play: ``rollmill watch runs/default/doom_basic-s0``.
+
+    Without a flag it opens a window where there is a display, else a page for the browser, whose address it prints.
+    A run that is still training is followed: newer checkpoints are taken over between episodes. Ctrl-C ends it.
+
+    Args:
+        overrides: KEY=VALUE words: settings that differ from the run's own.
+        target: A run folder, or a checkpoint file.
+        window: Open a window on this machine's display.
+        terminal: Draw in the terminal, with coloured half blocks.
+        browser: Serve a page for the browser on this machine (loopback only).
+        episodes: Episodes to play; 0 goes on until it is ended.
+        deterministic: Take the most likely action instead of sampling one.
+        best: Take the run's checkpoint with the highest training return instead of the newest.
+        random: Watch a random policy in the run's environment.
+        seed: Seed of environments and actions.
+        fps: Pictures per second (unset: the simulator's own speed, frame skip included; 0: as fast as it goes).
+        port: TCP port of the page; 0 takes a free one.
+        json_: Print the address of the page as JSON on stdout, and nothing else there.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    places: tuple[tuple[Where, bool], ...] = (("window", window), ("terminal", terminal), ("browser", browser))
+    chosen = [where for where, given in places if given]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{' and --'.join(chosen)} exclude each other: choose where to show it")
+    if json_ and terminal:
+        raise ConfigError("--json and --terminal exclude each other: both want stdout for themselves")
+
+    stdout = sys.stdout  # what an environment prints goes elsewhere
+
+    def announce(url: str) -> None:
+        text = json.dumps({"url": url}) if json_ else f"watch it at {url} (Ctrl-C ends it)"
+        print(text, file=stdout, flush=True)
+
+    options = WatchOptions(
+        where=chosen[0] if chosen else "auto",
+        episodes=episodes,
+        deterministic=deterministic,
+        best=best,
+        random=random,
+        seed=seed,
+        fps=fps,
+        port=port,
+        overrides=overrides,
+    )
+    with keep_stdout(json_):
+        return run_watch(target, options, announce)

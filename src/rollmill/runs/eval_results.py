@@ -1,0 +1,274 @@
+"""What an evaluation has found: a row for every episode, figures over them, and the files they go to."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from rollmill.core import atomic
+from rollmill.core.errors import RunFolderError
+from rollmill.core.fields import Array
+
+PROGRESS_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """One episode of one agent."""
+
+    episode: int
+    """Its number: with the evaluation's seed it decides the environment's seed."""
+    agent: int
+    seed: int | None
+    """What the environment was reset with; None where it is not seeded alone (``env.vector``)."""
+    episode_return: float
+    length: int
+    """Steps."""
+    terminated: bool
+    """False: truncated."""
+    policy_id: int = 0
+
+
+@dataclass(frozen=True)
+class Score:
+    """Rows of some episodes, in the order of their numbers.
+
+    Agents of one episode are not independent: figures are over episodes, each counted with the mean of its agents.
+    """
+
+    rows: Sequence[EpisodeRow]
+    lost: int = 0
+    """Episodes that an environment's fault or a worker's death has ended; they count nowhere."""
+
+    @property
+    def returns(self) -> list[float]:
+        return [row.episode_return for row in self.rows]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [row.length for row in self.rows]
+
+    def summary(self) -> dict[str, float | None]:
+        """Mean, standard error (None for a single episode), median, extremes, lengths."""
+        values = self._by_episode(self.returns)
+        lengths = np.asarray(self.lengths)
+        count = len(values)
+        return {
+            "episodes": count,
+            "mean": float(values.mean()),
+            "standard_error": float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else None,
+            "median": float(np.median(values)),
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "mean_length": float(lengths.mean()),
+            "min_length": int(lengths.min()),
+            "max_length": int(lengths.max()),
+            "steps": int(lengths.sum()),
+            "lost": self.lost,
+        }
+
+    def by_agent(self) -> dict[int, float]:
+        """Mean return of every agent; empty where there is one only."""
+        found: dict[int, list[float]] = {}
+        for row in self.rows:
+            found.setdefault(row.agent, []).append(row.episode_return)
+        return {agent: float(np.mean(values)) for agent, values in sorted(found.items())} if len(found) > 1 else {}
+
+    def _by_episode(self, values: Sequence[float]) -> Array:
+        groups: dict[int, list[float]] = {}
+        for row, value in zip(self.rows, values, strict=True):
+            groups.setdefault(row.episode, []).append(value)
+        return np.array([np.mean(group) for group in groups.values()])
+
+
+@dataclass(frozen=True)
+class Film:
+    """One video file, or why there is none."""
+
+    file: str
+    policy: str
+    episodes: list[int]
+    fps: float
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What was found about one checkpoint."""
+
+    checkpoint: str
+    frames: int
+    env: str
+    policy: Score
+    random: Score | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    record: str | None = None
+    """The store with the episodes."""
+    films: list[Film] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint,
+            "frames": self.frames,
+            "env": self.env,
+            **self.policy.summary(),
+            "by_agent": self.policy.by_agent(),
+            "random": self.random.summary() if self.random else None,
+            "returns": self.policy.returns,
+            "lengths": self.policy.lengths,
+            "seeds": [row.seed for row in self.policy.rows],
+            "options": self.options,
+            "record": self.record,
+            "films": [film.to_dict() for film in self.films],
+        }
+
+
+def document(results: Sequence[EvalResult]) -> dict[str, Any]:
+    """The JSON of an evaluation: of one checkpoint its figures, of several ``{"results": [...]}``."""
+    if len(results) == 1:
+        return results[0].to_dict()
+    return {"results": [result.to_dict() for result in results]}
+
+
+def write_document(path: Path, results: Sequence[EvalResult]) -> None:
+    text = json.dumps(document(results), indent=2, allow_nan=False, default=str) + "\n"
+    try:
+        atomic.write_text(path, text)
+    except OSError as error:
+        raise RunFolderError(f"{path}: the result cannot be written: {error.strerror or error}") from error
+
+
+def table(results: Sequence[EvalResult]) -> str:
+    """The results as text: a paragraph for one checkpoint, a line each for several."""
+    return _paragraph(results[0]) if len(results) == 1 else _lines(results)
+
+
+def _paragraph(result: EvalResult) -> str:
+    lines = [f"{result.env}, {result.checkpoint} ({result.frames:,} frames)"]
+    lines += [_sentence("policy", result.policy)]
+    if result.random is not None:
+        lines.append(_sentence("random", result.random))
+    return "\n".join([*lines, *_where(result)])
+
+
+def _sentence(name: str, score: Score) -> str:
+    s = score.summary()
+    error = "" if s["standard_error"] is None else f" +- {s['standard_error']:.2g} (standard error)"
+    agents = "".join(f"; agent {agent} {mean:.4g}" for agent, mean in score.by_agent().items())
+    lost = f"; {score.lost} more were lost by faults" if score.lost else ""
+    return (
+        f"{name:8} return {s['mean']:.4g}{error}, median {s['median']:.4g}, "
+        f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
+        f"{agents}{lost}"
+    )
+
+
+def _lines(results: Sequence[EvalResult]) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("checkpoint", "frames", "return", "+-", "median", "min", "max", "length", "episodes")
+    ]
+    rows += [_line(r.checkpoint, f"{r.frames:,}", r.policy) for r in results]
+    rows += [_line(f"random ({Path(r.checkpoint).name})", "", r.random) for r in results if r.random is not None]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    text = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in rows]
+    return "\n".join([*text, *(line for result in results for line in _where(result))])
+
+
+def _line(name: str, frames: str, score: Score) -> tuple[str, ...]:
+    s = score.summary()
+    error = "" if s["standard_error"] is None else f"{s['standard_error']:.2g}"
+    middle = tuple(f"{s[key]:.4g}" for key in ("mean", "median", "min", "max"))
+    return (name, frames, middle[0], error, *middle[1:], f"{s['mean_length']:.1f}", f"{s['episodes']:.0f}")
+
+
+def _where(result: EvalResult) -> list[str]:
+    lines = [f"episodes in {result.record}"] if result.record is not None else []
+    lines += [f"film {film.file}" for film in result.films if not film.problem]
+    return lines + [f"no film {film.file}: {film.problem}" for film in result.films if film.problem]
+
+
+# -- rows on disk ------------------------------------------------------------------------------------
+
+
+COLUMNS = ("checkpoint", "frames", "policy", *(f.name for f in fields(EpisodeRow)))
+
+
+class CsvFile(contextlib.AbstractContextManager["CsvFile"]):
+    """Rows of episodes, each on disk as the episode ends; ``<file>.progress.json`` tells how far it is.
+
+    While the evaluation runs, rows stand in the order of ending. At its end the file is replaced by one in the order of
+    the episodes' numbers, which is the same for the same seed.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._kept: list[tuple[Any, ...]] = []
+        self._due = clock()
+        self._source: tuple[str, int, str] = ("", 0, "")
+        try:
+            self._file: IO[str] = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115 - open until __exit__
+            self._write_lines([COLUMNS])
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def begin(self, checkpoint: str, frames: int, policy: str) -> None:
+        """The rows to come are of this policy."""
+        self._source = (checkpoint, frames, policy)
+
+    def add(self, rows: Iterable[EpisodeRow], figures: Mapping[str, Any]) -> None:
+        fresh = [(*self._source, *asdict(row).values()) for row in rows]
+        self._kept += fresh
+        try:
+            self._write_lines(fresh)
+            if self._clock() >= self._due:
+                self._due = self._clock() + PROGRESS_SECONDS
+                self._progress("running", figures)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def keep(self, score: Score) -> None:
+        """The rows of the policy that has been played: those of the score, in its order."""
+        others = [row for row in self._kept if row[:3] != self._source]
+        self._kept = others + [(*self._source, *asdict(row).values()) for row in score.rows]
+
+    def _write_lines(self, lines: Iterable[Sequence[Any]]) -> None:
+        csv.writer(self._file, lineterminator="\n").writerows(lines)
+        self._file.flush()
+
+    def _progress(self, state: str, figures: Mapping[str, Any]) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        value = {"state": state, "time": now, "pid": os.getpid(), "rows": len(self._kept), **figures}
+        path = self._path.with_name(self._path.name + ".progress.json")
+        temporary = path.with_suffix(".tmp")  # no sync: a note for whoever looks
+        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        self._file.close()
+        state = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        try:
+            if error is None:
+                text = io.StringIO()
+                csv.writer(text, lineterminator="\n").writerows([COLUMNS, *self._kept])
+                atomic.write_text(self._path, text.getvalue())
+            self._progress(state, {})
+        except OSError as problem:
+            raise self._failed(problem) from problem
+
+    def _failed(self, error: OSError) -> RunFolderError:
+        return RunFolderError(f"{self._path}: rows cannot be written: {error.strerror or error}")

@@ -1,0 +1,119 @@
+"""The pages of a short run in a real browser: TensorBoard's, the report of the run and the report of its data."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from running import SERIAL, train_here
+
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def find_chromium() -> str:
+    """The system's Chromium; installed where that is possible, as playwright's own downloads may not be."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-y", "-q", "chromium"], capture_output=True)
+        found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("there is no Chromium: apt install chromium")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = find_chromium()
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = ("env=toy_target", "stop.frames=2000", "report.every_frames=100", "report.tensorboard=true")
+    _, folder = train_here(tmp_path_factory.mktemp("pages"), *SERIAL, *words, "recording.keep=all")
+    return folder.path
+
+
+@contextmanager
+def opened(browser: Any, url: str) -> Iterator[tuple[Any, list[str]]]:
+    """(page, what it complained about); nothing outside this machine is asked for."""
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("requestfailed", lambda request: complaints.append(f"failed: {request.url}"))
+    page.goto(url)
+    try:
+        yield page, complaints
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_report_of_a_run(browser: Any, run: Path, width: int) -> None:
+    with opened(browser, f"file://{run}/report.html") as (page, complaints):
+        page.set_viewport_size({"width": width, "height": 900})
+        curve = page.locator('svg[aria-label="Return"] path.line')
+        assert curve.bounding_box()["width"] > 100
+        assert page.locator("svg path.line").count() >= 12
+        assert page.locator("h2", has_text="Workers and policies").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing is cut off at the side"
+        page.locator("summary", has_text="more curves").click()
+        assert page.locator('svg[aria-label="learn/value_mean"] path.line').is_visible()
+        page.locator("summary", has_text="config.yaml").click()
+        assert page.locator("pre", has_text="batch_size: 32").is_visible()
+        page.get_by_role("link", name="Report of the recorded data").click()
+        assert page.locator("h2", has_text="Returns over time").is_visible()
+        assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def tensorboard(run: Path) -> Iterator[str]:
+    """Address of a TensorBoard that shows the run's experiment."""
+    pytest.importorskip("tensorboard")
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(run.parent), "--host", "127.0.0.1"]
+    process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        found = next((m for line in process.stdout if (m := re.search(r"http://127\.0\.0\.1:\d+/", line))), None)
+        assert found is not None, "TensorBoard did not start"
+        yield found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_tensorboard(browser: Any, tensorboard: str) -> None:
+    with opened(browser, f"{tensorboard}?darkMode=false#timeseries") as (page, complaints):
+        page.locator("card-view").first.wait_for()
+        text = page.locator("body").inner_text()
+        assert "run/tb" in text, "the run is listed"
+        page.get_by_role("combobox", name="Filter tags").fill("episode/return$")
+        card = page.locator("card-view:visible", has_text="episode/return")
+        card.wait_for()
+        card.locator("line-chart").first.wait_for()
+        assert card.locator("line-chart").first.bounding_box()["width"] > 100
+        card.locator("tb-data-table", has_text="run/tb").wait_for()  # the curve's last point, so it has points
+        assert complaints == []

@@ -1,0 +1,22 @@
+from pathlib import Path
+
+import pytest
+
+from rollmill.cli.main import main
+from running import Call, Result
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """``rollmill <words>`` in this process, in the test's folder; output of child processes is captured, too."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Result:
+        capfd.readouterr()
+        try:
+            code = main(words)
+        except SystemExit as ending:  # how the parser of flags ends
+            code = ending.code if isinstance(ending.code, int) else 1
+        return Result(code, *capfd.readouterr())
+
+    return run

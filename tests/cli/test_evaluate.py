@@ -1,0 +1,85 @@
+"""``rollmill eval``: files, films and exit codes, through the command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rollmill.cli.evaluate import ProgressLine, bar, line
+from rollmill.runs.eval_play import Figures
+from running import SERIAL, Call, train_here
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = ("env=showing_envs:Shown", "stop.batches=1", "model.encoder=mlp")
+    return train_here(tmp_path_factory.mktemp("run"), *SERIAL, *words)[1].path
+
+
+def test_everything_at_once(call: Call, tmp_path: Path, run: Path) -> None:
+    pytest.importorskip("av")
+    words = ("--episodes", "4", "--workers", "1", "--random", "--json")
+    files = ("--csv", "e=1.csv", "--out", "e.json", "--video", "films", "--grid", "1x2")
+    played = call("eval", str(run), *words, *files)
+    assert played.code == 0, played.err
+    value = json.loads(played.out)
+    assert json.loads((tmp_path / "e.json").read_text()) == value
+    with open(tmp_path / "e=1.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["episode_return"]) for row in rows if row["policy"] == "policy"] == value["returns"]
+    assert [row["policy"] for row in rows] == ["policy"] * 4 + ["random"] * 4
+    assert [Path(film["file"]).is_file() for film in value["films"]] == [True, True]
+    assert call("eval", str(run), *words).json["returns"] == value["returns"]
+
+
+def test_a_film_that_could_not_be_made_shows_in_the_exit_code(call: Call, run: Path) -> None:
+    pytest.importorskip("av")
+    words = ("--episodes", "1", "--workers", "1", "--video", "films", "env.args.drift=true")
+    played = call("eval", str(run), *words)
+    assert played.code == 1
+    assert "no film films/" in played.out
+    assert "does not repeat from its seed and actions" in played.out
+
+
+def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> None:
+    """Runs of one name: each has films of its own."""
+    shutil.copytree(run, tmp_path / "other" / run.name)
+    words = ("--episodes", "2", "--workers", "1")
+    value = call("eval", str(run), "oth*/*", *words, "--video", "films", "--films", "1", "--json").json
+    assert isinstance(value["results"], list)
+    assert len(value["results"]) == 2
+    films = [film["file"] for result in value["results"] for film in result["films"]]
+    assert len(set(films)) == len(list((tmp_path / "films").glob("*.mp4"))) == 2
+    assert call("eval", str(run), "oth*/*", *words).out.startswith("checkpoint ")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((), "what is to be evaluated?"),
+        (("RUN", "--episodes", "3", "--steps", "3"), "--episodes and --steps exclude each other"),
+        (("RUN", "--grid", "2x2"), "--grid is for films: add --video FOLDER"),
+        (("RUN", "--out", "/dev/null/x"), "--out: nothing can be written in /dev/null"),
+        (("RUN", "--video", "films", "env.args.broken=none"), "renders no RGB pictures"),
+        (("nothing/*",), "nothing/*: matches nothing"),
+    ],
+)
+def test_refused(call: Call, run: Path, words: tuple[str, ...], reason: str) -> None:
+    refused = call("eval", *(str(run) if word == "RUN" else word for word in words))
+    assert refused.code == 2
+    assert reason in refused.err
+
+
+def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with ProgressLine(lambda: now[0]) as progress:
+        progress.show(Figures("policy", 1, 4, "episodes", None))
+        now[0] = 11.0
+        progress.show(Figures("policy", 2, 4, "episodes", 3.0))
+    assert capsys.readouterr().err == "policy: 2 of 4 episodes, mean return 3\n"
+    assert bar(Figures("policy", 2, 4, "steps", None)) == "[##########..........] policy: 2 of 4 steps"
+    assert line(Figures("x (1 of 2)", 1000, 2000, "steps", 1.0)) == "x (1 of 2): 1,000 of 2,000 steps, mean return 1"

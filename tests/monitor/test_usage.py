@@ -1,0 +1,90 @@
+"""Processes, threads and memory, of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from rollmill.monitor.usage import Usage, descendants, read_process, tree_of
+
+# Starts a child of its own, four threads, takes 50 MB, says so, and waits to be told to end.
+PROGRAM = """
+import subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+end = threading.Event()
+threads = [threading.Thread(target=end.wait) for _ in range(4)]
+for thread in threads: thread.start()
+memory = bytearray(50_000_000)
+print(child.pid, flush=True)
+sys.stdin.read()
+end.set()
+child.stdin.close()
+child.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def family() -> Iterator[tuple[int, int]]:
+    """(process, its child)"""
+    command = [sys.executable, "-S", "-c", PROGRAM]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.pid, int(process.stdout.readline())
+    process.communicate("")
+
+
+def test_one_process(family: tuple[int, int]) -> None:
+    found = read_process(family[0])
+    assert found is not None
+    assert (found.pid, found.parent, found.threads) == (family[0], os.getpid(), 5)
+    assert 50 < found.own_mb < 100
+    assert found.cpu_seconds >= 0
+    assert "python" in found.name
+
+
+def test_a_process_that_is_gone() -> None:
+    done = subprocess.Popen(["true"])
+    done.wait()
+    assert read_process(done.pid) is None
+    assert descendants(done.pid) == {}
+
+
+def test_everything_below_a_process(family: tuple[int, int]) -> None:
+    parent, child = family
+    assert set(descendants(parent)) == {parent, child}
+    assert {parent, child} <= set(descendants(os.getpid()))
+    assert [process.pid for process in tree_of(parent, descendants(os.getpid()))] == [parent, child]
+
+
+def test_figures_of_a_run(family: tuple[int, int]) -> None:
+    """The process stands for a run whose only worker is its child."""
+    parent, child = family
+    figures = Usage(root=parent).figures(workers=[child])
+    assert figures["usage/processes"] == 2
+    assert figures["usage/threads"] == 6
+    assert figures["usage/threads_main"] == 5
+    assert figures["usage/threads_worker"] == 1
+    assert figures["usage/memory_main_mb"] > 50 > figures["usage/memory_worker_mb"] > 0
+    assert figures["usage/memory_mb"] >= figures["usage/memory_main_mb"] + figures["usage/memory_worker_mb"]
+    assert figures["usage/cores"] == 0, "nothing to compare with at the first look"
+
+
+def test_looking_costs_something_so_it_is_done_now_and_then(family: tuple[int, int]) -> None:
+    now = [0.0]
+    usage = Usage(every_s=5.0, clock=lambda: now[0])
+    first = usage.figures()
+    sum(range(3_000_000))  # work that the next look should find
+    now[0] = 4.9
+    assert usage.figures() == first
+    now[0] = 5.0
+    assert usage.figures()["usage/cores"] > 0
+
+
+def test_without_proc(tmp_path: object) -> None:
+    from pathlib import Path
+
+    assert Usage(proc=Path(str(tmp_path)) / "none").figures() == {}
