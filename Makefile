@@ -15,12 +15,22 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-demo: $(STAMP) ## train ViZDoom basic for a few minutes, then evaluate it beside a random policy
-	$(BIN)/rollmill train --config configs/doom_basic.yaml --overwrite run.experiment=demo run.name=doom_basic
-	$(BIN)/rollmill eval runs/demo/doom_basic --episodes 100 --random
+DEMO := runs/demo
+ROWS := 'data.filter=["partial=no"]'
 
-test: $(STAMP) ## run the tests (about 9 minutes on 2 cores)
-	$(BIN)/python -m pytest
+demo: $(STAMP) ## train ViZDoom basic while recording, learn from the recording, compare everything on one page
+	$(BIN)/rollmill train -f configs/doom_basic.yaml --overwrite run.experiment=demo run.name=agent \
+	  recording=episodes recording.every=2 recording.when=spread recording.budget_gb=0.5
+	$(BIN)/rollmill eval $(DEMO)/agent --episodes 100 --random
+	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_dt.yaml --overwrite run.experiment=demo run.name=dt \
+	  evaluation.episodes=0 $(ROWS)
+	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_bc.yaml --overwrite run.experiment=demo run.name=bc \
+	  evaluation.episodes=0 $(ROWS)
+	$(BIN)/rollmill offline-eval $(DEMO)/dt $(DEMO)/bc --behaviour $(DEMO)/agent --random --targets 0 40 70 85 --videos \
+	  --report $(DEMO)/report.html
+
+test: $(STAMP) ## run the tests (about 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint types imports spelling test ## what CI runs
 
@@ -41,7 +51,7 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-learn: $(STAMP) ## check that agents really learn (about an hour on 2 cores); prints a table
+learn: $(STAMP) ## check that agents really learn (hours on 2 cores); prints a table
 	$(BIN)/python benchmarks/learn.py
 
 bench: $(STAMP) ## measure simulator, sampling and training speed on this machine

@@ -51,6 +51,10 @@ TASKS = (
     Task("cartpole", ("-f", "configs/cartpole.yaml"), at_least=475),
     Task("cartpole_async", ("-f", "configs/cartpole.yaml", "sampling.mode=async"), at_least=475),
     Task("pendulum", ("-f", "configs/pendulum.yaml"), at_least=-250, deterministic=True),
+    Task("pendulum_sac", ("-f", "configs/pendulum_sac.yaml"), at_least=-200, deterministic=True),
+    Task(
+        "half_cheetah_sac", ("-f", "configs/mujoco_half_cheetah_sac.yaml"), at_least=2000, seeds=1, deterministic=True
+    ),
     Task("memory_gru", ("-f", "configs/toy_memory.yaml", "model.memory=gru"), at_least=0.95),
     Task("memory_lstm", ("-f", "configs/toy_memory.yaml", "model.memory=lstm"), at_least=0.95),
     Task("memory_none", ("-f", "configs/toy_memory.yaml", "model.memory=none"), at_most=0.3),
@@ -58,6 +62,11 @@ TASKS = (
     Task("image", ("-f", "configs/toy.yaml", "env=toy_image", "stop.frames=30_000"), at_least=9.5),
     Task("agents", ("-f", "configs/toy.yaml", "env=toy_agents"), at_least=9.5),
     Task("reach", ("-f", "configs/toy.yaml", "env=toy_reach", "stop.frames=300_000"), at_least=-3, deterministic=True),
+    Task("lunar_lander", ("-f", "configs/lunar_lander.yaml"), at_least=200),
+    Task("hopper", ("-f", "configs/mujoco_hopper.yaml"), at_least=1000, deterministic=True),
+    Task("simple_spread", ("-f", "configs/mpe_simple_spread.yaml"), at_least=-18),
+    Task("minigrid_memory", ("-f", "configs/minigrid_memory.yaml"), at_least=0.85),
+    Task("minigrid_forgetful", ("-f", "configs/minigrid_memory.yaml", "model.memory=none"), at_most=0.7),
     Task("rollout_32", ("-f", "configs/cartpole.yaml", "sampling.rollout=32"), at_least=475),
     Task(
         "rollout_128",

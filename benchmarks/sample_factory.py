@@ -151,6 +151,7 @@ def run_ours(env: str, side: Side, seconds: float) -> dict[str, float]:
             "model.fc=[512]",
             "model.memory=gru",
             "model.hidden_size=512",
+            "model.memory_skip=false",  # the peer has none
             "stop.frames=1_000_000_000",
             "report.every_frames=1",
             "report.console_seconds=0",

@@ -1,4 +1,4 @@
-"""Writes ``docs/config_keys.md``: every key of the training configuration, from the settings classes.
+"""Writes ``docs/config_keys.md``: every key of online and offline training, from the settings classes.
 
     python tools/config_keys.py
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rollmill.core.config import KeyInfo, describe
 from rollmill.core.text import show
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.settings import TrainConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config_keys.md"
@@ -20,7 +21,7 @@ HEAD = """\
 # All configuration keys
 
 Generated from the settings classes by `python tools/config_keys.py`; do not edit by hand.
-`rollmill config` prints the same, and `rollmill config learning` a part of it.
+`rollmill config` prints those of `rollmill train`, and `rollmill config learning` a part of them.
 [Configuration](config.md) explains how the values come together.
 """
 
@@ -28,9 +29,10 @@ Generated from the settings classes by `python tools/config_keys.py`; do not edi
 def page() -> str:
     """The whole page: one table per block."""
     parts = [HEAD]
-    for block, keys in groupby(describe(TrainConfig), key=lambda info: info.key.partition(".")[0]):
-        parts.append(f"## {block}\n\n| key | default | type | meaning |\n|---|---|---|---|")
-        parts[-1] += "".join(f"\n{_row(info)}" for info in keys) + "\n"
+    for config, verb in ((TrainConfig, ""), (OfflineConfig, "offline: ")):
+        for block, keys in groupby(describe(config), key=lambda info: info.key.partition(".")[0]):
+            parts.append(f"## {verb}{block}\n\n| key | default | type | meaning |\n|---|---|---|---|")
+            parts[-1] += "".join(f"\n{_row(info)}" for info in keys) + "\n"
     return "\n".join(parts)
 
 
