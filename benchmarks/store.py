@@ -26,7 +26,7 @@ from rollmill.envs.settings import EnvSettings
 
 FORMATS = (
     "rollmill",
-    "rollmill_fast",
+    "rollmill_zstd",
     "rollmill_cache",
     "minari",
     "npz",

@@ -321,9 +321,9 @@ def only(folder: str) -> Callable[[Path], int]:
 
 
 CONTAINERS: dict[str, tuple[Callable[[Path, list[Episode]], None], Callable[[Path], Read], Callable[[Path], int]]] = {
-    "rollmill": (rollmill_writer("zstd:1"), rollmill_open, disk),
-    "rollmill_fast": (rollmill_writer("zstd:-3"), rollmill_open, disk),
-    "rollmill_cache": (rollmill_writer("zstd:1"), rollmill_cache_open, only("store")),
+    "rollmill": (rollmill_writer("auto"), rollmill_open, disk),
+    "rollmill_zstd": (rollmill_writer("zstd:1"), rollmill_open, disk),
+    "rollmill_cache": (rollmill_writer("auto"), rollmill_cache_open, only("store")),
     "minari": (minari_write, minari_open, disk),
     "npz": (npz_write, npz_open, disk),
     "h5py": (h5py_write, h5py_open, disk),

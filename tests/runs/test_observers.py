@@ -251,7 +251,7 @@ class Parts(Observer):
             self.lanes.update(part.lanes)
         self.count += len(found)
         assert self.count == 2 * iteration
-        if iteration >= 12 and self.lanes == set(range(8)):  # a worker may be slow to start: its first segment can come late
+        if iteration >= 12 and self.lanes == set(range(8)):  # the first segment of a worker can come late
             run.stop("seen them all")
 
 

@@ -9,7 +9,7 @@ from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.store import codec
 from rollmill.store.blocks import decode_block, decode_column
-from rollmill.store.codec import JPEG, RAW, SHUFFLE, ZSTD, CodecError, decode_into, make_encoder
+from rollmill.store.codec import JPEG, PLANES, RAW, SHUFFLE, ZSTD, CodecError, decode_into, make_encoder
 from rollmill.store.episode import Episode
 from rollmill.store.records import encode_block, parse_block
 from rollmill.store.schema import Column
@@ -18,9 +18,9 @@ from storing import make_episode, same, small_schema
 DTYPES = ["bool", "int8", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float32", "float64"]
 
 
-def decoded(column: Column, packed: tuple[int, bytes], rows: int, wanted: int | None = None) -> Array:
+def decoded(column: Column, packed: tuple[int, bytes], rows: int, wanted: int | None = None, skip: int = 0) -> Array:
     out = np.empty((rows if wanted is None else wanted, *column.shape), column.numpy)
-    decode_into(packed[0], memoryview(packed[1]), column, rows, out)
+    decode_into(packed[0], memoryview(packed[1]), column, rows, out, skip)
     return out
 
 
@@ -28,15 +28,32 @@ def decoded(column: Column, packed: tuple[int, bytes], rows: int, wanted: int | 
 def test_what_is_encoded_is_decoded_also_in_part(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     shape = data.draw(st.sampled_from([(), (3,), (5, 4, 3), (0,)]))
-    name = data.draw(st.sampled_from(["raw", "zstd:1", "zstd:-5", "zstd:9", "shuffle:1"]))
+    name = data.draw(st.sampled_from(["raw", "zstd:1", "zstd:-5", "zstd:9", "shuffle:1", "planes:1"]))
     column = Column("x", dtype, shape, codec=name)
     values = data.draw(hnp.arrays(column.numpy, (data.draw(st.integers(0, 20)), *shape)))
     if data.draw(st.booleans()):
         values = np.ascontiguousarray(np.tile(values, (3, *[1] * len(shape))))
     packed = make_encoder(column)(values)
-    wanted = data.draw(st.integers(0, len(values)))
+    skip = data.draw(st.integers(0, len(values)))
+    wanted = data.draw(st.integers(0, len(values) - skip))
     assert decoded(column, packed, len(values)).tobytes() == values.tobytes()
-    assert decoded(column, packed, len(values), wanted).tobytes() == values[:wanted].tobytes()
+    assert decoded(column, packed, len(values), wanted, skip).tobytes() == values[skip : skip + wanted].tobytes()
+
+
+def test_pictures_are_stored_plane_by_plane() -> None:
+    column = Column("x", "uint8", (24, 32, 3))
+    assert column.codec == "planes:1"
+    assert Column("x", "uint8", (24, 32)).codec == Column("x", "uint8", (24, 32, 1)).codec == "zstd:1"
+    rng = np.random.default_rng(0)
+    brightness = rng.integers(0, 3, (16, 24, 32))
+    rows = np.stack([brightness, 7 * np.roll(brightness, 5), 0 * brightness], -1).astype(np.uint8)
+    name, data = make_encoder(column)(rows)
+    assert name == PLANES
+    assert np.array_equal(decoded(column, (name, data), 16), rows)
+    assert np.array_equal(decoded(column, (name, data), 16, 5, 9), rows[9:14])
+    assert len(data) < len(make_encoder(Column("x", "uint8", (24, 32, 3), codec="zstd:1"))(rows)[1])
+    gray = Column("x", "uint8", (24, 32), codec="planes:1")
+    assert make_encoder(gray)(brightness.astype(np.uint8))[0] == ZSTD, "one plane needs no order"
 
 
 def test_codecs_are_used_where_they_help() -> None:
@@ -66,6 +83,7 @@ def test_a_buffer_of_another_size_is_refused_before_memory_is_taken(monkeypatch:
     for name, data, message in (
         (ZSTD, bomb, "1000000 bytes where the rows take 160"),
         (SHUFFLE, bomb, "1000000 bytes"),
+        (PLANES, bomb, "no picture"),
         (ZSTD, unknown, "where the rows take 160"),
         (ZSTD, b"no frame", "not a zstd frame"),
         (RAW, bytes(159), "159 bytes where 16 rows take 160"),
@@ -100,6 +118,7 @@ def test_jpeg_keeps_pictures_nearly(channels: int) -> None:
     assert len(packed[1]) < rows.nbytes / 2
     assert np.abs(decoded(column, packed, 5).astype(int) - rows).mean() < 4
     assert np.array_equal(decoded(column, packed, 5, 2), decoded(column, packed, 5)[:2])
+    assert np.array_equal(decoded(column, packed, 5, 2, 3), decoded(column, packed, 5)[3:])
     for data, message in (
         (packed[1][:10], "cannot hold"),
         (packed[1][:-1], "do not fill"),

@@ -19,7 +19,7 @@ def test_the_schema_of_an_environment_has_all_its_columns() -> None:
         *("reward", "global_step", "version", "log_prob", "value"),
     )
     assert [c.name for c in schema.obs_columns] == ["obs:image", "obs:vector", "obs:action_mask", "value"]
-    assert schema["obs:image"].codec == "zstd:1"
+    assert schema["obs:image"].codec == "planes:1"
     assert schema["reward"].codec == "shuffle:1"
     assert schema.row_bytes == 36 + 8 + 3 + 8 + 4 + 8 + 8 + 4 + 8
     assert schema.env_id == "toy"

@@ -15,18 +15,18 @@ def block_rows(block: Block, column: Column) -> int:
     return block.obs_rows if column.per == "obs" else block.steps
 
 
-def decode_column(block: Block, position: int, column: Column, out: Array) -> None:
-    """Decode the first ``len(out)`` rows of the column at ``position`` of the schema into ``out`` (C-contiguous).
+def decode_column(block: Block, position: int, column: Column, out: Array, skip: int = 0) -> None:
+    """Decode rows ``skip`` .. of the column at ``position`` of the schema into ``out`` (C-contiguous).
 
     ``CodecError`` names the column if the block does not hold what the schema says.
     """
     rows = block_rows(block, column)
-    if rows < len(out):
-        raise CodecError(f"column {column.name} has {rows} rows, {len(out)} are needed")
+    if rows < skip + len(out):
+        raise CodecError(f"column {column.name} has {rows} rows, {skip + len(out)} are needed")
     offset = sum(block.sizes[:position])
     data = block.data[offset : offset + block.sizes[position]]
     try:
-        decode_into(block.codecs[position], data, column, rows, out)
+        decode_into(block.codecs[position], data, column, rows, out, skip)
     except CodecError as error:
         raise CodecError(f"column {column.name}: {error}") from error
 

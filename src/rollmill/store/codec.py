@@ -2,7 +2,9 @@
 
 Codecs (``Column.codec``): ``raw``; ``zstd:LEVEL`` (negative levels are faster and larger); ``shuffle:LEVEL``:
 the bytes of all numbers regrouped (all first bytes, all second ones, ...), then zstd, which suits counters
-and floats; ``jpeg:QUALITY``: lossy, for images, only when asked for.
+and floats; ``planes:LEVEL``: the channels of pictures ``[height, width, 2 to 4]`` one after the other, then
+zstd, which packs real frames tighter and twice as fast to read as pixels side by side; ``jpeg:QUALITY``:
+lossy, for images, only when asked for.
 
 Every buffer in a block carries the id of the codec it was really made with, so levels can change, buffers
 that do not shrink are stored raw, and a block can be copied into another store as it is.
@@ -25,7 +27,7 @@ from rollmill.core.fields import Array
 from rollmill.store import jpeg
 from rollmill.store.schema import Column
 
-RAW, ZSTD, SHUFFLE, JPEG = range(4)
+RAW, ZSTD, SHUFFLE, JPEG, PLANES = range(5)
 """Codec ids in blocks."""
 
 SMALL_BYTES = 512
@@ -50,54 +52,76 @@ def make_encoder(column: Column) -> Encode:
         compressor = zstandard.ZstdCompressor(level=int(parameter), write_checksum=False, write_content_size=True)
     except ValueError as error:
         raise StoreError(f"column {column.name}: codec {column.codec}: {error}") from error
-    shuffle = kind == "shuffle" and column.numpy.itemsize > 1
+    used = ZSTD
+    regroup: Callable[[Array], bytes | memoryview] = _as_it_is
+    if kind == "shuffle" and column.numpy.itemsize > 1:
+        used, regroup = SHUFFLE, _shuffled
+    elif kind == "planes" and column.has_planes:
+        used, regroup = PLANES, _in_planes
 
     def encode_zstd(rows: Array) -> tuple[int, bytes]:
         if rows.nbytes < SMALL_BYTES:
             return RAW, rows.tobytes()
-        packed = compressor.compress(_shuffled(rows) if shuffle else rows.data)
+        packed = compressor.compress(regroup(rows))
         if len(packed) >= rows.nbytes:
             return RAW, rows.tobytes()
-        return (SHUFFLE if shuffle else ZSTD), packed
+        return used, packed
 
     return encode_zstd
 
 
-def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Array) -> None:
-    """Decode the first ``len(out)`` of a buffer's ``rows`` rows into ``out`` (C-contiguous).
+def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Array, skip: int = 0) -> None:
+    """Decode rows ``skip`` .. ``skip + len(out)`` of a buffer's ``rows`` rows into ``out`` (C-contiguous).
 
     ``CodecError`` if the buffer does not hold exactly that many rows of the column.
     """
     nbytes = rows * column.row_bytes
-    target: Array = out.reshape(-1).view(np.uint8)
+    first, target = skip * column.row_bytes, out.reshape(-1).view(np.uint8)
     if codec == RAW:
         if len(data) != nbytes:
             raise CodecError(f"{len(data)} bytes where {rows} rows take {nbytes}")
-        target[:] = np.frombuffer(data, np.uint8, count=len(target))
+        target[:] = np.frombuffer(data, np.uint8, count=len(target), offset=first)
     elif codec == ZSTD:
         _check_content_size(data, nbytes)
-        _inflate(data, target.data)
+        if skip == 0:
+            _inflate(data, target.data)
+        else:
+            target[:] = _inflated(data, first + len(target))[first:]
     elif codec == SHUFFLE:
         _check_content_size(data, nbytes)
-        shuffled: Array = np.empty(nbytes, np.uint8)
-        _inflate(data, shuffled.data)
         width = column.numpy.itemsize
-        plain = target.reshape(-1, width)
-        plain[:] = shuffled.reshape(width, -1).T[: len(plain)]
+        numbers = _inflated(data, nbytes).reshape(width, -1).T
+        target.reshape(-1, width)[:] = numbers[first // width :][: len(target) // width]
+    elif codec == PLANES:
+        if not column.has_planes:
+            raise CodecError("planes of colour in a column that is no picture")
+        _check_content_size(data, nbytes)
+        height, width, channels = column.shape
+        planes = _inflated(data, first + len(target)).reshape(-1, channels, height, width)[skip:]
+        for channel in range(channels):  # four times as fast as one copy of the transposed array
+            out[..., channel] = planes[:, channel]
     elif codec == JPEG:
         if not column.lossy:
             raise CodecError("a lossy buffer in a column that is lossless by the schema")
         try:
-            jpeg.decode_into(data, rows, out)
+            jpeg.decode_into(data, rows, out, skip)
         except ValueError as error:
             raise CodecError(str(error)) from error
     else:
         raise CodecError(f"unknown codec id {codec}")
 
 
+def _as_it_is(rows: Array) -> memoryview:
+    return rows.data
+
+
 def _shuffled(rows: Array) -> bytes:
     width = rows.dtype.itemsize
     return rows.reshape(-1).view(np.uint8).reshape(-1, width).T.tobytes()
+
+
+def _in_planes(rows: Array) -> memoryview:
+    return np.ascontiguousarray(np.moveaxis(rows, -1, 1)).data
 
 
 _local = threading.local()
@@ -119,6 +143,13 @@ def _check_content_size(data: memoryview, nbytes: int) -> None:
         raise CodecError(f"not a zstd frame ({error})") from error
     if declared != nbytes:
         raise CodecError(f"a zstd frame of {declared} bytes where the rows take {nbytes}")
+
+
+def _inflated(data: memoryview, nbytes: int) -> Array:
+    """The first ``nbytes`` of a zstd frame's content."""
+    content: Array = np.empty(nbytes, np.uint8)
+    _inflate(data, content.data)
+    return content
 
 
 def _inflate(data: memoryview, target: memoryview) -> None:

@@ -28,8 +28,8 @@ def make_encoder(quality: int) -> Callable[[Array], bytes]:
     return encode
 
 
-def decode_into(data: memoryview, rows: int, out: Array) -> None:
-    """Decode the first ``len(out)`` images of a buffer of ``rows``; ``ValueError`` if it is something else."""
+def decode_into(data: memoryview, rows: int, out: Array, skip: int = 0) -> None:
+    """Decode images ``skip`` .. ``skip + len(out)`` of a buffer of ``rows``; ``ValueError`` if it is something else."""
     cv2 = _cv2()
     if len(data) < 4 * rows:
         raise ValueError(f"{len(data)} bytes cannot hold {rows} pictures")
@@ -37,8 +37,8 @@ def decode_into(data: memoryview, rows: int, out: Array) -> None:
     if 4 * rows + sizes.sum() != len(data):
         raise ValueError("the sizes of the pictures do not fill the buffer")
     flag = cv2.IMREAD_COLOR if out.shape[-1] == 3 else cv2.IMREAD_GRAYSCALE
-    start = 4 * rows
-    for target, size in zip(out, sizes):
+    start = 4 * rows + int(sizes[:skip].sum())
+    for target, size in zip(out, sizes[skip:]):
         picture = cv2.imdecode(np.frombuffer(data, np.uint8, count=int(size), offset=start), flag)
         if picture is None or picture.shape[:2] != target.shape[:2]:
             raise ValueError("not a JPEG of the right size")

@@ -262,9 +262,8 @@ class Store:
                 part[...] = cached[skip : skip + len(part)]
                 return block
         block = block or self._read_block(i, k)
-        if skip == 0:
-            # The head of a block (or all of it) needs no other memory, and decoding stops early.
-            self._decode(i, k, block, column, part)
+        if skip == 0 or not self._limits[1]:  # a head is not worth keeping: decoding it stops early
+            self._decode(i, k, block, column, part, skip)
             return block
         rows = block_rows(block, column)
         if rows < skip + len(part):
@@ -272,13 +271,12 @@ class Store:
         whole = np.empty((rows, *column.shape), column.numpy)
         self._decode(i, k, block, column, whole)
         part[...] = whole[skip : skip + len(part)]
-        if self._limits[1]:
-            self._cache.put(key, whole)
+        self._cache.put(key, whole)
         return block
 
-    def _decode(self, i: int, k: int, block: Block, column: Column, out: Array) -> None:
+    def _decode(self, i: int, k: int, block: Block, column: Column, out: Array, skip: int = 0) -> None:
         try:
-            decode_column(block, self._positions[column.name], column, out)
+            decode_column(block, self._positions[column.name], column, out, skip)
         except CodecError as error:
             raise self._bad(i, k, str(error)) from error
 

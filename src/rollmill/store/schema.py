@@ -4,7 +4,8 @@ Words
 -----
 column    one named array of an episode. ``per="step"``: one row per step (action, reward, ...).
           ``per="obs"``: one row more, because the final observation is stored too.
-codec     how a column's blocks are compressed, see ``store.codec``: ``raw``, ``zstd:1``, ``shuffle:1``.
+codec     how a column's blocks are compressed, see ``store.codec``: ``raw``, ``zstd:1``, ``shuffle:1``,
+          ``planes:1``.
 layout    names, dtypes and shapes alone. Blocks may be copied between stores of equal layout.
 
 ``store.json`` is written once, by whoever comes first; everybody else has to agree with it.
@@ -46,7 +47,7 @@ DERIVED = ("step", "terminated", "truncated")
 """Columns that readers compute: a step's number follows from its place, an end can only be in the last row."""
 
 _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
-_CODEC = re.compile(r"raw|(zstd|shuffle):-?\d{1,3}|jpeg:\d{1,3}")
+_CODEC = re.compile(r"raw|(zstd|shuffle|planes):-?\d{1,3}|jpeg:\d{1,3}")
 _DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64"),
@@ -57,7 +58,8 @@ _DTYPES = (
 class Column:
     """One column: ``dtype`` in numpy's spelling, ``shape`` of a single row.
 
-    ``codec`` "auto" becomes ``zstd:1`` for types of one byte and ``shuffle:1`` for wider ones.
+    ``codec`` "auto" becomes ``planes:1`` for pictures with channels, ``zstd:1`` for other types of one byte and
+    ``shuffle:1`` for wider ones.
     """
 
     name: str
@@ -78,13 +80,15 @@ class Column:
         if any(type(n) is not int or n < 0 for n in self.shape):
             raise StoreError(f"column {self.name}: bad shape {self.shape}")
         if self.codec == "auto":
-            object.__setattr__(self, "codec", "zstd:1" if self.numpy.itemsize == 1 else "shuffle:1")
+            narrow = "planes:1" if self.has_planes else "zstd:1"
+            object.__setattr__(self, "codec", narrow if self.numpy.itemsize == 1 else "shuffle:1")
         self._check_codec()
 
     def _check_codec(self) -> None:
         if not _CODEC.fullmatch(self.codec):
             raise StoreError(
-                f"column {self.name}: unknown codec {self.codec!r} (raw, zstd:LEVEL, shuffle:LEVEL or jpeg:QUALITY)"
+                f"column {self.name}: unknown codec {self.codec!r} (raw, zstd:LEVEL, planes:LEVEL, "
+                "shuffle:LEVEL or jpeg:QUALITY)"
             )
         if self.lossy and not (self.dtype == "uint8" and len(self.shape) == 3 and self.shape[-1] in (1, 3)):
             raise StoreError(f"column {self.name}: jpeg is for uint8 images [height, width, 1 or 3]")
@@ -103,6 +107,11 @@ class Column:
     def row_bytes(self) -> int:
         """Raw bytes of one row."""
         return math.prod(self.shape) * self.numpy.itemsize
+
+    @cached_property
+    def has_planes(self) -> bool:
+        """Whether rows are pictures ``[height, width, channels]`` of several channels."""
+        return self.dtype == "uint8" and len(self.shape) == 3 and 2 <= self.shape[-1] <= 4 and self.row_bytes > 0
 
     @property
     def lossy(self) -> bool:

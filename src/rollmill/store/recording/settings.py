@@ -47,7 +47,7 @@ class RecordingSettings:
     """What to store besides observation, action, reward, global step and version: log_prob, value."""
 
     image_codec: str = "auto"
-    """Compression of images: auto (zstd:1), zstd:LEVEL (negative levels are faster and larger), raw, or
+    """Compression of images: auto (planes:1 with several channels, else zstd:1), planes:LEVEL, zstd:LEVEL, raw, or
     jpeg:QUALITY (lossy)."""
 
     block: int = 0
