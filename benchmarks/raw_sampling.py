@@ -6,11 +6,12 @@
 Every contender first tries a few sizes for a short time and keeps its best; then all are measured in turn,
 ``--repeats`` times. Prints medians with the range, and rollmill's share of the fastest other.
 
-- rollmill: ``rollmill bench sample`` (workers, slots, random policy; segments are thrown away), one worker per core.
+- rollmill: ``rollmill bench sample`` (workers that act at random and fill segments in shared memory, which the main
+  process takes and throws away), one worker per core.
 - bare: ``rollmill bench sim``, one env per core in bare pinned processes, nothing shared: the upper bound.
 - Gymnasium and PufferLib step the same Gymnasium environment (PufferLib needs Gymnasium 0.29.1, whose CartPole is
-  faster than 1.4.0's). They and rollmill reset an env in a step of its own, which counts here (CartPole with random
-  actions: 4 % of the steps); ``bare`` counts true steps only.
+  faster than 1.4.0's). They reset an env in a step of its own, which counts here (CartPole with random actions: 4 %
+  of the steps); rollmill and ``bare`` count true steps only.
 - EnvPool's CartPole is another implementation, in C++: for information. ALE's vector env and EnvPool run Pong in C++.
 
 A peer that cannot be installed is named with the reason, and left out.
@@ -82,13 +83,15 @@ PEERS = {
     "envpool": Peer("envpool", "envpool", {"cartpole": (8, 64, 256), "pong": (4, 8, 16)}),
     "ale_vector": Peer("ale", "gymnasium", {"pong": (4, 8, 16)}),
 }
-OURS_SIZES = {"cartpole": (16, 64, 128), "pong": (4, 8, 16), "doom": (4, 8, 16)}
-"""Envs per worker."""
+OURS_SIZES = {"cartpole": (16, 64, 128), "pong": (1, 2, 8), "doom": (1, 2, 8)}
+"""Envs per worker: several simulators on one core push each other out of its cache."""
+ROLLOUT = 128
 
 
 def measure_ours(configs: dict[str, str], task: str, size: int, seconds: float) -> dict[str, Any]:
-    words = ["-f", configs[task], f"sampling.envs_per_worker={size}", f"learning.batch_size={size * 32}"]
-    result = ours("bench", "sample", *words, "sampling.rollout=32", "--seconds", str(seconds))
+    words = ["-f", configs[task], f"sampling.envs_per_worker={size}", f"learning.batch_size={size * ROLLOUT}"]
+    words += [f"sampling.groups={min(size, 2)}", f"sampling.rollout={ROLLOUT}", "learning.minibatches=1"]
+    result = ours("bench", "sample", *words, "--seconds", str(seconds))
     sample = result["sample"]
     return {"steps_per_s": sample["steps_per_s"], "phases": sample["phases"]}
 

@@ -1,7 +1,9 @@
 """The sampler in all its modes: every row of every segment against a plain-loop oracle."""
 
+import dataclasses
 import itertools
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from rollmill.core.errors import EnvError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
 from rollmill.core.seeds import Seeds
-from rollmill.envs.make import EnvInstance
+from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import sampler as sampler_module
 from rollmill.sampling.crew import CrewReport
@@ -66,10 +68,15 @@ def running(sampler: Sampler) -> Iterator[Sampler]:
             thread.join()
 
 
-def take(sampler: Sampler, count: int) -> list[tuple[int, Segment]]:
-    """``count`` segments as (group, copies of the arrays), three at a time, given back at once."""
+def take(sampler: Sampler, count: int, groups: int = 1) -> list[tuple[int, Segment]]:
+    """At least ``count`` segments as (group, copies of the arrays), three at a time, given back at once.
+
+    Goes on until so many ``groups`` have delivered: how late a worker starts is the machine's business.
+    """
     taken: list[tuple[int, Segment]] = []
-    while len(taken) < count:
+    deadline = time.monotonic() + 300  # ends a test that is broken
+    while len(taken) < count or len(by_group(taken)) < groups:
+        assert time.monotonic() < deadline, f"{len(taken)} segments of groups {list(by_group(taken))}"
         slots = sampler.take(3, timeout=0.05 if sampler.plan.settings.mode == "async" else 0)
         if slots is None:
             if sampler.plan.settings.mode != "async":
@@ -103,9 +110,8 @@ def check_all(sampler: Sampler, taken: list[tuple[int, Segment]], every: int = 0
 def test_every_row_is_where_it_belongs(mode: str) -> None:
     sampler = Sampler(plan_of(mode), [MarkPolicy(spec_of())])
     with running(sampler):
-        taken = take(sampler, 300)
-    assert len(by_group(taken)) == 4
-    assert check_all(sampler, taken) == 300 * 8 * 2
+        taken = take(sampler, 300, groups=4)
+    assert check_all(sampler, taken) == len(taken) * 8 * 2
     steps = sum(np.count_nonzero(segment["valid"][:-1]) for _, segment in taken)
     assert sampler.frames >= 2 * steps
 
@@ -352,3 +358,65 @@ def test_an_answer_comes_as_soon_as_the_last_one_is_ready(monkeypatch: pytest.Mo
     sampler.box.done[:3] = 1
     crew.meanwhile = lambda: sampler.box.done.__setitem__(3, 1)
     assert sampler.round() == 4
+
+
+# -- workers that fill segments with random actions by themselves -------------------------------------------
+
+
+def alone(plan: SamplerPlan) -> Sampler:
+    return Sampler(dataclasses.replace(plan, random_actions=True), [RandomPolicy(plan.spec, 0)])
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
+def test_every_row_of_a_worker_that_acts_alone(mode: str, agents: int) -> None:
+    sampler = alone(plan_of(mode, agents))
+    with running(sampler):
+        taken = take(sampler, 60, groups=4)
+    chosen = set()
+    for group, segments in by_group(taken).items():
+        envs = range(group * 2, (group + 1) * 2)
+        check_stream(segments, envs, agents, sampler.plan.seeds.branch("worker", group // 2), offset=None)
+        chosen |= {int(action) for segment in segments for action in segment["action"][:-1].ravel()}
+        for segment in segments:
+            assert not segment["value"].any(), "poison of a row that nobody answered"
+            assert not segment["log_prob"][:-1].any()
+    assert chosen == set(range(5))
+
+
+def test_the_main_process_decides_once_per_segment() -> None:
+    sampler = alone(plan_of("serial"))
+    with running(sampler):
+        taken = take(sampler, 40, groups=4)
+    rows = 16 * (len(taken) + 4)  # groups have begun one more
+    assert sampler.inference.frames <= 2 * rows / 8
+    valid = sum(int(np.count_nonzero(segment["valid"][:-1])) for _, segment in taken)
+    assert sampler.frames >= 2 * valid > 0
+
+
+@pytest.mark.parametrize("env", ["toy_masked", "toy_reach"])
+def test_actions_are_allowed_ones(env: str) -> None:
+    """toy_masked raises at an illegal action; toy_reach has continuous ones."""
+    settings = EnvSettings(id=env)
+    spec = make_env(settings).spec
+    plan = SamplerPlan(
+        settings=SamplingSettings(mode="serial", workers=1, envs_per_worker=4, groups=2, rollout=8),
+        env=settings,
+        spec=spec,
+        seeds=Seeds(3),
+        segments_per_batch=3,
+        environment=os.environ,
+    )
+    sampler = alone(plan)
+    with running(sampler):
+        taken = take(sampler, 30)
+    assert sampler.crew.report.env_faults == 0
+    actions = np.concatenate([segment["action"][:-1] for _, segment in taken])
+    assert len(np.unique(actions)) > 2
+
+
+def test_workers_draw_different_actions() -> None:
+    sampler = alone(plan_of("serial"))
+    with running(sampler):
+        groups = by_group(take(sampler, 20, groups=4))
+    assert not np.array_equal(groups[0][0]["action"], groups[2][0]["action"])

@@ -159,14 +159,18 @@ class _Simulator:
 def bench_sampling(
     config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float, network: bool
 ) -> Measurement:
-    """Workers, slots and inference without a learner: finished segments are thrown away."""
+    """Workers and slots without a learner: finished segments are thrown away.
+
+    Without ``network``, workers act at random by themselves: what sampling costs beyond the simulators.
+    """
     with _sampler(config, spec, environment, network) as sampler:
-        while sampler.box.done.min() < WARM_UP_STEPS:  # some simulators start much later than others
+        warm = WARM_UP_STEPS if network else 2  # decisions of the main process: without a network one per segment
+        while sampler.box.done.min() < warm:  # some simulators start much later than others
             _run_rounds(sampler, WARM_UP_SECONDS)
-        frames, envs, waits = sampler.inference.frames, sampler.box.seconds_env.copy(), sampler.box.seconds_wait.copy()
+        frames, envs, waits = sampler.frames, sampler.box.seconds_env.copy(), sampler.box.seconds_wait.copy()
         busy, rounds = sampler.seconds_answer, sampler.rounds
         took = _run_rounds(sampler, seconds)
-        frames = sampler.inference.frames - frames
+        frames = sampler.frames - frames
         phases = {
             "worker env": float((sampler.box.seconds_env - envs).mean() / took),
             "worker wait": float((sampler.box.seconds_wait - waits).mean() / took),
@@ -192,6 +196,7 @@ def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str],
             segments_per_batch=segments_per_batch(config, spec),
             environment=environment,
             stay_apart=True,
+            random_actions=True,
         )
         sampler = Sampler(plan, [RandomPolicy(spec, config.run.seed)])
     try:

@@ -71,6 +71,8 @@ class SamplerPlan:
     """Answer only when every group is ready: slower, but the order of decisions is fixed."""
     schedule: EpisodeSchedule | None = None
     """Numbered episodes instead of one sequence for each env."""
+    random_actions: bool = False
+    """Workers act at random by themselves; the policy decides only where a segment begins. To measure simulators."""
     spare_slots: int = 0
     """Slots that are not sampled into: a recorder exchanges them for finished ones that it wants to keep a while."""
 
@@ -162,6 +164,7 @@ class Sampler:
                 keep_actions=serial,
                 workers_before=plan.workers_before,
                 schedule=plan.schedule,
+                random_actions=plan.random_actions,
             )
             for index in range(plan.workers)
         ]

@@ -18,10 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rollmill.core.errors import RollmillError
 from rollmill.core.seeds import Seeds
-from rollmill.core.slots import Arena, RowOut, SegmentLayout, SharedBlock
-from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch
+from rollmill.core.slots import ANSWER_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
+from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actions
 from rollmill.envs.dials import Dials
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
@@ -51,6 +53,8 @@ class WorkerPlan:
     """Workers of other samplers of the same run (ranks) that come before this sampler's."""
     schedule: EpisodeSchedule | None = None
     """Numbered episodes (see there); None: every env goes through a branch of ``seeds`` of its own."""
+    random_actions: bool = False
+    """Fill segments with random actions alone, and ask for a decision only where the next one begins."""
 
     def episode_seed(self, env: int, episode: int) -> int | None:
         """What an episode's reset is seeded with; None: it is not seeded alone (``env.vector``)."""
@@ -86,6 +90,7 @@ class Worker:
         self._arena = arena
         self._box = box
         self.groups = range(plan.index * plan.groups, (plan.index + 1) * plan.groups)
+        self._rng = plan.seeds.branch("actions", plan.index).generator() if plan.random_actions else None
         self.batches: list[EnvBatch | VectorBatch] = []
         try:
             for group in range(plan.groups):
@@ -124,7 +129,10 @@ class Worker:
             command = int(box.command[group])
             if command == box.done[group]:
                 continue
-            self._step(batch, int(box.slot[group]), int(box.row[group]))
+            slot, row = int(box.slot[group]), int(box.row[group])
+            self._step(batch, slot, row)
+            if self._rng is not None:
+                box.row[group] = self._play_on(batch, slot, row, self._rng)
             self._note_episodes(batch)
             box.done[group] = command
             count += 1
@@ -136,6 +144,23 @@ class Worker:
             batch.reset(out)
         else:
             batch.step(self._arena["action"][slot, row], out)
+
+    def _play_on(self, batch: EnvBatch | VectorBatch, slot: int, row: int, rng: np.random.Generator) -> int:
+        """Act at random until the segment is full; returns the last row that was stepped from."""
+        arena, layout = self._arena, self._arena.layout
+        spec, rows = layout.spec, range(row + 1, layout.steps)
+        for field in ANSWER_FIELDS:
+            arena[field.name][slot, rows.start : rows.stop] = 0
+        actions = arena["action"][slot]
+        if not spec.masked:
+            drawn = random_actions(spec, rng, {}, len(rows) * layout.lanes)
+            actions[rows.start : rows.stop] = drawn.reshape(len(rows), *actions.shape[1:])
+        for k in rows:
+            if spec.masked:
+                obs = {name: array[slot, k] for name, array in arena.obs.items()}
+                actions[k] = random_actions(spec, rng, obs, layout.lanes)
+            self._step(batch, slot, k)
+        return layout.steps - 1
 
     def _note_episodes(self, batch: EnvBatch | VectorBatch) -> None:
         """Publish the episode numbers in use: a replacement of this worker must not repeat them."""
