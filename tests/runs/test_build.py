@@ -142,3 +142,15 @@ def test_serial_mode_has_one_learner_thread() -> None:
     for mode, threads in (("serial", 1), ("sync", 2)):
         config = config_of(Path(), "env=toy_target", "learning.threads=2", f"sampling.mode={mode}")
         assert build_parts(config, spec, {}).learners[0].settings.threads == threads
+
+
+def test_slow_bfloat16_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(tmp_path, *SERIAL, "env=toy_target", "learning.precision=bfloat16")
+    spec = make_env(config.env).spec
+    for fast, lines in ((True, 0), (False, 1)):
+        monkeypatch.setattr("rollmill.runs.build.has_fast_bfloat16", lambda fast=fast: fast)
+        caplog.clear()
+        build_parts(config, spec, os.environ).sampler.stop()
+        assert len([r for r in caplog.records if "float32 will be much faster" in r.message]) == lines

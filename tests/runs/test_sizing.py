@@ -89,6 +89,30 @@ def test_what_is_set_stays_and_the_rest_fits_it(overrides: str, expected: tuple[
     check(resolved)
 
 
+@pytest.mark.parametrize(
+    ("machine", "spec", "overrides", "expected"),
+    [
+        (Machine(2, bfloat16=True), IMAGE, "", "bfloat16"),
+        (Machine(16, gpu=True, bfloat16=True), IMAGE, "", "bfloat16"),
+        (Machine(2), IMAGE, "", "float32"),
+        (Machine(2, bfloat16=True), VECTOR, "", "float32"),
+        (Machine(2, bfloat16=True), IMAGE, "model.encoder=mlp", "float32"),
+        (Machine(2, bfloat16=True), IMAGE, "sampling.mode=serial", "float32"),
+        (Machine(2, bfloat16=True), IMAGE, "learning.precision=float32", "float32"),
+        (Machine(2), VECTOR, "learning.precision=bfloat16", "bfloat16"),
+    ],
+)
+def test_bfloat16_is_chosen_where_it_pays(machine: Machine, spec: EnvSpec, overrides: str, expected: str) -> None:
+    asked = config("learning.precision=auto", *overrides.split())
+    assert is_automatic(asked) or "precision" in overrides
+    assert resolve(asked, machine, spec).learning.precision == expected
+    numbers_set = config(
+        *["sampling.workers=2", "sampling.envs_per_worker=16", "sampling.groups=2"], "learning.threads=1"
+    )
+    assert not is_automatic(numbers_set)
+    assert is_automatic(replace(numbers_set, learning=replace(numbers_set.learning, precision="auto")))
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_many_cores_do_not_make_experience_stale(mode: str) -> None:
     settings = config("learning.batch_size=1024", f"sampling.mode={mode}")

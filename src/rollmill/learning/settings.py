@@ -29,8 +29,9 @@ class LearningSettings:
     rank_timeout: float = 600.0
     """Seconds a rank waits for the others (while one saves a checkpoint, or an observer works) before the run fails."""
 
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the network. bfloat16 pays on GPUs and on CPUs with bfloat16 units, and is slow on others."""
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Arithmetic of the network; weights are float32 always. bfloat16 pays on GPUs and on CPUs with bfloat16 units, and
+    is slow on others. auto: bfloat16 for images where there are such units, else float32."""
 
     targets: Literal["gae", "vtrace"] = "gae"
     """gae: advantages from the values stored while acting; vtrace: corrected for the age of the experience."""

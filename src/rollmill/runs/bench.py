@@ -91,7 +91,8 @@ def load_of_others(seconds: float = 1.0) -> float:
     busy_before, all_before = busy()
     time.sleep(seconds)
     busy_after, all_after = busy()
-    return (busy_after - busy_before) / max(1.0, all_after - all_before) * (os.cpu_count() or 1)
+    share = (busy_after - busy_before) / max(1.0, all_after - all_before)
+    return min(1.0, max(0.0, share)) * (os.cpu_count() or 1)  # Linux may take back time it had called waiting for I/O
 
 
 # -- the simulator alone -----------------------------------------------------------------------------

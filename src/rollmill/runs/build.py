@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.machine import has_fast_bfloat16
 from rollmill.core.protocols import Learner, SaveablePolicy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena
@@ -28,6 +30,8 @@ from rollmill.sampling.handover import Handover
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.team import lane_owners
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,6 +61,8 @@ def build_parts(
     # Ranks act in episodes of their own, and begin with the same weights.
     own = seeds.branch("rank", ranks.rank) if ranks.rank else seeds
     device = choose_device(config.learning.device)
+    if config.learning.precision == "bfloat16" and device.type == "cpu" and not has_fast_bfloat16():
+        log.warning("learning.precision=bfloat16: this processor has no units for it; float32 will be much faster")
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
     per_batch, policies = segments_per_batch(config, spec), config.env.policy_count
     plan = SamplerPlan(

@@ -173,8 +173,9 @@ class RankProcesses:
         """Raise what ended a rank, if anything did."""
         dead = []
         for handle in self._handles:
-            if handle.process.poll() is not None:
-                handle.listen()
+            over = handle.process.poll() is not None
+            handle.listen()
+            if over or (handle.failure and not handle.is_victim):  # what has failed may take long to end
                 dead.append(handle)
         if dead:
             raise min(dead, key=lambda handle: handle.is_victim).error()

@@ -55,7 +55,7 @@ def _contradictions(config: TrainConfig) -> dict[str, bool]:
         "learning.lr_schedule=kl_adaptive follows the steps of PPO; use constant, linear or cosine": (
             learning.lr_schedule == "kl_adaptive"
         ),
-        "learning.precision=bfloat16 is not supported; use float32": learning.precision != "float32",
+        "learning.precision=bfloat16 is not supported; use float32": learning.precision == "bfloat16",
         f"learning.ranks={learning.ranks}: it learns in one process; use learning.ranks=1": learning.ranks > 1,
     }
 

@@ -8,11 +8,12 @@ workers               one per core; with a GPU one core (of each rank) stays fre
 envs_per_worker       16, or fewer where that many would be working on more than ``FRESH_BATCHES`` at once
 groups                2: one half is stepped while the other waits for its actions
 threads               (CPU, images) one per core, as long as each gets ``THREAD_ROWS`` rows of a minibatch; else 1
+precision             (if "auto") bfloat16 for images where the machine has units for it, else float32
 ====================  ==========================================================================================
 
 Numbers are decided twice: before anything starts, and once more when the env's spec is known (agents, images).
 A batch must be a whole number of segments: envs and groups are chosen so that it is. Serial mode repeats bit for
-bit, so it must not depend on the machine: 1 worker, 8 envs.
+bit, so it must not depend on the machine: 1 worker, 8 envs, float32.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rollmill.core.fields import EnvSpec
-from rollmill.core.machine import available_cores, may_have_gpu
+from rollmill.core.machine import available_cores, has_fast_bfloat16, may_have_gpu
 from rollmill.runs.settings import TrainConfig, check
 
 AUTOMATIC = (("sampling", "workers"), ("sampling", "envs_per_worker"), ("sampling", "groups"), ("learning", "threads"))
@@ -43,11 +44,14 @@ class Machine:
 
     cores: int
     gpu: bool = False
+    bfloat16: bool = False
+    """Units that multiply bfloat16."""
 
     @classmethod
     def here(cls, device: str = "auto") -> Machine:
         """This machine, as seen by a run with ``learning.device=device``."""
-        return cls(available_cores(), _uses_gpu(device))
+        gpu = _uses_gpu(device)
+        return cls(available_cores(), gpu, _gpu_has_bfloat16() if gpu else has_fast_bfloat16())
 
 
 def _uses_gpu(device: str) -> bool:
@@ -60,9 +64,17 @@ def _uses_gpu(device: str) -> bool:
     return torch.cuda.is_available()
 
 
+def _gpu_has_bfloat16() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def is_automatic(config: TrainConfig) -> bool:
     """Whether ``resolve`` has something to decide."""
-    return any(getattr(getattr(config, block), name) == 0 for block, name in AUTOMATIC)
+    return config.learning.precision == "auto" or any(
+        getattr(getattr(config, block), name) == 0 for block, name in AUTOMATIC
+    )
 
 
 def size(config: TrainConfig, spec: EnvSpec | None = None) -> TrainConfig:
@@ -81,11 +93,15 @@ def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) 
     workers = s.workers or (1 if serial else _workers(machine, config.learning.ranks))
     wanted = SERIAL_ENVS if serial else _fresh_envs(config, workers, agents)
     groups, lanes = _fitting(config, wanted, agents)
-    threads = config.learning.threads or (1 if serial or machine.gpu else _threads(config, machine.cores, spec))
+    images = _has_images(config, spec)
+    threads = config.learning.threads or (1 if serial or machine.gpu or not images else _threads(config, machine.cores))
+    precision = config.learning.precision
+    if precision == "auto":
+        precision = "bfloat16" if images and machine.bfloat16 and not serial else "float32"
     return replace(
         config,
         sampling=replace(s, workers=workers, envs_per_worker=groups * lanes, groups=groups),
-        learning=replace(config.learning, threads=threads),
+        learning=replace(config.learning, threads=threads, precision=precision),
     )
 
 
@@ -136,9 +152,14 @@ def thread_limit(config: TrainConfig) -> int:
     return max(1, -(-rows // config.learning.micro_batch) if config.learning.micro_batch else rows // THREAD_ROWS)
 
 
-def _threads(config: TrainConfig, cores: int, spec: EnvSpec | None) -> int:
+def _has_images(config: TrainConfig, spec: EnvSpec | None) -> bool:
+    """Whether the network has a convnet, as far as that is known."""
     encoder = config.model.encoder
-    images = any(field.is_image for field in spec.observation) if spec else encoder not in ("auto", "mlp")
-    # The passes of a small network are too short: its threads would wait for the interpreter.
-    cores = max(1, cores // config.learning.ranks)
-    return min(cores, thread_limit(config)) if images and encoder != "mlp" else 1
+    if encoder == "mlp":
+        return False
+    return any(field.is_image for field in spec.observation) if spec else encoder != "auto"
+
+
+def _threads(config: TrainConfig, cores: int) -> int:
+    # For images only: the passes of a small network are too short, its threads would wait for the interpreter.
+    return min(max(1, cores // config.learning.ranks), thread_limit(config))

@@ -16,7 +16,6 @@ from typing import Any
 from rollmill.core.config import differences
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.machine import has_fast_bfloat16
 from rollmill.runs.bench import bench_train
 from rollmill.runs.household import household
 from rollmill.runs.settings import TrainConfig, segments_per_batch
@@ -103,7 +102,7 @@ def tune(config: TrainConfig, options: TuneOptions, tell: Tell) -> TuneResult:
         spec = probe_beside(sized.env, environment, sized.sampling.start_timeout)
     start = size(config, spec)
     machine = Machine.here(config.learning.device)
-    knobs = all_knobs(machine, machine.gpu or has_fast_bfloat16(), options.tune_batch)
+    knobs = all_knobs(machine, machine.bfloat16, options.tune_batch)
     seconds = options.seconds / TRIALS_PER_BUDGET
 
     def measure(candidate: TrainConfig) -> float:

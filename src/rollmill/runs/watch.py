@@ -211,8 +211,8 @@ def watch(target: Path, options: WatchOptions, announce: Callable[[str], None]) 
         stack.enter_context(household(inside=True))
         without_display()  # household restores the variables
         player = Player(target, options)
+        interrupt = stack.enter_context(Interrupt())  # before anybody is told that Ctrl-C ends it
         screen = stack.enter_context(contextlib.closing(_open_screen(player, options, announce)))
-        interrupt = stack.enter_context(Interrupt())
         pace = Pace(options.fps)
 
         def on_rate(fps: float) -> None:
