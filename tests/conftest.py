@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 from running import Command
 
 # How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("rollmill", deadline=None)
-hypothesis.settings.load_profile("rollmill")
+# The same examples every time: a change is judged by what it changes. ``HYPOTHESIS_PROFILE=explore`` draws new ones.
+hypothesis.settings.register_profile("rollmill", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rollmill"))
 
 Run = Callable[..., Command]
 

@@ -21,12 +21,13 @@ from rollmill.envs.make import EnvInstance
 
 HANG_SECONDS = 3600.0
 PAUSE_SECONDS = 0.7  # longer than the crew's interval of looking around
+WORK_SECONDS = 0.002  # of a core: so long that whoever looks into the process now and then finds it there
 
 
 class Misbehave(gym.Env):
     """Does ``what`` in ``where``; otherwise a plain env whose observation counts its steps.
 
-    ``what``: raise, hang, pause, none, nan, nan_reward, none_reward, shape, dtype, mask, print, exit, kill or
+    ``what``: raise, hang, pause, work, none, nan, nan_reward, none_reward, shape, dtype, mask, print, exit, kill or
     raise_close.
     ``where``: constructor, reset or step. ``env``: only in this one of the run's envs. ``at_step``: not before
     this step of the instance's life. ``once``: a file; only whoever creates it misbehaves.
@@ -105,6 +106,11 @@ class Misbehave(gym.Env):
             time.sleep(HANG_SECONDS)
         if self._what == "pause":
             time.sleep(PAUSE_SECONDS)
+            return None
+        if self._what == "work":
+            begun = time.process_time()
+            while time.process_time() < begun + WORK_SECONDS:
+                pass
             return None
         if self._what == "exit":
             os._exit(7)

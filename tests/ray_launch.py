@@ -36,7 +36,8 @@ def start_ray(folder: Path) -> None:
     options = {"port": 6399, "dashboard-host": "127.0.0.1", "dashboard-port": 8265, "num-cpus": 2, "temp-dir": folder}
     options |= {"node-ip-address": "127.0.0.1", "object-store-memory": 80_000_000, "include-dashboard": "true"}
     words = [f"--{name}={value}" for name, value in options.items()]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_agent_register_timeout_ms": "120000"}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_agent_register_timeout_ms": "300000"}
+    environment |= {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300", "RAY_gcs_server_request_timeout_seconds": "300"}
     with open(folder.parent / "ray.out", "wb") as output:
         command = [sys.executable, "-c", script, "start", "--head", "--disable-usage-stats", *words]
         subprocess.run(command, check=True, env=environment, stdout=output, stderr=output)
@@ -45,7 +46,7 @@ def start_ray(folder: Path) -> None:
 
 def answers() -> bool:
     try:
-        with urllib.request.urlopen("http://127.0.0.1:8265/api/jobs/", timeout=5) as answer:
+        with urllib.request.urlopen("http://127.0.0.1:8265/api/jobs/", timeout=60) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -42,8 +44,12 @@ SchedulerType=sched/backfill
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,sched_min_interval=0,requeue_setup_env_fail
-SlurmdTimeout=10
-MinJobAge=300
+SlurmdTimeout=300
+MessageTimeout=60
+TCPTimeout=30
+BatchStartTimeout=300
+UnkillableStepTimeout=300
+MinJobAge=1000
 KillWait=30
 SlurmdParameters=config_overrides
 """
@@ -59,7 +65,8 @@ def missing() -> str:
         return "SLURM is not installed, and there is no apt-get"
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "update", "-qq"], env=environment, capture_output=True)
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]
+    # Another test may be installing something, too.
+    command = ["apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600", *PACKAGES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ""
@@ -131,7 +138,7 @@ class Cluster:
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons.values():
             try:
-                daemon.wait(10)
+                daemon.wait(60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
@@ -144,11 +151,12 @@ class Cluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports that nobody listens on now, below those that Linux hands out to others meanwhile."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(15_000, 32_000), 1000):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"no {count} free ports")

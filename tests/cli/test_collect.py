@@ -16,7 +16,7 @@ from rollmill.cli.collect import ProgressLine, bar, how_to_continue, line
 from rollmill.runs.collect import Collected, Figures
 from rollmill.runs.collect_options import CollectOptions
 from rollmill.store.reader import Store
-from running import Call, command_words
+from running import Call, command_words, wait_until
 
 
 def figures(**changes: object) -> Figures:
@@ -173,6 +173,7 @@ def test_a_second_machine_may_be_stopped_while_the_first_goes_on(tmp_path: Path,
     endless = rollmill(*words, "--episodes", "100000000")
     short = rollmill(*words, "--episodes", "50")
     assert short.wait() == 0, short.text
+    wait_until(lambda: len(list((tmp_path / "s/progress").glob("*.json"))) == 2, what="the first to have begun, too")
     endless.send(signal.SIGTERM)
     assert endless.wait() == 143
     ended = [json.loads(command.text.splitlines()[-1]) for command in (short, endless)]

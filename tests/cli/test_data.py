@@ -244,13 +244,13 @@ def test_there_and_back(call: Call, store: Path) -> None:
 def test_progress_is_drawn_on_a_terminal_only(store: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "rollmill.cli.main", "data", "verify", str(store), "--workers", "1"]
     main_end, other = pty.openpty()
-    done = subprocess.run(words, stderr=other, stdout=subprocess.PIPE, timeout=120, cwd=tmp_path)
+    done = subprocess.run(words, stderr=other, stdout=subprocess.PIPE, timeout=600, cwd=tmp_path)
     os.close(other)
     shown = os.read(main_end, 65536).decode()
     os.close(main_end)
     assert done.returncode == 0
     assert "verify: 100% of" in shown
-    plain = subprocess.run(words, capture_output=True, timeout=120, cwd=tmp_path)
+    plain = subprocess.run(words, capture_output=True, timeout=600, cwd=tmp_path)
     assert plain.stderr == b""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from holding import HOLDING
 from launching import PROGRAM, place, sessions
 from rollmill.cli import diary as diary_verb
 from rollmill.cli import report as report_verb
@@ -207,7 +208,9 @@ def test_the_launcher_is_interrupted_and_its_runs_go_on(tmp_path: Path, rollmill
 
 
 def test_a_real_training_is_killed_and_resumed(tmp_path: Path, rollmill: Callable[..., Command]) -> None:
-    words = (*SMALL[1:], "sampling.mode=serial", "env=toy_target", "checkpoints.every_seconds=0.2", "stop.frames=4000")
+    gate = tmp_path / "gate"  # it waits there to be killed
+    words = (*SMALL[1:], "sampling.mode=serial", "env=toy_target", "checkpoints.every_seconds=0", "stop.frames=4000")
+    words += (f"observers=[{HOLDING}:Gate]", "observers.args.Gate.at=20", f"observers.args.Gate.gate={gate}")
     lines = "".join(f"  {key}: {value}\n" for key, value in (word.split("=") for word in words))
     grid = describe(tmp_path, f"experiment: real\nsettings:\n{lines}launch: {{poll_seconds: 0.1}}\n")
     command = rollmill("launch", "run", grid)
@@ -216,6 +219,7 @@ def test_a_real_training_is_killed_and_resumed(tmp_path: Path, rollmill: Callabl
     state = folder.read_state()
     assert state is not None
     os.kill(state["pid"], signal.SIGKILL)
+    gate.touch()
     assert command.wait() == 0, command.text
     assert "real_s0 running, attempt 2: before: killed by SIGKILL" in command.text
     assert "1 runs: 1 finished" in command.text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import signal
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -34,9 +34,9 @@ def test_the_page_lists_exactly_the_matching_runs(tmp_path: Path, rollmill: Call
     def listed() -> list[str] | None:
         assert command.process.poll() is None, command.text
         try:
-            with urllib.request.urlopen(f"{found.group(0)}data/runs", timeout=5) as answer:
+            with urllib.request.urlopen(f"{found.group(0)}data/runs", timeout=60) as answer:
                 return json.load(answer) or None
-        except (urllib.error.URLError, ConnectionError):
+        except (OSError, http.client.HTTPException):
             return None
 
     runs = wait_until(lambda: (names := listed()) and len(names) >= 2 and names, what="TensorBoard to list runs")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Run
-from running import SERIAL, Call, train_here
+from running import LIMIT_SECONDS, SERIAL, Call, train_here
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]
@@ -74,8 +74,11 @@ def look_at(url: str) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[f"--{flag}" for flag in FLAGS])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=[f"--{flag}" for flag in FLAGS], timeout=1000 * LIMIT_SECONDS
+        )
         page = browser.new_page()
+        page.set_default_timeout(1000 * LIMIT_SECONDS)
         said: list[str] = []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))

@@ -245,8 +245,10 @@ def test_forked_workers_and_programs_do_not_keep_the_lock(tmp_path: Path, closes
 def test_a_forked_child_does_not_close_a_file_that_got_the_number_of_the_lock(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "new")
     pid = os.fork()
-    if pid == 0:  # the lock is closed here, so the next file gets its number
-        descriptor = os.open(tmp_path, os.O_RDONLY)
+    if pid == 0:  # the lock is closed here, so a file gets its number, once those below it are taken
+        descriptor = -1
+        while descriptor < folder._lock:
+            descriptor = os.open(tmp_path, os.O_RDONLY)
         same = descriptor == folder._lock
         folder.close()
         os._exit(0 if same and os.fstat(descriptor) else 1)  # fstat raises where it was closed

@@ -8,7 +8,6 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rollmill.envs.check_calls import Beat, Findings
 from rollmill.envs.check_main import Checker
 from rollmill.envs.check_rules import RULES
 from rollmill.envs.settings import EnvSettings
+from running import wait_until
 
 OPTIONS = CheckOptions(steps=40)
 
@@ -156,11 +156,6 @@ def test_a_vector_env_is_checked_as_a_batch() -> None:
     assert check_here("vector_envs:Counter", vector=True) == {}
 
 
-def test_many_threads_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_main, "MANY_THREADS", -1)
-    assert "it has started 0" in check_here("Sound")["threads"]["found"]
-
-
 def test_findings_of_a_kind_are_counted() -> None:
     file = io.StringIO()
     findings = Findings(file)
@@ -193,14 +188,36 @@ def test_a_sound_environment_from_outside() -> None:
     assert json.loads(json.dumps(report.to_dict()))["ok"] is True
 
 
-def test_a_hang_is_named_with_its_line() -> None:
-    report = check_env(EnvSettings(id="broken_envs:Hangs"), CheckOptions(steps=10, timeout=1.0))
+THREADS = """
+import threading
+from broken_envs import Sound
+
+class Threads(Sound):
+    def __init__(self):
+        super().__init__()
+        for _ in range(20):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_many_threads_are_noticed(tmp_path: Path) -> None:
+    """From outside: threads of the process that runs the tests come and go."""
+    (tmp_path / "threads.py").write_text(THREADS)
+    report = check_env(EnvSettings(id=f"{tmp_path}/threads.py:Threads"), CheckOptions(steps=5))
+    (found,) = [finding.found for finding in report.findings if finding.rule == "threads"]
+    assert found == "it has started 20"
+
+
+def test_a_hang_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit leaves a slow machine the time to import the environment, which is a call, too."""
+    monkeypatch.setattr(check, "STACK_SECONDS", 60.0)
+    report = check_env(EnvSettings(id="broken_envs:Hangs"), CheckOptions(steps=10, timeout=15.0))
     (finding,) = report.findings
     assert finding.rule == "hang"
     assert finding.where == "step() 1 of episode 0 (seed 1), stage play"
     assert "broken_envs.py" in finding.found
     assert "in reward" in finding.found
-    assert "1 s" in finding.expected
+    assert "15 s" in finding.expected
     assert report.spec is not None  # what was known before is kept
 
 
@@ -260,8 +277,15 @@ def test_what_it_leaves_behind_is_ended(tmp_path: Path) -> None:
         f"        pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(['sleep', '600']).pid))\n"
     )
     check_env(EnvSettings(id=f"{module}:Leaver"), CheckOptions(steps=5))
-    state = subprocess.run(["ps", "-o", "stat=", "-p", note.read_text()], capture_output=True, text=True).stdout
-    assert state.strip() in ("", "Z")
+    wait_until(lambda: not lives(int(note.read_text())), what="the simulator to end")
+
+
+def lives(pid: int) -> bool:
+    """Whether it runs; a zombie does not, whoever fails to bury it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_places_in_words() -> None:
@@ -284,12 +308,6 @@ def test_it_ends_with_whoever_started_it() -> None:
     child = int(os.read(reader, 20))
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{child}/stat").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break  # whoever inherits it has not looked yet
-        time.sleep(0.01)
-    else:
-        assert not Path(f"/proc/{child}/stat").exists()
+    wait_until(lambda: not lives(child), what="the check to end")
     os.close(reader)
     os.close(writer)

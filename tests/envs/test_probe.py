@@ -13,7 +13,7 @@ from rollmill.envs.settings import EnvSettings
 FAULTY = "faulty_envs:Misbehave"
 
 
-def probe(settings: EnvSettings, timeout: float = 60) -> object:
+def probe(settings: EnvSettings, timeout: float = 300) -> object:
     return Probe(settings, os.environ).result(timeout)
 
 

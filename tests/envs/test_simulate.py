@@ -84,7 +84,7 @@ def test_as_a_process_it_waits_for_the_word_and_keeps_to_its_core() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     assert os.sched_getaffinity(process.pid) == {core}
-    text, _ = process.communicate("\n", timeout=60)
+    text, _ = process.communicate("\n", timeout=300)
     found = json.loads(text)
     assert found["frames"] == found["steps"] > 0
     assert found["seconds"] >= 0.05

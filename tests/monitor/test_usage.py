@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollmill.monitor.usage import Usage, descendants, read_process, tree_of
+from running import wait_until
 
 # Starts a child of its own, four threads, takes 50 MB, says so, and waits to be told to end.
 PROGRAM = """
@@ -73,15 +74,27 @@ def test_figures_of_a_run(family: tuple[int, int]) -> None:
     assert figures["usage/cores"] == 0, "nothing to compare with at the first look"
 
 
-def test_looking_costs_something_so_it_is_done_now_and_then(family: tuple[int, int]) -> None:
+def test_looking_costs_something_so_it_is_done_now_and_then() -> None:
     now = [0.0]
-    usage = Usage(every_s=5.0, clock=lambda: now[0])
-    first = usage.figures()
-    sum(range(3_000_000))  # work that the next look should find
-    now[0] = 4.9
-    assert usage.figures() == first
-    now[0] = 5.0
-    assert usage.figures()["usage/cores"] > 0
+    worker = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        usage = Usage(root=worker.pid, every_s=5.0, clock=lambda: now[0])
+        first = usage.figures()
+        used = cpu_seconds(worker.pid)
+        wait_until(lambda: cpu_seconds(worker.pid) > used + 0.1)  # work that the next look should find
+        now[0] = 4.9
+        assert usage.figures() == first
+        now[0] = 5.0
+        assert usage.figures()["usage/cores"] > 0
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    found = read_process(pid)
+    assert found is not None
+    return found.cpu_seconds
 
 
 def test_without_proc(tmp_path: object) -> None:

@@ -19,7 +19,8 @@ from rollmill.runs.settings import TrainConfig
 from running import SERIAL, command_words, config_of, wait_until
 
 TARGET = ("env=toy_target",)
-SECONDS = 0.1
+SECONDS = 0.5
+"""Long enough that some worker has its turn, however many others want the cores."""
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,8 @@ def test_steps_are_cut_where_they_are_enough(tmp_path: Path, mode: tuple[str, ..
     with Store(tmp_path / "s") as store:
         assert store.table.steps == 101
         partial = store.table["partial_end"]
-        assert 0 < partial.sum() < len(store)
+        assert partial.sum() < len(store)
+        assert partial.any() or mode is PARALLEL  # there all may happen to be at an end
         assert not store.table["partial_start"].any()
         for i in range(len(store)):
             episode = store.episode(i)

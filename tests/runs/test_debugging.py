@@ -53,7 +53,7 @@ def test_a_breakpoint_stops_in_the_same_process(tmp_path: Path, place: str) -> N
         input=f"import {place.rpartition('.')[0].rpartition('.')[0]}\n{script}",
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     function = place.rpartition(".")[2]
     assert re.search(rf"^> \S+\(\d+\){function}\(\)", done.stdout, re.MULTILINE), (
@@ -71,7 +71,7 @@ def test_leaving_the_debugger_in_an_env_ends_the_run(tmp_path: Path) -> None:
         input="import rollmill.envs.toy\nb rollmill.envs.toy.Target.step\nc\nq\n",
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert "failed in step" not in done.stderr
     assert "finished" not in done.stdout
@@ -85,7 +85,7 @@ def test_the_debug_profile_runs_and_ends_by_itself(tmp_path: Path) -> None:
     profile = json.loads(LAUNCH.read_text(encoding="utf-8"))["configurations"][0]
     assert "sampling.mode=serial" in profile["args"]
     command = [sys.executable, "-m", profile["module"], *profile["args"]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "finished: limit of 20 batches" in done.stdout
 

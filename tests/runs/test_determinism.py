@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Run
+from holding import HOLDING
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
@@ -106,11 +107,14 @@ def test_stopped_and_resumed_is_as_if_never_stopped(
 
 
 def test_a_real_ctrl_c_and_a_resume_are_as_if_nothing_had_happened(tmp_path: Path, rollmill: Run) -> None:
-    words = command_words(tmp_path / "parts", *SERIAL, *MEMORY, "stop.frames=6000", "report.every_frames=200")
+    gate = tmp_path / "gate"  # before its end: the test may be slower than the run
+    held = (f"observers=[{HOLDING}:Gate]", "observers.args.Gate.at=100", f"observers.args.Gate.gate={gate}")
+    words = command_words(tmp_path / "parts", *SERIAL, *MEMORY, "stop.frames=6000", "report.every_frames=200", *held)
     command = rollmill(*words, "report.console_seconds=0")
     command.wait_for_text("frames/s")
     command.press_ctrl_c()
     assert command.wait() == 130, command.text
+    gate.touch()
     again = rollmill(*words, "--resume")
     assert again.wait() == 0, again.text
     _, whole = train_here(tmp_path / "whole", *SERIAL, *MEMORY, "stop.frames=6000", "report.every_frames=200")

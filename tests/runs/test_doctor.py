@@ -61,7 +61,7 @@ def plant(folder: Path, name: str, age: float = 60.0) -> Path:
 
 def test_a_leftover_segment_is_found_and_cleaned(shared_memory: Path) -> None:
     assert of(doctor.check_leftovers(), "leftovers").keys() == {"good"} or doctor.orphan_engines()
-    old, young = plant(shared_memory, "ViZDoomSMabc"), plant(shared_memory, "ViZDoomSMdef", age=0)
+    old, young = plant(shared_memory, "ViZDoomSMabc"), plant(shared_memory, "ViZDoomSMdef", age=-3600)
     foreign = plant(shared_memory, "somebody_else")
     found = of(doctor.check_leftovers(), "leftovers")["warn"]
     assert "1 ViZDoom segments" in found

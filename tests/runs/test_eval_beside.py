@@ -92,7 +92,8 @@ def test_a_process_that_dies_is_counted_and_started_again(tmp_path: Path) -> Non
 
     hold = Hold(lambda beside: beside.done >= 1)
     train_here(tmp_path, *WORDS, "stop.batches=9", "evaluation.every_frames=64", observers=[Kill(), hold])
-    assert (hold.met["failures"], hold.met["done"]) == (1, 1)
+    assert hold.met["failures"] == 1
+    assert hold.met["done"] >= 1
     assert "was killed by signal 9" in (tmp_path / "x/run/log.txt").read_text()
 
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from conftest import Run
+from holding import HOLDING, AllWorkers
 from rollmill.cli.main import main
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.envs.make import make_env
@@ -29,6 +31,8 @@ from rollmill.runs.settings import ProfileSettings
 from running import SERIAL, RunFolder, command_words, config_of, train_here, wait_until
 
 QUICK = ("env=toy_target", "profile.after=0", "profile.steps=2", "profile.seconds=1")
+WORKING = ("env=faulty_envs:Misbehave", "env.args.what=work")
+"""Workers are found at work by whoever looks; those of the toys mostly wait."""
 ENDLESS = ("stop.frames=100000000", "report.every_frames=1000000")
 
 
@@ -42,7 +46,8 @@ class UntilDone(Observer):
 
 
 @pytest.fixture(autouse=True)
-def no_py_spy_left() -> Iterator[None]:
+def no_py_spy_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(profile, "STOP_SECONDS", 120.0)  # on a busy machine it may take long to write its file
     yield
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -70,8 +75,10 @@ def frames_of(path: Path) -> set[str]:
 
 
 def test_every_process_of_a_run(tmp_path: Path) -> None:
-    words = (*QUICK, *ENDLESS, "learning.threads=2", "sampling.mode=async")
-    _, folder = train_here(tmp_path, *words, observers=[UntilDone()], profile=True)
+    words = (*QUICK, *ENDLESS, *WORKING, "learning.threads=2", "sampling.mode=async")
+    # More steps than there are batches waiting: some were sampled meanwhile.
+    observers = [AllWorkers(), UntilDone()]
+    _, folder = train_here(tmp_path, *words, "profile.steps=20", observers=observers, profile=True)
     workers = {"worker-0.speedscope.json", "worker-1.speedscope.json"}
     assert files(folder) == {"main.torch.json.gz", "main.speedscope.json", *workers}
     here = folder.path / "profile"
@@ -137,23 +144,37 @@ def test_a_run_that_ends_while_torch_records(tmp_path: Path) -> None:
 
 
 class StopWhileSpying(Observer):
+    """Ends the run a second of training after every py-spy has begun: SIGINT does not kill it any more."""
+
+    begun = 0.0
+
     def on_training_step(self, run: Any, iteration: int) -> None:
         (profiler,) = (o for o in run.observers if isinstance(o, Profiler))
-        if profiler._spies:
-            time.sleep(1.0)  # as long as a slow training step: py-spy has begun by then
+        if not profiler._spies:
+            return
+        if not self.begun:
+            wait_until(lambda: all(catches_sigint(spy._process.pid) for spy in profiler._spies), what="py-spy to begin")
+            self.begun = time.monotonic()
+        if time.monotonic() > self.begun + 1.0:
             run.stop("told to")
+
+
+def catches_sigint(pid: int) -> bool:
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGINT - 1) & 1)
 
 
 def test_a_run_that_ends_while_py_spy_records(tmp_path: Path) -> None:
     words = (*QUICK, *ENDLESS, "profile.seconds=1000")
-    _, folder = train_here(tmp_path, *words, observers=[StopWhileSpying()], profile=True)
+    _, folder = train_here(tmp_path, *words, observers=[AllWorkers(), StopWhileSpying()], profile=True)
     assert "main.speedscope.json" in files(folder)
     assert frames_of(folder.path / "profile/main.speedscope.json")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_py_spy_survives_the_run(tmp_path: Path, rollmill: Run, number: signal.Signals) -> None:
-    command = rollmill(*command_words(tmp_path, *QUICK, *ENDLESS, "profile.seconds=1000"), "--profile")
+    held = f"observers=[{HOLDING}:AllWorkers]"  # there is nothing to look into before a worker has started
+    command = rollmill(*command_words(tmp_path, *QUICK, *ENDLESS, "profile.seconds=1000", held), "--profile")
 
     def spies() -> list[int]:
         found = []
@@ -219,7 +240,7 @@ def test_a_failing_py_spy_is_reported_and_the_run_goes_on(tmp_path: Path, monkey
     broken.write_text("#!/bin/sh\n[ $1 = dump ] && exit 0\necho 'no such luck' >&2\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setattr(profile, "find_py_spy", lambda: broken)
-    outcome, folder = train_here(tmp_path, *QUICK, *SERIAL, "stop.batches=300", profile=True)
+    outcome, folder = train_here(tmp_path, *QUICK, *SERIAL, *ENDLESS, observers=[UntilDone()], profile=True)
     assert outcome.state == "finished"
     assert "profile: no main.speedscope.json: py-spy says: no such luck" in folder.log.read_text()
 

@@ -19,7 +19,7 @@ from rollmill.runs.settings import check
 from running import command_words, config_of, rows_of, saved_state, train_here, wait_until
 
 TWO = ("learning.ranks=2", "learning.device=cpu", "learning.threads=1", "env=toy_target", "sampling.mode=sync")
-LONG = ("stop.frames=100000000", "stop.seconds=60")
+LONG = ("stop.frames=100000000", "stop.seconds=600")
 """For runs that something else ends; the seconds are for broken ones."""
 
 
@@ -41,7 +41,7 @@ class At(Observer):
 
     def assert_nothing_left(self) -> None:
         assert self.pid, "it came to a third step"
-        wait_until(lambda: not processes_with_token(self.token, set()), 10.0, "all processes to end")
+        wait_until(lambda: not processes_with_token(self.token, set()), what="all processes to end")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, at: type[At]) -> None:
 def test_a_rank_that_hangs_is_given_up(tmp_path: Path, at: type[At]) -> None:
     stop = at(lambda pid: os.kill(pid, signal.SIGSTOP))
     with pytest.raises(RankError, match="rank 0 has lost the other ranks while gathering"):
-        train_here(tmp_path, *TWO, *LONG, "learning.rank_timeout=3", observers=[stop])
+        train_here(tmp_path, *TWO, *LONG, "learning.rank_timeout=10", observers=[stop])
 
 
 def test_a_signal_ends_all_ranks_with_a_checkpoint(tmp_path: Path, at: type[At]) -> None:

@@ -35,13 +35,17 @@ from running import SERIAL, command_words, config_of, train_here, wait_until
 MARKER = ("env=recordable_env:Recordable", "env.args.longest=29", "learning.reward_scale=1e-4")
 NOISE = ("env=faulty_envs:Zoo", "env.args.length=50", "model.encoder=mlp")
 """Pictures that cannot be compressed: four kilobytes per row."""
+PATIENT = ("learning.max_policy_lag=1000000", "recording.drain_seconds=300")
+"""However long a worker is kept waiting, what it did is learnt from; however slow the recorder is, it may finish."""
+ONE_WORKER = ("sampling.workers=1",)
+"""Of several, one may be kept waiting while the others go on: what it began early in the run is delivered late."""
 ALL = ("recording=all", "recording.queue_segments=64")
 
 
 def record(folder: Path, *words: str, **request: object) -> tuple[Seen, RunFolder]:
     seen = Seen()
     observers = (seen, *request.pop("observers", ()))  # type: ignore[misc]
-    _, run = train_here(folder, *MARKER, *words, observers=observers, **request)
+    _, run = train_here(folder, *MARKER, *PATIENT, *words, observers=observers, **request)
     return seen, run
 
 
@@ -111,8 +115,8 @@ def test_the_best_of_every_five(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("when", "mode"), [("last:1000", "serial"), ("last:50%", "async"), ("after:1000", "serial")])
 def test_a_part_of_the_run(tmp_path: Path, mode: str, when: str) -> None:
-    words = (f"sampling.mode={mode}", *ALL, f"recording.when={when}", "stop.frames=2000")
-    seen, run = record(tmp_path, *words)
+    words = (f"sampling.mode={mode}", *ONE_WORKER, *ALL, f"recording.when={when}", "stop.frames=2000")
+    seen, run = record(tmp_path, *words, "recording.queue_segments=300")
     kept = check_stored(run.data, seen)
     left_out = [row["frames"] for key, row in seen.rows.items() if key not in kept]
     assert min(Store(run.data).table["global_step_first"]) > 700
@@ -291,7 +295,7 @@ def _stat(pid: int) -> str:
 
 def test_kill_9_of_the_recorder_loses_nothing_acknowledged(tmp_path: Path) -> None:
     trouble = Trouble(signal.SIGKILL, 10, 20)
-    words = ("sampling.mode=async", *ALL, "stop.batches=40")
+    words = ("sampling.mode=async", *ALL, "recording.queue_segments=300", "stop.batches=40")
     seen, run = record(tmp_path, *words, observers=[trouble])
     assert len(trouble.pids) == 2
     assert trouble.acknowledged
@@ -309,7 +313,7 @@ def test_a_recorder_that_dies_again_and_again_is_given_up(tmp_path: Path) -> Non
     trouble = Trouble(signal.SIGKILL, *range(5, 60))
     words = ("sampling.mode=async", *ALL, "recording.restarts=1", "stop.batches=70")
     final = Final()
-    outcome, run = train_here(tmp_path, *MARKER, *words, observers=[trouble, final])
+    outcome, run = train_here(tmp_path, *MARKER, *PATIENT, *words, observers=[trouble, final])
     assert (outcome.exit_code, len(trouble.pids)) == (0, 2)
     assert "recording has stopped, training goes on" in run.log.read_text()
     assert final.figures["record/stopped"] == 1
@@ -368,7 +372,8 @@ class Elsewhere(Observer):
 
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path: Path, small_disk: Path, mode: str) -> None:
-    words = (*NOISE, f"sampling.mode={mode}", *ALL, "stop.frames=3000", "recording.block=8")
+    words = (*NOISE, *PATIENT, f"sampling.mode={mode}", *ALL, "stop.frames=3000", "recording.block=8")
+    words += ("recording.queue_segments=300",)  # nothing is dropped, so the disk does fill up
     final = Final()
     outcome, run = train_here(tmp_path / "runs", *words, observers=[Elsewhere(small_disk), final])
     assert (outcome.state, outcome.exit_code) == ("finished", 0)
@@ -393,19 +398,34 @@ class Scales(threading.Thread):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
-        self.folder, self.largest, self.looks = folder, 0, 0
+        self.folder, self.largest = folder, 0
         self.over = threading.Event()
 
     def run(self) -> None:
         while not self.over.wait(0.002):
-            self.largest = max(self.largest, folder_bytes(self.folder))
-            self.looks += 1
+            self.weigh()
+
+    def weigh(self) -> None:
+        self.largest = max(self.largest, folder_bytes(self.folder))
+
+
+class WeighAtEveryStep(Observer):
+    """So that there are enough looks on a machine that has no time for a thread."""
+
+    def __init__(self, scales: Scales) -> None:
+        self._scales, self.looks = scales, 0
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self._scales.weigh()
+        self.looks += 1
 
 
 @pytest.mark.parametrize("policy", ["stop", "thin", "ring"])
 def test_a_run_never_exceeds_its_budget(tmp_path: Path, policy: str) -> None:
     words = (
         *NOISE,
+        *PATIENT,
+        *ONE_WORKER,
         "sampling.mode=async",
         "recording=all",
         f"recording.at_budget={policy}",
@@ -415,11 +435,12 @@ def test_a_run_never_exceeds_its_budget(tmp_path: Path, policy: str) -> None:
     config = config_of(tmp_path, *words)
     scales = Scales(RunFolder(config.folder).data)
     scales.start()
-    final = Final()
-    _, run = train_here(tmp_path, *words, "recording.budget_gb=0.006", "recording.block=8", observers=[final])
+    final, steps_weighed = Final(), WeighAtEveryStep(scales)
+    observers = [final, steps_weighed]
+    _, run = train_here(tmp_path, *words, "recording.budget_gb=0.006", "recording.block=8", observers=observers)
     scales.over.set()
     scales.join()
-    assert scales.looks > 50
+    assert steps_weighed.looks > 50
     assert 2_500_000 < max(scales.largest, folder_bytes(run.data)) <= 6_000_000
     text = run.log.read_text()
     assert "the budget of 0.006 GB is reached after" in text
@@ -448,9 +469,21 @@ def recorded(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "x" / "run")
 
 
+def wait_for_an_episode(tmp_path: Path) -> None:
+    data = recorded(tmp_path).data
+
+    def found() -> bool:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a shard may be sealed just while it is looked at
+            return (data / "store.json").is_file() and len(Store(data)) > 0
+
+    wait_until(found, what="an episode in the store")
+
+
 def test_ctrl_c_seals_what_was_recorded(tmp_path: Path, rollmill: Run) -> None:
     command = rollmill(*long_run(tmp_path))
     command.wait_for_text("frames/s", times=3)
+    wait_for_an_episode(tmp_path)
     (recorder,) = command.processes_of("rollmill.runs.recorder_main")
     os.kill(recorder, signal.SIGINT)  # a scheduler may signal every process of a job
     os.kill(recorder, signal.SIGTERM)
@@ -466,6 +499,7 @@ def test_ctrl_c_seals_what_was_recorded(tmp_path: Path, rollmill: Run) -> None:
 def test_kill_9_of_the_run_leaves_no_recorder_and_a_readable_store(tmp_path: Path, rollmill: Run) -> None:
     command = rollmill(*long_run(tmp_path), "checkpoints.every_seconds=0.2")
     command.wait_for_text("checkpoint ", times=2)
+    wait_for_an_episode(tmp_path)
     assert command.processes_of("rollmill.runs.recorder_main")
     command.send(signal.SIGKILL)
     command.process.wait()

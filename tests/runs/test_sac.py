@@ -46,7 +46,9 @@ class Watch(Observer):
 @pytest.mark.parametrize("mode", ["serial", "sync", "async"])
 def test_a_run_warms_up_with_random_actions_and_then_learns(tmp_path: Path, mode: str) -> None:
     watch = Watch()
-    outcome, folder = train_here(tmp_path, *SAC, f"sampling.mode={mode}", "stop.frames=400", observers=[watch])
+    # Batches, not frames: in async mode a learner that is kept waiting has seen few of those.
+    words = (f"sampling.mode={mode}", "stop.frames=0", "stop.batches=20")
+    outcome, folder = train_here(tmp_path, *SAC, *words, observers=[watch])
     assert outcome.state == "finished"
     actions, versions = np.concatenate(watch.actions, axis=1), np.concatenate(watch.versions, axis=1)
     first = actions[versions == 0]

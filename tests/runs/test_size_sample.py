@@ -49,7 +49,7 @@ def test_agents_count_once() -> None:
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     trial = SizeSample(ZOO, schema_of(ZOO), 0, 0, os.environ | {"ROLLMILL_SCRATCH": str(tmp_path)})
-    found = trial.result(60)
+    found = trial.result(300)
     assert isinstance(found, Sample)
     assert found.bytes_per_step == pytest.approx(PICTURE * 51 / 50, rel=0.05)
     assert not list(tmp_path.iterdir())
@@ -57,7 +57,7 @@ def test_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_why_there_is_none() -> None:
     raising = EnvSettings(id="faulty_envs:Misbehave", args={"what": "raise", "at_step": 3})
-    found = SizeSample(raising, schema_of(raising), 0, 0, os.environ).result(60)
+    found = SizeSample(raising, schema_of(raising), 0, 0, os.environ).result(300)
     assert isinstance(found, str)
     assert "told to raise" in found
     hanging = EnvSettings(id="faulty_envs:Misbehave", args={"what": "hang", "at_step": 3})

@@ -313,7 +313,7 @@ def test_flags_that_do_not_fit_start_nothing(
 
 
 def test_a_real_ctrl_c_keeps_what_was_found(tmp_path: Path, rollmill: Run) -> None:
-    command = rollmill(*words(tmp_path), "--seconds", "30", "--out", "tuned.yaml")
+    command = rollmill(*words(tmp_path), "--seconds", "120", "--out", "tuned.yaml")
     command.wait_for_text("(start)")
     command.send(signal.SIGINT)
     assert command.wait() == 130, command.text

@@ -153,7 +153,7 @@ def page() -> Iterator[PageScreen]:
 
 
 def ask(page: PageScreen, path: str, method: str = "GET", host: str = "") -> tuple[int, bytes, http.client.HTTPMessage]:
-    line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+    line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
     line.request(method, path, headers={"Host": host or f"127.0.0.1:{page.port}"})
     answer = line.getresponse()
     body = answer.read()
@@ -185,7 +185,7 @@ def test_the_stream_is_of_pictures(page: PageScreen) -> None:
     import av
 
     page.show(scene(200))
-    line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+    line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
     line.request("GET", "/stream")
     answer = line.getresponse()
     assert answer.getheader("Content-Type") == "multipart/x-mixed-replace; boundary=picture"
@@ -225,7 +225,7 @@ def test_closing_ends_streams_and_the_server() -> None:
     thread.start()
     page.show(scene())
     page.close()
-    assert ended.wait(10)
+    assert ended.wait(120)
     thread.join()
     with pytest.raises(ConnectionRefusedError):
         ask(page, "/")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conftest import Run
 from picturing import damage_pictures
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
@@ -14,7 +15,7 @@ from rollmill.runs.world_panel import StagePanel, figures_text
 from rollmill.runs.world_run import STAGES, Record, WorldOutcome, run_world, what_changed
 from rollmill.runs.world_settings import CollectStage, WorldConfig
 from rollmill.store.reader import Store
-from running import Command, wait_until
+from running import wait_until
 
 SMALL = (
     *("env.id=toy_image", "env.args={size: 16, length: 6}", 'collect.episodes={"random-controller": 4, random: 2}'),
@@ -89,8 +90,8 @@ def test_what_changed_is_run_again_with_all_that_depends_on_it(whole: Path, tmp_
     assert aside == ["latents", "latents", "vae", "vae"]  # nothing that was computed is deleted
 
 
-def test_a_killed_pipeline_goes_on_in_the_stage_it_was_in(tmp_path: Path) -> None:
-    command = Command("world", "run", "--out", "w", *SMALL, "vae.fit.steps=1000000", cwd=tmp_path)
+def test_a_killed_pipeline_goes_on_in_the_stage_it_was_in(tmp_path: Path, rollmill: Run) -> None:
+    command = rollmill("world", "run", "--out", "w", *SMALL, "vae.fit.steps=1000000")
     checkpoints = Checkpoints(tmp_path / "w" / "vae" / "checkpoints")
     wait_until(lambda: checkpoints.newest() or command.process.poll() is not None, what="a checkpoint")
     command.send(signal.SIGKILL)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import Run
 from picturing import picture_schema, picture_store
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
@@ -19,7 +20,7 @@ from rollmill.runs.world_settings import VaeConfig
 from rollmill.runs.world_vae import VaeOutcome, train_vae
 from rollmill.store.writer import StoreWriter
 from rollmill.worldmodel.encoders import load_encoder, weights_of
-from running import Command, assert_same, wait_until
+from running import assert_same, wait_until
 
 SMALL = (
     *("encoder.size=4", "encoder.channels=[4, 8]", "pictures.per_rollout=4", "pictures.shuffle_buffer=32"),
@@ -65,9 +66,9 @@ def test_a_training_leaves_encoder_metrics_pictures_and_page(store: Path, whole:
     assert (found["state"], found["frames"]) == ("finished", 12)
 
 
-def test_a_training_that_was_killed_goes_on_from_its_checkpoint(store: Path, tmp_path: Path) -> None:
+def test_a_training_that_was_killed_goes_on_from_its_checkpoint(store: Path, tmp_path: Path, rollmill: Run) -> None:
     words = ("world", "vae", str(store), "--out", "run", *SMALL, "fit.steps=1000000")
-    command = Command(*words, cwd=tmp_path)
+    command = rollmill(*words)
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     wait_until(lambda: checkpoints.newest() or command.process.poll() is not None, what="a checkpoint")
     command.send(signal.SIGKILL)

@@ -145,3 +145,14 @@ def test_whole_blocks_are_decoded_and_checked() -> None:
         decode_block(schema, parse_block(b"".join(encode_block(1, 0, 5, 6, buffers[1:]))))
     with pytest.raises(CodecError, match="column action has 5 rows, 6 are needed"):
         decode_column(block, 3, schema["action"], np.empty(6, np.int64))
+
+
+@given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 3), st.integers(2, 4), st.integers(1, 6), st.integers(1, 6))))
+def test_planes_come_together_with_and_without_opencv(planes: Array) -> None:
+    expected = np.moveaxis(planes, 1, -1)
+    for merge in (codec._opencv_merge(), None):
+        out = np.full(expected.shape, 77, np.uint8)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(codec, "_opencv_merge", lambda merge=merge: merge)
+            codec._interleave(planes, out)
+        assert np.array_equal(out, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,6 +27,23 @@ def trouble(item: str) -> None:
     if item == "bug":
         raise KeyError("a bug")
     raise StoreError("explained")
+
+
+def runs(process: psutil.Process) -> bool:
+    """A zombie does not, whoever fails to bury it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
+
+
+def spawned() -> list[psutil.Process]:
+    """Children of this process that ``multiprocessing`` has started; tests before may have left others to end."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child] if "spawn_main" in " ".join(child.cmdline()) else []
+    return found
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -56,12 +74,13 @@ def test_a_process_that_dies_is_named_with_its_item() -> None:
 
 
 def test_whoever_stops_listening_ends_the_processes() -> None:
+    before = spawned()
     results = map_unordered(square, [1, 2, 3], 2)
     next(results)
-    mine = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+    mine = [p for p in spawned() if p not in before]
     assert mine
     results.close()  # type: ignore[attr-defined]
-    assert not [p for p in mine if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in mine if runs(p)]
 
 
 PARENT = """
@@ -84,6 +103,4 @@ def test_children_of_a_killed_parent_leave(tmp_path: Path) -> None:
     assert len(children) >= 2
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_until(
-        lambda: not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children), 60, "they leave"
-    )
+    wait_until(lambda: not any(map(runs, children)), what="they leave")

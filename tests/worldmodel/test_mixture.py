@@ -40,7 +40,7 @@ def test_density_is_the_weighted_sum_of_densities(parts: list[tuple[float, float
     total = sum(w for w, _, _ in parts)
     density = sum(w / total * math.exp(-0.5 * ((x - m) / s) ** 2) / (s * math.sqrt(2 * math.pi)) for w, m, s in parts)
     said = log_likelihood(torch.tensor([x]), mixture(*(list(column) for column in zip(*parts, strict=True))))
-    assert said.item() == pytest.approx(math.log(density), abs=2e-4)
+    assert said.item() == pytest.approx(math.log(density), abs=1e-3)  # float32, 25 deviations away
 
 
 def test_density_sums_to_one() -> None:

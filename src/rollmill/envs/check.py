@@ -194,8 +194,10 @@ class _Child:
         before = len(_content(self._noise))
         self._process.send_signal(signal.SIGUSR1)  # it answers with its stack
         deadline = time.monotonic() + STACK_SECONDS
-        while len(stack := _content(self._noise)[before:]) == 0 and time.monotonic() < deadline:
+        stack, seen = "", ""
+        while (not stack or stack != seen) and time.monotonic() < deadline:  # it is written piece by piece
             time.sleep(POLL_SECONDS)
+            stack, seen = _content(self._noise)[before:], stack
         where = _innermost(stack)
         found = f"it had not{f'; it is at {where}' if where else ''}"
         return make_finding("hang", describe_place(self._beat[:]), found, seconds=self._timeout)
