@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check lint types imports spelling format learn bench compare docs clean help
+.PHONY: demo test check lint types imports spelling format learn bench compare consumers docs clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,27 @@ compare: $(STAMP) ## measure rollmill beside other libraries, each in a venv of 
 	$(BIN)/python benchmarks/sample_factory.py
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/store.py
+
+# What other programs read must be read by them, in versions that they choose themselves (d3rlpy wants another Gymnasium
+# than we test with). Only torch is held: the plain one may bring gigabytes for GPUs.
+CONSUMED := msgpack zstandard google-crc32c pytest hypothesis
+CHECK := -m pytest --noconftest -p no:cacheprovider
+
+.venv-tensorflow/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet tensorflow-cpu protobuf $(CONSUMED)
+	touch $@
+
+.venv-d3rlpy/.installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" d3rlpy "minari[hdf5]" pillow $(CONSUMED)
+	touch $@
+
+consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed ## exports opened by TensorFlow and d3rlpy, each in a venv of its own (minutes, 3 GB)
+	.venv-tensorflow/bin/python -c "import tensorflow"
+	PYTHONPATH=src .venv-tensorflow/bin/python $(CHECK) tests/store/convert/test_tfrecord.py -k tensorflow
+	.venv-d3rlpy/bin/python -c "import d3rlpy, minari"
+	PYTHONPATH=src .venv-d3rlpy/bin/python $(CHECK) tests/store/convert/test_d3rlpy.py
 
 docs: $(STAMP) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

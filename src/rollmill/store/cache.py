@@ -171,6 +171,13 @@ class DecodedCache:
             result |= self.store.read(i, start, stop, others, out=out, next_obs=next_obs)
         return result
 
+    def rewards(self, i: int) -> Array:
+        """As ``Store.rewards``."""
+        i %= len(self.store)
+        if i >= len(self._part) or self._part[i] < 0 or "reward" not in self._columns:
+            return self.store.rewards(i)
+        return self.read(i, 0, int(self._length[i]), ["reward"])["reward"]
+
     def episode(self, i: int, columns: Sequence[str] | None = None) -> Episode:
         """As ``Store.episode``; cached columns are read-only views."""
         end = self.store.end_record(i)

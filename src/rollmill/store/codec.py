@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,8 +99,7 @@ def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Ar
         _check_content_size(data, nbytes)
         height, width, channels = column.shape
         planes = _inflated(data, first + len(target)).reshape(-1, channels, height, width)[skip:]
-        for channel in range(channels):  # four times as fast as one copy of the transposed array
-            out[..., channel] = planes[:, channel]
+        _interleave(planes, out)
     elif codec == JPEG:
         if not column.lossy:
             raise CodecError("a lossy buffer in a column that is lossless by the schema")
@@ -122,6 +122,27 @@ def _shuffled(rows: Array) -> bytes:
 
 def _in_planes(rows: Array) -> memoryview:
     return np.ascontiguousarray(np.moveaxis(rows, -1, 1)).data
+
+
+def _interleave(planes: Array, out: Array) -> None:
+    """Planes ``[n, channels, height, width]`` as pictures ``[n, height, width, channels]`` into ``out``."""
+    merge = _opencv_merge()
+    if merge is not None:
+        for picture, target in zip(planes, out):
+            merge(tuple(picture), target)
+        return
+    for channel in range(planes.shape[1]):  # four times as fast as one copy of the transposed array
+        out[..., channel] = planes[:, channel]
+
+
+@cache
+def _opencv_merge() -> Any:
+    """OpenCV's function for it where that is installed (ViZDoom needs it): windows of pictures come a sixth faster."""
+    try:
+        import cv2
+    except ImportError:
+        return None
+    return cv2.merge
 
 
 _local = threading.local()

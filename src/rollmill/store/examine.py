@@ -7,7 +7,6 @@ buffer decodes to what the schema says; that an end record agrees with its rows;
 from __future__ import annotations
 
 import io
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from rollmill.store.codec import CodecError
 from rollmill.store.episode import EpisodeEnd
 from rollmill.store.index import IndexDamaged, ShardIndex, build_index, read_index
 from rollmill.store.records import HEADER, RecordError, parse_block
+from rollmill.store.returns import sums_to
 from rollmill.store.schema import StoreSchema, load_schema, parse_schema
 from rollmill.store.shards import (
     OPEN,
@@ -235,12 +235,8 @@ def _end_faults(end: EpisodeEnd, rows: dict[str, Array]) -> list[str]:
         return []  # said already
     total = float(rows["reward"].sum(dtype=np.float64))
     version, progress = rows["version"], rows["global_step"]
-    size = float(np.abs(rows["reward"]).sum(dtype=np.float64))
     faults = []
-    # Sums of float64 in another order; exact up to rounding, relative to what was added.
-    if not (total == end.return_ or (math.isnan(total) and math.isnan(end.return_))) and not (
-        abs(total - end.return_) <= 1e-9 * max(size, 1e-30)
-    ):
+    if not sums_to(rows["reward"], end.return_):
         faults.append(f"its rewards sum to {total}, its end record says {end.return_}")
     if (int(version.min()), int(version.max())) != (end.version_min, end.version_max):
         faults.append("its policy versions are not those of its end record")

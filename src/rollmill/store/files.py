@@ -65,13 +65,32 @@ def open_shard(ref: ShardRef) -> Handle:
 
 
 class BlockCache:
-    """Decoded columns of blocks, up to ``limit`` bytes in all. The arrays are shared: copy, never write."""
+    """Decoded columns of blocks, up to ``limit`` bytes in all. The arrays are shared: copy, never write.
+
+    A block is worth keeping when it is wanted again: the first time its name is only noted. Reading at random in a
+    store much larger than the cache would otherwise fill it, at a price, with what nobody asks for again.
+    """
+
+    NOTED = 4096
+    """Names of blocks that are remembered, those of the latest misses."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._bytes = 0
         self._arrays: OrderedDict[Hashable, Array] = OrderedDict()
+        self._noted: OrderedDict[Hashable, None] = OrderedDict()
         self._lock = threading.Lock()
+
+    def worth_keeping(self, key: Hashable) -> bool:
+        """Whether a block that ``get`` did not find was asked for before, not long ago; notes that it was now."""
+        with self._lock:
+            if key in self._noted:
+                del self._noted[key]
+                return True
+            self._noted[key] = None
+            if len(self._noted) > self.NOTED:
+                self._noted.popitem(last=False)
+            return False
 
     def get(self, key: Hashable) -> Array | None:
         with self._lock:
@@ -94,4 +113,5 @@ class BlockCache:
     def clear(self) -> None:
         with self._lock:
             self._arrays.clear()
+            self._noted.clear()
             self._bytes = 0

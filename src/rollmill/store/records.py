@@ -118,7 +118,7 @@ def parse(payload: bytes) -> Record:
     """The record in a payload whose checksum was good; ``RecordError`` if it is none of ours."""
     tag, header, data = split(payload)
     if tag == BLOCK:
-        return _block(header, data)
+        return _block(header, data, len(data))
     if tag == END:
         return _end(header)
     if tag == HEADER:
@@ -130,7 +130,19 @@ def parse_block(payload: bytes) -> Block:
     tag, header, data = split(payload)
     if tag != BLOCK:
         raise RecordError(f"a record with tag {tag!r} where a block was expected")
-    return _block(header, data)
+    return _block(header, data, len(data))
+
+
+def peek_block(head: bytes, length: int) -> tuple[Block, int]:
+    """A block by the first bytes of its payload of ``length``; its ``data`` are what ``head`` has of them.
+
+    Also returns where in the payload its buffers begin. ``RecordError`` too if ``head`` ends within the map.
+    """
+    tag, header, data = split(head)
+    if tag != BLOCK:
+        raise RecordError(f"a record with tag {tag!r} where a block was expected")
+    begin = len(head) - len(data)
+    return _block(header, data, length - begin), begin
 
 
 def split(payload: bytes) -> tuple[bytes, dict[str, Any], memoryview]:
@@ -176,7 +188,7 @@ def _encode(tag: bytes, header: Mapping[str, Any]) -> list[bytes]:
     return [_PREFIX.pack(tag, len(packed)) + packed]
 
 
-def _block(header: dict[str, Any], data: memoryview) -> Block:
+def _block(header: dict[str, Any], data: memoryview, data_bytes: int) -> Block:
     try:
         uid, first, steps, obs_rows = header["u"], header["f"], header["n"], header["o"]
         codecs, sizes = header["c"], tuple(header["s"])
@@ -185,7 +197,7 @@ def _block(header: dict[str, Any], data: memoryview) -> Block:
     numbers = (uid, first, steps, obs_rows, *sizes)
     if not all(type(n) is int and n >= 0 for n in numbers) or type(codecs) is not bytes:
         raise RecordError("the block's header makes no sense")
-    if obs_rows not in (steps, steps + 1) or len(codecs) != len(sizes) or sum(sizes) != len(data):
+    if obs_rows not in (steps, steps + 1) or len(codecs) != len(sizes) or sum(sizes) != data_bytes:
         raise RecordError("the block's sizes do not add up")
     return Block(uid, first, steps, obs_rows, codecs, sizes, data, _info(uid, header["i"]) if "i" in header else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 from typing import Any, Protocol
 
@@ -14,7 +15,17 @@ from rollmill.core.fields import Array
 
 
 class RewardSource(Protocol):
-    def read(self, i: int, start: int, stop: int, columns: list[str]) -> dict[str, Array]: ...
+    def rewards(self, i: int) -> Array: ...
+
+
+def sums_to(rewards: Array, total: float) -> bool:
+    """Whether rewards ``[n]`` add up to a return: float64 sums in another order, exact up to rounding."""
+    with np.errstate(invalid="ignore", over="ignore"):  # damaged ones may be anything
+        found = float(rewards.sum(dtype=np.float64))
+        size = float(np.abs(rewards).sum(dtype=np.float64))
+    if found == total or (math.isnan(found) and math.isnan(total)):
+        return True
+    return math.isfinite(size) and abs(found - total) <= 1e-9 * max(size, 1e-30)
 
 
 def returns_to_go(rewards: ArrayLike, gamma: float = 1.0) -> Array:
@@ -43,10 +54,10 @@ class ReturnsToGo:
 
     def fill(self, position: int, i: int, start: int, stop: int, out: Array) -> None:
         """Steps ``start`` .. ``stop`` of episode ``i`` into ``out``; ``position`` is its place in ``lengths``."""
-        first, last = int(self._first[position]), int(self._first[position + 1])
+        first = int(self._first[position])
         out[...] = self._values[first + start : first + stop]
         if np.isnan(out).any():
-            self.learn(position, self._source.read(i, 0, last - first, ["reward"])["reward"])
+            self.learn(position, self._source.rewards(i))
             out[...] = self._values[first + start : first + stop]
 
     def learn(self, position: int, rewards: Array) -> None:

@@ -57,10 +57,13 @@ class ImportOptions:
 
 def _minari() -> Any:
     try:
-        import h5py  # noqa: F401 - Minari needs it for the HDF5 format
+        import h5py  # noqa: F401 - Minari needs both for the HDF5 format
         import minari
+        import PIL  # noqa: F401
     except ModuleNotFoundError as error:
-        raise MissingExtraError('Minari datasets need minari and h5py: pip install "rollmill[minari]"') from error
+        raise MissingExtraError(
+            f'Minari datasets need minari, h5py and pillow ({error}): pip install "rollmill[minari]" pillow'
+        ) from error
     return minari
 
 

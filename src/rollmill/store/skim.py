@@ -1,0 +1,35 @@
+"""One small column of a block, without reading what lies beside it.
+
+A block's checksum covers all of it, so whoever wants the rewards of an episode would have to read its pictures too.
+Here only the block's map and the column's own buffer are read. Nothing says that they are undamaged: the caller must
+have another way to tell.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rollmill.core.fields import Array
+from rollmill.store import frames
+from rollmill.store.codec import decode_into
+from rollmill.store.records import Block, RecordError, peek_block
+from rollmill.store.schema import Column
+
+HEAD_BYTES = 1024
+"""Read first; the map of a block with a dozen columns takes some 200 bytes."""
+
+
+def skim_block(fd: int, offset: int, length: int) -> tuple[Block, int]:
+    """The block whose frame begins at ``offset``, without its data, and where in the file its buffers begin."""
+    start = offset + frames.HEAD_BYTES
+    block, begin = peek_block(os.pread(fd, min(length, HEAD_BYTES), start), length)
+    return block, start + begin
+
+
+def skim_column(fd: int, block: Block, begin: int, position: int, column: Column, out: Array) -> None:
+    """The column at ``position`` of the schema, all steps of the block, into ``out`` (C-contiguous)."""
+    size = block.sizes[position]
+    data = os.pread(fd, size, begin + sum(block.sizes[:position]))
+    if len(data) < size:
+        raise RecordError("the file ends within the block")
+    decode_into(block.codecs[position], memoryview(data), column, block.steps, out)
