@@ -70,7 +70,11 @@ def main() -> int:
 def install() -> Path:
     """Everything in one environment, so that all containers run on the same interpreter and numpy."""
     ours = ["numpy", "zstandard", "google-crc32c", "msgpack", "gymnasium", "pydantic", "pyyaml"]
-    return peer_venv("store", [*ours, "h5py", "hdf5plugin", "zarr>=3", "pyarrow"], ["minari[hdf5,arrow]", "pillow"])
+    return peer_venv(
+        "store",
+        [*ours, "h5py", "hdf5plugin", "zarr>=3", "pyarrow"],
+        ["minari[hdf5,arrow]", "pillow", "opencv-python-headless"],
+    )
 
 
 def play(steps: int, length: int, path: Path) -> None:

@@ -3,8 +3,8 @@
 Codecs (``Column.codec``): ``raw``; ``zstd:LEVEL`` (negative levels are faster and larger); ``shuffle:LEVEL``:
 the bytes of all numbers regrouped (all first bytes, all second ones, ...), then zstd, which suits counters
 and floats; ``planes:LEVEL``: the channels of pictures ``[height, width, 2 to 4]`` one after the other, then
-zstd, which packs real frames tighter and twice as fast to read as pixels side by side; ``jpeg:QUALITY``:
-lossy, for images, only when asked for.
+zstd, which reads a third faster than pixels side by side and takes between a tenth less and a quarter more room;
+``jpeg:QUALITY``: lossy, for images, only when asked for.
 
 Every buffer in a block carries the id of the codec it was really made with, so levels can change, buffers
 that do not shrink are stored raw, and a block can be copied into another store as it is.
@@ -50,7 +50,7 @@ def make_encoder(column: Column) -> Encode:
         encode = jpeg.make_encoder(int(parameter))
         return lambda rows: (JPEG, encode(rows))
     try:
-        compressor = zstandard.ZstdCompressor(level=int(parameter), write_checksum=False, write_content_size=True)
+        compressor = _compressor(int(parameter), planes=kind == "planes")
     except ValueError as error:
         raise StoreError(f"column {column.name}: codec {column.codec}: {error}") from error
     used = ZSTD
@@ -69,6 +69,14 @@ def make_encoder(column: Column) -> Encode:
         return used, packed
 
     return encode_zstd
+
+
+def _compressor(level: int, planes: bool) -> Any:
+    if planes and level == 1:
+        # A small table of long matches only: a tenth faster to write, and no slower to read, than the level as it is.
+        fast = zstandard.ZstdCompressionParameters.from_level(1, hash_log=13, min_match=7)
+        return zstandard.ZstdCompressor(compression_params=fast)
+    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
 
 
 def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Array, skip: int = 0) -> None:
