@@ -68,11 +68,6 @@ TASKS = (
     Task("hopper", ("-f", "configs/mujoco_hopper.yaml"), at_least=1000, deterministic=True),
     Task("simple_spread", ("-f", "configs/mpe_simple_spread.yaml"), at_least=-18),
     Task("minigrid_memory", ("-f", "configs/minigrid_memory.yaml"), at_least=0.85),
-    Task(
-        "minigrid_forgetful",
-        ("-f", "configs/minigrid_memory.yaml", "model.memory=none", "learning.recurrence=0"),
-        at_most=0.7,
-    ),
     Task("rollout_32", ("-f", "configs/cartpole.yaml", "sampling.rollout=32"), at_least=475),
     Task(
         "rollout_128",
