@@ -4,8 +4,8 @@
     python benchmarks/curves.py --tasks cartpole --variants async sync --seeds 5
 
 Every variant is compared with ``async``: the mean return over the second half of the frames, one number per seed.
-*Within noise* means that the difference of the means is at most twice its standard error over the seeds (Welch); with a
-few seeds that finds gross differences only, so the numbers are printed, too. Policy lag is counted in training steps.
+*Within noise* is what Welch's t-test says at 5 %: with a few seeds it finds gross differences only, so the numbers are
+printed, too. Policy lag is counted in training steps.
 Prints tables, writes ``runs/benchmarks/curves-*.json`` and one SVG per task beside it.
 """
 
@@ -38,6 +38,8 @@ TASKS = {
 PICTURES = ("bfloat16",)
 """Variants for tasks with images only."""
 POINTS = 60
+T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
+"""Two-sided 5 % points of Student's t by degrees of freedom."""
 
 
 def main() -> int:
@@ -101,13 +103,22 @@ def table(rows: list[dict[str, Any]]) -> str:
         levels = [row["level"] for row in mine]
         verdict = difference = ""
         if name != BASE and min(len(base), len(levels)) > 1:
-            gap = statistics.mean(levels) - statistics.mean(base)
-            error = (statistics.variance(levels) / len(levels) + statistics.variance(base) / len(base)) ** 0.5
-            difference, verdict = f"{gap:+.3g} ± {error:.2g}", "within" if abs(gap) <= 2 * error else "BEYOND"
+            gap, error, limit = welch(levels, base)
+            difference, verdict = f"{gap:+.3g} ± {error:.2g}", "within" if abs(gap) <= limit else "BEYOND"
         lag = f"{statistics.mean(row['lag'] for row in mine):.2f}, {max(row['lag_most'] for row in mine):.2f}"
         shown = ", ".join(f"{level:.4g}" for level in levels)
         lines.append(f"| {mine[0]['task']} | {name} | {shown} | {difference} | {verdict} | {lag} |")
     return "\n".join(lines)
+
+
+def welch(one: list[float], two: list[float]) -> tuple[float, float, float]:
+    """Difference of the means, its standard error, and the size from which on it is no noise."""
+    parts = [statistics.variance(values) / len(values) for values in (one, two)]
+    error = sum(parts) ** 0.5
+    spread = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (one, two)))
+    freedom = error**4 / spread if spread else 1.0
+    quantile = T_95[max(n for n in T_95 if n <= max(1.0, freedom))]
+    return statistics.mean(one) - statistics.mean(two), error, quantile * error
 
 
 def plot(rows: list[dict[str, Any]]) -> Plot:
