@@ -30,7 +30,9 @@ demo: $(STAMP) ## train ViZDoom basic while recording, learn from the recording,
 	  --report $(DEMO)/report.html
 
 test: $(STAMP) ## run the tests (about 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile || { \
+	  echo "Once more, one by one, what failed. A test that passes only now depends on the machine's load: mend it."; \
+	  $(BIN)/python -m pytest -rA --last-failed --last-failed-no-failures none; }
 
 check: lint types imports spelling test ## what CI runs
 

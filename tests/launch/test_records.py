@@ -179,7 +179,9 @@ def test_a_job_that_is_killed_takes_its_program_with_it(tmp_path: Path) -> None:
     folder = Path(made.plan.runs[0].folder)
     made.tick()
     wait_until(lambda: any((folder / "checkpoints").glob("*.ckpt")), what="a checkpoint")
-    os.kill(made.book.attempts("tests_s0")[0].process.pid, signal.SIGKILL)
+    job = made.book.attempts("tests_s0")[0].process
+    os.kill(job.pid, signal.SIGKILL)
+    wait_until(lambda: not job.alive, what="the job's end: its program has the signal by then")
     gate.touch()
     assert states(made.run()) == {"tests_s0": "finished"}
     first, second = made.book.attempts("tests_s0")
