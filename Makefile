@@ -15,16 +15,19 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-DEMO := runs/demo
+EXPERIMENT ?= demo
+SEED ?= 0
+DEMO := runs/$(EXPERIMENT)
+DEMO_RUN := --overwrite run.experiment=$(EXPERIMENT) run.seed=$(SEED)
 ROWS := 'data.filter=["partial=no"]'
 
 demo: $(STAMP) ## train ViZDoom basic while recording, learn from the recording, compare everything on one page
-	$(BIN)/rollmill train -f configs/doom_basic.yaml --overwrite run.experiment=demo run.name=agent \
+	$(BIN)/rollmill train -f configs/doom_basic.yaml $(DEMO_RUN) run.name=agent \
 	  recording=episodes recording.every=2 recording.when=spread recording.budget_gb=0.5
 	$(BIN)/rollmill eval $(DEMO)/agent --episodes 100 --random
-	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_dt.yaml --overwrite run.experiment=demo run.name=dt \
+	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_dt.yaml $(DEMO_RUN) run.name=dt \
 	  evaluation.episodes=0 $(ROWS)
-	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_bc.yaml --overwrite run.experiment=demo run.name=bc \
+	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_bc.yaml $(DEMO_RUN) run.name=bc \
 	  evaluation.episodes=0 $(ROWS)
 	$(BIN)/rollmill offline-eval $(DEMO)/dt $(DEMO)/bc --behaviour $(DEMO)/agent --random --targets 0 40 70 85 --videos \
 	  --report $(DEMO)/report.html

@@ -2,14 +2,15 @@
 
 One chain on one machine, made for a GPU and 16 cores inside 25 minutes:
 
-1. ``rollmill train`` with recording spread over the run (``recording.at_budget=thin`` keeps the spread even)
-2. two sets of rows of one store: *expert* (the last tenth of the frames, ``--expert-share``) and *mixed* (all of them)
-3. on each set: dt, conv (dt with convolutional mixing), bc; on the mixed one also bc10 (top 10 % by return)
+1. ``rollmill train`` with recording spread over the run (``recording.at_budget=thin`` keeps the spread even) and a
+   learning rate that falls to zero, so that the last rows come from nearly one policy
+2. two sets of rows of one store: *expert* (the last fifth of the frames, ``--expert-share``) and *mixed* (all of them)
+3. on each set, two fits at a time: dt, conv (dt with convolutional mixing), bc; on mixed also bc10 (the best tenth)
 4. every policy, the trained agent and random play on the same number of episodes: a table per set, as JSON and markdown
 
     python benchmarks/health_gathering_study.py                                        all of it
     python benchmarks/health_gathering_study.py --stages train                         one stage; what is done is kept
-    python benchmarks/health_gathering_study.py --env doom_basic --train-seconds 60 --offline-seconds 30 --small
+    python benchmarks/health_gathering_study.py --env doom_basic --train-frames 200_000 --offline-seconds 30 --small
 
 A stage whose result is there is not done again; ``--fresh`` begins anew. Exit code 1 when a mark is missed: on expert
 rows dt reaches 90 % of the behaviour (random..behaviour), on mixed rows the best target is 20 % above bc.
@@ -24,6 +25,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ from common import ROOT, machine
 
 TARGETS = {"doom_health_gathering_supreme": "10,20,30,40", "doom_basic": "0,40,70,90"}
 """Returns to ask for, by environment; ``configs/<environment>.yaml`` trains the agent."""
-STAGES = ("train", "expert", "mixed", "table")
+STAGES = ("train", "fit", "table")
+SETS = ("expert", "mixed")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Method:
 
     name: str
     words: tuple[str, ...]
-    sets: tuple[str, ...] = ("expert", "mixed")
+    sets: tuple[str, ...] = SETS
 
 
 METHODS = (
@@ -63,19 +66,21 @@ SMALL = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="doom_health_gathering_supreme", choices=list(TARGETS))
-    parser.add_argument("--train-seconds", type=float, default=540.0, help="of the online training")
-    parser.add_argument("--offline-seconds", type=float, default=75.0, help="of fitting each offline policy")
+    parser.add_argument("--train-frames", type=int, default=24_000_000, help="of the online training")
+    parser.add_argument("--offline-seconds", type=float, default=120.0, help="of fitting each offline policy")
+    parser.add_argument("--parallel", type=int, default=2, help="fits and tables that are made at once")
     parser.add_argument("--targets", default="", help="returns to ask for, with commas; none: as usual")
-    parser.add_argument("--episodes", type=int, default=100, help="per policy and target in the tables")
-    parser.add_argument("--envs", type=int, default=32, help="environments that play at once")
-    parser.add_argument("--budget-gb", type=float, default=6.0, help="disk for the recorded rows")
+    parser.add_argument("--episodes", type=int, default=200, help="per policy and target in the tables")
+    parser.add_argument("--envs", type=int, default=64, help="environments that play at once")
+    parser.add_argument("--budget-gb", type=float, default=12.0, help="disk for the recorded rows")
     parser.add_argument("--every", type=int, default=4, help="record every k-th episode of each lane")
-    parser.add_argument("--expert-share", type=float, default=0.1, help="the last part of the frames: expert rows")
+    parser.add_argument("--expert-share", type=float, default=0.2, help="the last part of the frames: expert rows")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "study")
     parser.add_argument("--stages", default=",".join(STAGES), help=f"which of {', '.join(STAGES)}")
     parser.add_argument("--small", action="store_true", help="a small network, for trying it out on CPUs")
     parser.add_argument("--fresh", action="store_true", help="begin anew")
+    parser.add_argument("--train", action="append", default=[], help="KEY=VALUE for the online training")
     parser.add_argument("words", nargs="*", help="KEY=VALUE for every offline training")
     options = parser.parse_args()
     options.targets = options.targets or TARGETS[options.env]
@@ -87,6 +92,7 @@ def main() -> int:
     for stage in STAGES:
         if stage in options.stages.split(","):
             getattr(study, stage)()
+            say(f"{stage}: {time.monotonic() - begun:.0f} s since the beginning")
     say(f"{time.monotonic() - begun:.0f} s in all")
     return 0 if "table" not in options.stages or study.passed() else 1
 
@@ -107,30 +113,29 @@ class Study:
             return
         rollmill(
             *("train", "-f", str(ROOT / "configs" / f"{o.env}.yaml"), *self._place("agent"), "--overwrite"),
-            *(f"stop.seconds={o.train_seconds}", "stop.frames=0", f"run.seed={o.seed}"),
+            *(f"stop.frames={o.train_frames}", "learning.lr_schedule=linear", f"run.seed={o.seed}", *o.train),
             *("recording.keep=episodes", f"recording.every={o.every}", f"recording.budget_gb={o.budget_gb}"),
             *("recording.at_budget=thin", "report.tensorboard=false"),
         )
 
-    def expert(self) -> None:
-        self._fit("expert")
+    def fit(self) -> None:
+        """Every method on its sets of rows."""
+        jobs = [(rows, method) for rows in SETS for method in METHODS if rows in method.sets]
+        with ThreadPoolExecutor(self.options.parallel) as pool:
+            list(pool.map(self._fit, *zip(*jobs, strict=True)))
 
-    def mixed(self) -> None:
-        self._fit("mixed")
-
-    def _fit(self, rows: str) -> None:
-        for method in METHODS:
-            name = f"{rows}-{method.name}"
-            if rows not in method.sets or self._is_done(self.folder / name):
-                continue
-            o = self.options
-            rollmill(
-                *("offline", str(self.agent / "data"), *self._place(name), "--overwrite"),
-                *(SMALL if o.small else LARGE),
-                *(f"fit.seconds={o.offline_seconds}", f"run.seed={o.seed}", "evaluation.episodes=0"),
-                *("report.tensorboard=false", "fit.every_steps=100", *method.words, *o.words),
-                f"data.filter={json.dumps(self._filter(rows, method))}",
-            )
+    def _fit(self, rows: str, method: Method) -> None:
+        name = f"{rows}-{method.name}"
+        if self._is_done(self.folder / name):
+            return
+        o = self.options
+        rollmill(
+            *("offline", str(self.agent / "data"), *self._place(name), "--overwrite"),
+            *(SMALL if o.small else LARGE),
+            *(f"fit.seconds={o.offline_seconds}", f"run.seed={o.seed}", "evaluation.episodes=0"),
+            *("report.tensorboard=false", "fit.every_steps=100", *method.words, *o.words),
+            f"data.filter={json.dumps(self._filter(rows, method))}",
+        )
 
     def _filter(self, rows: str, method: Method) -> list[str]:
         words = ["partial=no"]  # dt does without unknown ends; all methods shall see the same rows
@@ -148,20 +153,27 @@ class Study:
         """All policies of a set beside each other, and the marks."""
         o = self.options
         found: dict[str, Any] = {"machine": machine(), "gpu": gpu(), "options": vars(o), "frames": self._frames()}
-        for rows in ("expert", "mixed"):
-            runs = [self.folder / f"{rows}-{m.name}" for m in METHODS if rows in m.sets]
-            found[rows] = rollmill(
-                *("offline-eval", *map(str, runs), "--behaviour", str(self.agent), "--random", "--json"),
-                *("--episodes", str(o.episodes), "--envs", str(o.envs), "--report", str(self.folder / f"{rows}.html")),
-                *("--targets", *o.targets.split(",")),
-            )
-            found[f"{rows}_data"] = {run.name: data_of(run) for run in runs}
+        with ThreadPoolExecutor(o.parallel) as pool:
+            for rows, answer in zip(SETS, pool.map(self._compare, SETS), strict=True):
+                found[rows] = answer
+                found[f"{rows}_data"] = {run.name: data_of(run) for run in self._runs(rows)}
         found["marks"] = marks(found)
         self.results.write_text(json.dumps(found, indent=1, default=str))
         text = markdown(found)
         (self.folder / "results.md").write_text(text)
         print(text)
         say(f"kept in {self.results}")
+
+    def _compare(self, rows: str) -> dict[str, Any]:
+        o = self.options
+        return rollmill(
+            *("offline-eval", *map(str, self._runs(rows)), "--behaviour", str(self.agent), "--random", "--json"),
+            *("--episodes", str(o.episodes), "--envs", str(o.envs), "--report", str(self.folder / f"{rows}.html")),
+            *("--targets", *o.targets.split(",")),
+        )
+
+    def _runs(self, rows: str) -> list[Path]:
+        return [self.folder / f"{rows}-{m.name}" for m in METHODS if rows in m.sets]
 
     def passed(self) -> bool:
         return all(mark["passed"] for mark in json.loads(self.results.read_text())["marks"])
@@ -179,7 +191,7 @@ class Study:
 
 def marks(found: dict[str, Any]) -> list[dict[str, Any]]:
     """What the study must show. The best target is chosen on the episodes that judge it, which flatters it."""
-    best = {rows: best_rows(found[rows]["rows"]) for rows in ("expert", "mixed")}
+    best = {rows: best_rows(found[rows]["rows"]) for rows in SETS}
     share = best["expert"]["expert-dt"]["share"]  # None: the agent is not clearly better than random play
     dt, bc, conv = (best["mixed"][f"mixed-{name}"] for name in ("dt", "bc", "conv"))
     gain = dt["mean"] - bc["mean"]
@@ -215,7 +227,7 @@ def data_of(run: Path) -> dict[str, Any]:
 
 def markdown(found: dict[str, Any]) -> str:
     lines = [f"{found['frames']:,} frames of training; {found['gpu'] or 'no GPU'}, {found['machine']['cores']} cores"]
-    for rows in ("expert", "mixed"):
+    for rows in SETS:
         lines += ["", f"**{rows} rows**", "", "| policy | asked for | return | of behaviour | episodes |"]
         lines.append("|---|---|---|---|---|")
         for row in found[rows]["rows"]:

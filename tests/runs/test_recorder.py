@@ -23,6 +23,7 @@ from recording import Final, Seen, check_stored
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs import recorder, shedding
 from rollmill.runs import train as train_module
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
@@ -227,12 +228,19 @@ def test_wrong_settings_are_refused(tmp_path: Path, words: tuple[str, ...], erro
     assert not list(tmp_path.iterdir())
 
 
-def test_how_many_spare_slots() -> None:
-    assert spare_slots(RecordingSettings(), 8, serial=False) == 0
-    assert spare_slots(RecordingSettings(keep="all"), 8, serial=True) == 0
-    assert spare_slots(RecordingSettings(keep="all"), 8, serial=False) == 12
-    assert spare_slots(RecordingSettings(keep="one"), 8, serial=False) == 4
-    assert spare_slots(RecordingSettings(keep="one", queue_segments=9), 8, serial=False) == 9
+def test_how_many_spare_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "available_memory", lambda: 20e6)
+    keep_all = RecordingSettings(keep="all")
+    assert spare_slots(RecordingSettings(), 8, 100, serial=False) == 0
+    assert spare_slots(keep_all, 8, 100, serial=True) == 0
+    assert spare_slots(keep_all, 8, 100, serial=False) == 32, "cheap ones"
+    assert spare_slots(keep_all, 8, 10_000, serial=False) == 20, "1 % of the memory"
+    assert spare_slots(keep_all, 8, 100_000, serial=False) == 12, "never less than a batch and a half"
+    assert spare_slots(keep_all, 64, 100, serial=False) == 96
+    assert spare_slots(RecordingSettings(keep="one"), 8, 100, serial=False) == 4
+    assert spare_slots(RecordingSettings(keep="one", queue_segments=9), 8, 100, serial=False) == 9
+    monkeypatch.setattr(recorder, "available_memory", lambda: None)
+    assert spare_slots(keep_all, 8, 100, serial=False) == 12, "memory is not known"
 
 
 # -- the forecast ------------------------------------------------------------------------------------------
@@ -330,6 +338,35 @@ def test_a_recorder_that_stands_still_holds_nobody_up(tmp_path: Path) -> None:
     assert seen.figures["record/dropped_segments"] > 50
     (pid,) = trouble.pids
     assert _stat(pid) == "", "it is not left behind"
+    check_stored(run.data, seen)
+
+
+class Pause(Observer):
+    """Stops the recorder for some training steps; notes what was dropped by then, and later."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self.dropped, self.frames = first, last, 0, 0
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        recorder = run.recorder
+        assert isinstance(recorder, ProcessRecorder)
+        if iteration not in (self.first, self.last):
+            return
+        assert recorder.pid is not None
+        os.kill(recorder.pid, signal.SIGSTOP if iteration == self.first else signal.SIGCONT)
+        self.dropped, self.frames = recorder.tally.dropped_segments, run.frames
+
+
+def test_groups_that_were_passed_over_are_taken_in_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shedding, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(shedding, "MOST_SECONDS", 0.0)
+    pause = Pause(5, 30)
+    words = ("sampling.mode=async", "recording=all", "recording.queue_segments=4")
+    seen, run = record(tmp_path, *words, "stop.batches=400", observers=[pause])
+    assert pause.dropped > 20
+    table = Store(run.data).table
+    late = table["global_step_first"] > pause.frames
+    assert len(set(table["worker"][late].tolist())) == len(set(table["worker"].tolist())), "all of them"
     check_stored(run.data, seen)
 
 

@@ -65,6 +65,7 @@ def build_parts(
         log.warning("learning.precision=bfloat16: this processor has no units for it; float32 will be much faster")
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
     per_batch, policies = segments_per_batch(config, spec), config.env.policy_count
+    segment_bytes = config.learning.batch_size // per_batch * sum(field.nbytes for field in spec.observation)
     plan = SamplerPlan(
         settings=config.sampling,
         env=config.env,
@@ -75,7 +76,7 @@ def build_parts(
         environment=environment,
         stay_apart=device.type == "cuda",
         workers_before=ranks.rank * config.sampling.workers,
-        spare_slots=spare_slots(config.recording, per_batch, config.sampling.mode == "serial"),
+        spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
     )
     boards: list[WeightBoard] = []
     learners: list[Learner] = []

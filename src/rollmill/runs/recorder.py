@@ -5,7 +5,7 @@ Words
 offer     the run's finished segments, after the learner's copy was made and before their slots are given back.
 held      slots that the recorder has not read yet. For each it gives a spare one back
           (``recording.queue_segments``), so sampling never waits for the recorder and never runs further ahead;
-          with no spare left, a segment is dropped and counted.
+          with no spare left, a segment is dropped and counted (``runs.shedding``: and its group passed over).
 
 ``LocalRecorder`` (serial mode) writes at once, in this process. ``ProcessRecorder`` hands slot numbers to a process of
 its own, looks after it, and never waits for it before the end of the run.
@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmill.core.fields import EnvSpec
+from rollmill.core.machine import available_memory
 from rollmill.core.slots import Arena
 from rollmill.runs.recorder_main import RecorderSetup
 from rollmill.runs.segment_queue import LEAVE, SegmentQueue
 from rollmill.runs.settings import TrainConfig
+from rollmill.runs.shedding import Shedding
 from rollmill.sampling.mailbox import Bell
 from rollmill.sampling.sampler import Sampler
 from rollmill.store.recording.assemble import LanePlan
@@ -50,15 +52,21 @@ SPREAD_SHARE = 0.95
 """Part of the budget that ``when=spread`` shares out: what is on its way to the recorder comes on top."""
 QUEUE_PIECES = 4
 """Slots that keep=one and rotate need: one per training step."""
+QUEUE_WHOLE = 32
+"""Slots that bridge a slow moment of the disk, where they take less than ``QUEUE_SHARE`` of the memory."""
+QUEUE_SHARE = 0.01
 
 
-def spare_slots(settings: RecordingSettings, segments_per_batch: int, serial: bool) -> int:
+def spare_slots(settings: RecordingSettings, segments_per_batch: int, segment_bytes: int, serial: bool) -> int:
     """Slots to add to the arena, so that held segments do not slow sampling down."""
     if not settings.on or serial:
         return 0
     if settings.queue_segments:
         return settings.queue_segments
-    return segments_per_batch + max(2, segments_per_batch // 2) if settings.keep in WHOLE else QUEUE_PIECES
+    if settings.keep not in WHOLE:
+        return QUEUE_PIECES
+    affordable = int(QUEUE_SHARE * (available_memory() or 0.0) / max(1, segment_bytes))
+    return max(segments_per_batch + max(2, segments_per_batch // 2), min(QUEUE_WHOLE, affordable))
 
 
 @dataclass
@@ -66,7 +74,7 @@ class Tally:
     """What was not recorded, over all sessions of the run."""
 
     dropped_segments: int = 0
-    """Chosen, but all spare slots were held."""
+    """Chosen, but all spare slots were held, or had been when another segment of the group was dropped."""
     lost_segments: int = 0
     """In the recorder's hands when it died, or not written in time at the end."""
     restarts: int = 0
@@ -187,6 +195,7 @@ class ProcessRecorder:
         """(number of the entry, slot)"""
         self._kept: set[int] = set()
         """Groups whose newest segment was kept: their lanes may have open episodes."""
+        self._shedding = Shedding() if plan.settings.keep in WHOLE else None
         self._deaths: deque[float] = deque()
         self._given_up = False
 
@@ -209,6 +218,8 @@ class ProcessRecorder:
         if not self._given_up and STATES[counts["state"]] == "recording":
             chosen = self._chooser.choose(groups, learnt, frames, counts)
         self._take_back()
+        if self._shedding is not None:
+            self._shedding.take_in()
         back = []
         for position, (slot, group) in enumerate(zip(slots, groups, strict=True)):
             if position in chosen and self._hand_over(slot, group):
@@ -257,8 +268,11 @@ class ProcessRecorder:
     # -- segments ------------------------------------------------------------------------------
 
     def _hand_over(self, slot: int, group: int) -> bool:
-        if not self._spare or not self._queue.free:
+        passed_over = self._shedding is not None and group in self._shedding
+        if passed_over or not self._spare or not self._queue.free:
             self.tally.dropped_segments += 1
+            if self._shedding is not None and not passed_over:
+                self._shedding.give_up(group)
             return False
         self._held.append((self._queue.push(slot, group), slot))
         self._kept.add(group)

@@ -54,8 +54,9 @@ class RecordingSettings:
     """Steps compressed together; 0: automatic."""
 
     queue_segments: int = 0
-    """Segments that may wait for the recorder; when more come they are dropped and counted. 0: automatic, one and a
-    half batches (keep=one and rotate: 4)."""
+    """Segments that may wait for the recorder; when more come they are dropped and counted, and with keep=all, episodes
+    and best their group is passed over until there has been room for a while, so that the episodes of other groups stay
+    whole. 0: automatic, at least one and a half batches (keep=one and rotate: 4), up to 32 within 1 % of the memory."""
 
     memory_mb: int = 1024
     """Memory for unfinished episodes whose return decides (keep=best, min_return); beyond it the longest is dropped."""
