@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, help="where the store is made (default: a temporary folder)")
     parser.add_argument("--keep", action="store_true", help="do not remove the store afterwards")
     parser.add_argument("--processes", type=int, default=2, help="processes that write")
-    parser.add_argument("--seconds", type=float, default=20, help="processor seconds of reading")
+    parser.add_argument("--seconds", type=float, default=60, help="processor seconds of reading")
     parser.add_argument("--read", type=Path, help="measure this store instead of making one")
     options = parser.parse_args()
     if options.read is not None:

@@ -63,7 +63,7 @@ TASKS = (
     Task("image", ("-f", "configs/toy.yaml", "env=toy_image", "stop.frames=30_000"), at_least=9.5),
     Task("agents", ("-f", "configs/toy.yaml", "env=toy_agents"), at_least=9.5),
     Task("reach", ("-f", "configs/toy.yaml", "env=toy_reach", "stop.frames=300_000"), at_least=-3, deterministic=True),
-    Task("pong", ("-f", "configs/pong_quick.yaml"), at_least=0, episodes=30),
+    Task("crazy_climber", ("-f", "configs/crazy_climber.yaml"), at_least=25_000, episodes=20),
     Task("lunar_lander", ("-f", "configs/lunar_lander.yaml"), at_least=200),
     Task("hopper", ("-f", "configs/mujoco_hopper.yaml"), at_least=1000, deterministic=True),
     Task("simple_spread", ("-f", "configs/mpe_simple_spread.yaml"), at_least=-18),

@@ -147,7 +147,7 @@ def test_the_cache_stays_within_its_bounds(tmp_path: Path) -> None:
         assert np.array_equal(
             store.read(0, start, start + 1, ["obs:image"])["obs:image"][0], written.obs["image"][start]
         )
-        assert store._cache._bytes == sum(a.nbytes for a in store._cache._arrays.values()) <= 1000
+        assert store._cache._bytes == sum(b["obs:image"].nbytes for b in store._cache._blocks.values()) <= 1000
 
 
 def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:

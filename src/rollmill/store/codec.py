@@ -34,6 +34,9 @@ RAW, ZSTD, SHUFFLE, JPEG, PLANES = range(5)
 SMALL_BYTES = 512
 """Buffers below this are stored raw: what zstd would save is not worth its time."""
 
+WHOLE_SHARE = 0.75
+"""From this part of a buffer on, decoding all of it at once is faster than stopping early."""
+
 Encode: TypeAlias = Callable[[Array], tuple[int, bytes]]
 
 
@@ -84,29 +87,31 @@ def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Ar
 
     ``CodecError`` if the buffer does not hold exactly that many rows of the column.
     """
-    nbytes = rows * column.row_bytes
-    first, target = skip * column.row_bytes, out.reshape(-1).view(np.uint8)
+    nbytes, first = rows * column.row_bytes, skip * column.row_bytes
     if codec == RAW:
         if len(data) != nbytes:
             raise CodecError(f"{len(data)} bytes where {rows} rows take {nbytes}")
-        target[:] = np.frombuffer(data, np.uint8, count=len(target), offset=first)
-    elif codec == ZSTD:
+        if out.nbytes:
+            out[...] = np.frombuffer(data, out.dtype, count=out.size, offset=first).reshape(out.shape)
+        return
+    target = out.reshape(-1).view(np.uint8)
+    if codec == ZSTD:
         _check_content_size(data, nbytes)
         if skip == 0:
             _inflate(data, target.data)
         else:
-            target[:] = _inflated(data, first + len(target))[first:]
+            target[:] = _inflated(data, first + len(target), nbytes)[first:]
     elif codec == SHUFFLE:
         _check_content_size(data, nbytes)
         width = column.numpy.itemsize
-        numbers = _inflated(data, nbytes).reshape(width, -1).T
+        numbers = _inflated(data, nbytes, nbytes).reshape(width, -1).T
         target.reshape(-1, width)[:] = numbers[first // width :][: len(target) // width]
     elif codec == PLANES:
         if not column.has_planes:
             raise CodecError("planes of colour in a column that is no picture")
         _check_content_size(data, nbytes)
         height, width, channels = column.shape
-        planes = _inflated(data, first + len(target)).reshape(-1, channels, height, width)[skip:]
+        planes = _inflated(data, first + len(target), nbytes).reshape(-1, channels, height, width)[skip:]
         _interleave(planes, out)
     elif codec == JPEG:
         if not column.lossy:
@@ -174,8 +179,13 @@ def _check_content_size(data: memoryview, nbytes: int) -> None:
         raise CodecError(f"a zstd frame of {declared} bytes where the rows take {nbytes}")
 
 
-def _inflated(data: memoryview, nbytes: int) -> Array:
-    """The first ``nbytes`` of a zstd frame's content."""
+def _inflated(data: memoryview, nbytes: int, content_bytes: int) -> Array:
+    """The first ``nbytes`` of a zstd frame's content, which has ``content_bytes`` (as ``_check_content_size`` saw)."""
+    if nbytes > WHOLE_SHARE * content_bytes:
+        try:
+            return np.frombuffer(_decompressor().decompress(data), np.uint8, count=nbytes)
+        except (zstandard.ZstdError, ValueError) as error:
+            raise CodecError(f"zstd: {error}") from error
     content: Array = np.empty(nbytes, np.uint8)
     _inflate(data, content.data)
     return content

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 from rollmill.core.errors import StoreError
@@ -65,7 +65,7 @@ def open_shard(ref: ShardRef) -> Handle:
 
 
 class BlockCache:
-    """Decoded columns of blocks, up to ``limit`` bytes in all. The arrays are shared: copy, never write.
+    """Decoded columns of blocks by name, up to ``limit`` bytes in all. The arrays are shared: copy, never write.
 
     A block is worth keeping when it is wanted again: the first time its name is only noted. Reading at random in a
     store much larger than the cache would otherwise fill it, at a price, with what nobody asks for again.
@@ -77,7 +77,7 @@ class BlockCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._bytes = 0
-        self._arrays: OrderedDict[Hashable, Array] = OrderedDict()
+        self._blocks: OrderedDict[Hashable, Mapping[str, Array]] = OrderedDict()
         self._noted: OrderedDict[Hashable, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -92,26 +92,30 @@ class BlockCache:
                 self._noted.popitem(last=False)
             return False
 
-    def get(self, key: Hashable) -> Array | None:
+    def get(self, key: Hashable) -> Mapping[str, Array] | None:
         with self._lock:
-            array = self._arrays.get(key)
-            if array is not None:
-                self._arrays.move_to_end(key)
-            return array
+            columns = self._blocks.get(key)
+            if columns is not None:
+                self._blocks.move_to_end(key)
+            return columns
 
-    def put(self, key: Hashable, array: Array) -> None:
-        if array.nbytes > self._limit:
+    def put(self, key: Hashable, columns: Mapping[str, Array]) -> None:
+        """Keep a block's columns instead of those that were kept of it."""
+        size = _nbytes(columns)
+        if size > self._limit:
             return
         with self._lock:
-            if key in self._arrays:  # another thread was faster
-                return
-            self._arrays[key] = array
-            self._bytes += array.nbytes
+            self._bytes += size - _nbytes(self._blocks.pop(key, {}))
+            self._blocks[key] = columns
             while self._bytes > self._limit:
-                self._bytes -= self._arrays.popitem(last=False)[1].nbytes
+                self._bytes -= _nbytes(self._blocks.popitem(last=False)[1])
 
     def clear(self) -> None:
         with self._lock:
-            self._arrays.clear()
+            self._blocks.clear()
             self._noted.clear()
             self._bytes = 0
+
+
+def _nbytes(columns: Mapping[str, Array]) -> int:
+    return sum(array.nbytes for array in columns.values())

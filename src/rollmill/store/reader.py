@@ -162,6 +162,8 @@ class Store:
         self._block = np.ascontiguousarray(rows["block"])
         self._blocks = np.ascontiguousarray(rows["blocks"])
         self._start = np.ascontiguousarray(rows["block_start"])
+        self._uid = np.ascontiguousarray(rows["uid"])
+        self._shard = np.ascontiguousarray(self.table.shard)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -276,42 +278,42 @@ class Store:
             target[-1] = row[name]
 
     def _fill(self, i: int, start: int, stored: list[tuple[Column, int, Array]]) -> None:
-        size, last = int(self._block[i]), int(self._blocks[i]) - 1
+        size, last = self._block.item(i), self._blocks.item(i) - 1
         until = max(row for _, row, _ in stored)
         if until == start:
             return
         # The final observation lies in the last block, behind its steps.
         for k in range(min(start // size, last), min((until - 1) // size, last) + 1):
-            block: Block | None = None
+            first = max(start, k * size)
+            parts: list[tuple[Column, Array]] = []
             for column, stop, target in stored:
-                first = k * size
-                end = stop if k == last else min(stop, first + size)
-                if end <= max(start, first):
-                    continue
-                part = target[max(start, first) - start : end - start]
-                block = self._take(i, k, column, max(start - first, 0), part, block)
+                end = stop if k == last else min(stop, (k + 1) * size)
+                if end > first:
+                    parts.append((column, target[first - start : end - start]))
+            self._take(i, k, first - k * size, parts)
 
-    def _take(self, i: int, k: int, column: Column, skip: int, part: Array, block: Block | None) -> Block | None:
-        """Copy rows ``skip`` .. of a column of block ``k`` into ``part``; returns the block if it had to be read."""
-        key = (i, k, column.name)
-        if self._limits[1]:
-            cached = self._cache.get(key)
-            if cached is not None and len(cached) >= skip + len(part):
-                part[...] = cached[skip : skip + len(part)]
-                return block
-        block = block or self._read_block(i, k)
+    def _take(self, i: int, k: int, skip: int, parts: list[tuple[Column, Array]]) -> None:
+        """Copy rows ``skip`` .. of some columns of block ``k`` into arrays."""
+        cached = self._cache.get((i, k)) if self._limits[1] else None
+        if cached is not None and all(len(cached.get(c.name, ())) >= skip + len(part) for c, part in parts):
+            for column, part in parts:
+                part[...] = cached[column.name][skip : skip + len(part)]
+            return
+        block = self._read_block(i, k)
         # A head is not worth keeping: decoding it stops early.
-        if skip == 0 or not self._limits[1] or not self._cache.worth_keeping(key):
-            self._decode(i, k, block, column, part, skip)
-            return block
-        rows = block_rows(block, column)
-        if rows < skip + len(part):
-            raise self._bad(i, k, f"column {column.name} has {rows} rows, {skip + len(part)} are needed")
-        whole = np.empty((rows, *column.shape), column.numpy)
-        self._decode(i, k, block, column, whole)
-        part[...] = whole[skip : skip + len(part)]
-        self._cache.put(key, whole)
-        return block
+        if skip == 0 or not self._limits[1] or not self._cache.worth_keeping((i, k)):
+            for column, part in parts:
+                self._decode(i, k, block, column, part, skip)
+            return
+        whole = dict(cached or {})
+        for column, part in parts:
+            rows = block_rows(block, column)
+            if rows < skip + len(part):
+                raise self._bad(i, k, f"column {column.name} has {rows} rows, {skip + len(part)} are needed")
+            whole[column.name] = np.empty((rows, *column.shape), column.numpy)
+            self._decode(i, k, block, column, whole[column.name])
+            part[...] = whole[column.name][skip : skip + len(part)]
+        self._cache.put((i, k), whole)
 
     def _decode(self, i: int, k: int, block: Block, column: Column, out: Array, skip: int = 0) -> None:
         try:
@@ -320,8 +322,8 @@ class Store:
             raise self._bad(i, k, str(error)) from error
 
     def _read_block(self, i: int, k: int) -> Block:
-        number = int(self.table.shard[i])
-        offset, length, _ = self._indexes[number].places[self._start[i] + k].item()
+        number = self._shard.item(i)
+        offset, length, _ = self._indexes[number].places[self._start.item(i) + k].item()
         if offset == 0:
             raise self._bad(i, k, f"the block of steps {k * int(self._block[i])}.. is lost")
         handle = self._handles.get(self.shards[number])
@@ -331,7 +333,7 @@ class Store:
             raise self._bad(i, k, str(error)) from error
         except OSError as error:
             raise self._bad(i, k, f"cannot be read: {error.strerror or error}") from error
-        expected = (int(self.table.rows["uid"][i]), k * int(self._block[i]), len(self._positions))
+        expected = (self._uid.item(i), k * self._block.item(i), len(self._positions))
         if (block.uid, block.first, len(block.sizes)) != expected:
             raise self._bad(i, k, "the block is that of another place")
         return block
