@@ -45,7 +45,10 @@ def test_a_fit_leaves_a_model_metrics_and_no_cache(store: Path, tmp_path: Path) 
     assert outcome.steps == 8
     assert not outcome.interrupted
     assert seen == [0.5, 1.0]
-    assert load_dynamics(outcome.model).metadata["steps"] == 8
+    model = load_dynamics(outcome.model)
+    assert model.metadata["steps"] == 8
+    assert model.axes is not None
+    assert model.axes.directions.shape == (model.memory_size, model.memory_size)
     rows = read_jsonl(tmp_path / "dyn" / "metrics.jsonl")
     assert [row["frames"] for row in rows] == [4, 8]
     assert rows[-1]["validation/loss"] is not None

@@ -26,6 +26,7 @@ from rollmill.worldmodel.controller import (
 )
 from rollmill.worldmodel.controller_settings import ControllerSettings, RetrievalSettings
 from rollmill.worldmodel.encoders import load_encoder
+from rollmill.worldmodel.sequence import Axes
 
 CPU = torch.device("cpu")
 ACTION = LATENT_SPEC.action
@@ -59,6 +60,35 @@ def test_what_is_seen_depends_on_inputs_and_memory() -> None:
     assert mind(memory="none", inputs="z").shape.features == 2
     bank = ControllerSettings(retrieval=RetrievalSettings(neighbours=2, store=Path("x")))
     assert make_shape(bank, line_model(), 2, ACTION).features == 2 + 8 + 3
+
+
+def test_the_memory_can_be_read_along_its_axes() -> None:
+    model = line_model()
+    rng = np.random.default_rng(0)
+    model.axes = Axes(rng.normal(size=8).astype(np.float32), rng.normal(size=(8, 8)).astype(np.float32))
+    settings = ControllerSettings(components=3)
+    short, whole = (Mind(s, ACTION, 2, model, 4, CPU) for s in (settings, ControllerSettings()))
+    assert short.shape.features == 2 + 3
+    lanes, latents = torch.arange(4), torch.randn(9, 4, 2, generator=torch.Generator().manual_seed(0))
+    weights = torch.randn(short.shape.weights, generator=torch.Generator().manual_seed(1))
+    # The same controller for all numbers of the memory: its weights on h are those on the components, turned back.
+    matrix, offset = weights[:15].reshape(3, 5), weights[15:]
+    turned = matrix[:, 2:] @ torch.from_numpy(model.axes.directions[:, :3]).T
+    shifted = offset - turned @ torch.from_numpy(model.axes.mean)
+    short.take(lanes, weights)
+    whole.take(lanes, torch.cat([torch.cat([matrix[:, :2], turned], 1).flatten(), shifted]))
+    chosen = torch.stack([short.decide(lanes, z) for z in latents])
+    assert torch.equal(chosen, torch.stack([whole.decide(lanes, z) for z in latents]))
+    assert len(chosen.unique()) > 1
+
+
+def test_axes_that_are_not_there_are_said() -> None:
+    with pytest.raises(ConfigError, match="components=3: this dynamics model knows no axes"):
+        Mind(ControllerSettings(components=3), ACTION, 2, line_model(), 4, CPU)
+    model = line_model()
+    model.axes = Axes(np.zeros(8, np.float32), np.eye(8, dtype=np.float32))
+    with pytest.raises(ConfigError, match="components=9 of a memory of 8 numbers"):
+        Mind(ControllerSettings(components=9), ACTION, 2, model, 4, CPU)
 
 
 def test_lanes_remember_for_themselves_and_forget_when_they_begin_anew() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from dreaming import STD, line_model, open_line, poison_store
 from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.store.reader import Store
 from rollmill.worldmodel.dynamics_settings import DynamicsSettings
-from rollmill.worldmodel.fit_dynamics import DynamicsFitter, LatentData, losses
+from rollmill.worldmodel.fit_dynamics import DynamicsFitter, LatentData, losses, principal_axes
 from rollmill.worldmodel.sequence import Dynamics
 from storing import small_schema, write_episodes
 
@@ -132,6 +133,29 @@ def test_a_store_of_pictures_is_refused(tmp_path: Path) -> None:
     write_episodes(tmp_path / "raw", small_schema(), [3])
     with Store(tmp_path / "raw") as store, pytest.raises(StoreError, match=r"no obs:mean, obs:std .*world encode"):
         LatentData(store, SMALL)
+
+
+def test_axes_are_where_memories_vary_most() -> None:
+    rng = np.random.default_rng(0)
+    turn = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    memories = (rng.normal(size=(20_000, 4)) * [0.1, 3.0, 1.0, 0.0]) @ turn.T + 5.0
+    axes = principal_axes(memories.astype(np.float32))
+    along = (memories - axes.mean) @ axes.directions
+    assert np.allclose(np.cov(along[:, :3].T), np.eye(3), atol=0.02)
+    assert np.abs(along[:, 3]).max() < 0.01, "what does not vary is not blown up"
+    assert np.allclose(np.abs(axes.directions[:, 0] * 3), np.abs(turn[:, 1]), atol=0.02), "the strongest first"
+
+
+def test_a_fitted_model_knows_its_axes(store: Store) -> None:
+    fitter = make(store)
+    axes = fitter.axes()
+    assert axes is not None
+    batch = fitter.data.batch(3)
+    with torch.inference_mode():
+        h = fitter.model(batch.latents[:, :-1], batch.action, batch.step, batch.mask)[batch.mask].numpy()
+    along = (h - axes.mean) @ axes.directions
+    assert np.abs(along[:, 0].std() - 1) < 0.5
+    assert make(store, replace(SMALL, memory="none")).axes() is None
 
 
 def test_starts_are_first_latents(store: Store) -> None:

@@ -113,6 +113,7 @@ class _Fit:
                 saved = time.monotonic()
         if fitter.fresh:
             self._report()
+        self.model.axes = fitter.axes()
         self._save()
 
     def _over(self) -> bool:

@@ -2,7 +2,8 @@
 
 Words
 -----
-features  what a controller reads at step t: the latent z_t, then h_t (see ``sequence``), then what was retrieved.
+features  what a controller reads at step t: the latent z_t, then h_t (see ``sequence``) or its first ``components``,
+          then what was retrieved.
 weights   all numbers of one controller in a row, ``[P]``; a population is ``[members, P]``.
 pilot     encoder, memory and a controller for every lane: pictures in, actions out.
 """
@@ -68,12 +69,25 @@ def _layer(x: Tensor, weights: Tensor, size: int) -> Tensor:
 def feature_count(settings: ControllerSettings, dynamics: Dynamics | None, latent: int) -> int:
     """Features of a controller with these settings."""
     memory = dynamics.memory_size if dynamics is not None and settings.inputs == "zh" else 0
+    if memory and settings.components:
+        memory = settings.components
     retrieved = latent + 1 if settings.retrieval.neighbours else 0
     return latent + memory + retrieved
 
 
 def make_shape(settings: ControllerSettings, dynamics: Dynamics | None, latent: int, action: ActionSpec) -> Shape:
     return Shape(feature_count(settings, dynamics, latent), settings.hidden, ActionMap(action, settings.squash).outputs)
+
+
+def _axes(settings: ControllerSettings, dynamics: Dynamics | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean ``[H]`` and directions ``[H, components]`` of the memory."""
+    count = settings.components
+    if dynamics is None or dynamics.axes is None:
+        raise ConfigError(f"components={count}: this dynamics model knows no axes of its memory; fit it again")
+    if count > dynamics.memory_size:
+        raise ConfigError(f"components={count} of a memory of {dynamics.memory_size} numbers")
+    mean, directions = dynamics.axes.mean, dynamics.axes.directions[:, :count]
+    return torch.from_numpy(mean.copy()).to(device), torch.from_numpy(directions.copy()).to(device)
 
 
 class Mind:
@@ -95,6 +109,7 @@ class Mind:
         self.device = device
         self._map = ActionMap(action, settings.squash)
         self._reads_memory = settings.inputs == "zh"
+        self._axes = _axes(settings, dynamics, device) if self._reads_memory and settings.components else None
         # Without a look at the memory there is no need to keep one.
         uses = (self._reads_memory or bank is not None) and dynamics is not None and dynamics.memory_size > 0
         self._dynamics = dynamics if uses else None
@@ -113,7 +128,7 @@ class Mind:
         parts = [latents]
         h = self._memory.h[lanes] if self._memory is not None else None
         if h is not None and self._reads_memory:
-            parts.append(h)
+            parts.append(h if self._axes is None else (h - self._axes[0]) @ self._axes[1])
         if self._bank is not None:
             parts.append(self._bank.recall(latents, h))
         actions = self._map(outputs(self.shape, torch.cat(parts, -1), self._weights[lanes]))

@@ -44,6 +44,10 @@ class ControllerSettings:
     inputs: Inputs = "zh"
     """zh: latents and memory; z: latents alone (an ablation, and what a model without memory is left with)."""
 
+    components: int = 0
+    """With inputs=zh: read the memory along the axes in which it varies most, so many of them, each scaled to variance
+    1, instead of all its numbers: fewer weights are found sooner. 0: all numbers, as they are."""
+
     hidden: int = 0
     """Units of a hidden layer; 0: the controller is linear."""
 
@@ -125,7 +129,17 @@ class ControllerSettings:
         for name in ("trials", "generations", "envs", "evaluate_episodes", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("hidden", "seconds", "max_steps", "patience", "decay", "workers", "evaluate_every", "seed"):
+        for name in (
+            "components",
+            "hidden",
+            "seconds",
+            "max_steps",
+            "patience",
+            "decay",
+            "workers",
+            "evaluate_every",
+            "seed",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         if self.final_episodes < 0:

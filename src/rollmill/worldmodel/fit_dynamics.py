@@ -31,7 +31,7 @@ from rollmill.worldmodel.dynamics_settings import DynamicsSettings
 from rollmill.worldmodel.encoders import load_weights, weights_of
 from rollmill.worldmodel.finite import explain_non_finite
 from rollmill.worldmodel.mixture import log_likelihood
-from rollmill.worldmodel.sequence import Dynamics, Origin, Starts
+from rollmill.worldmodel.sequence import Axes, Dynamics, Origin, Starts
 
 MEAN, STD = OBS + "mean", OBS + "std"
 COLUMNS = (MEAN, STD, "action", "reward", "step", "terminated")
@@ -39,6 +39,10 @@ VALIDATION_BATCHES = 8
 SMALLEST_PIECE = 4
 """Sequences that are worth a thread."""
 END_RATE = 0.1
+AXES_BATCHES = 16
+"""Batches whose memories tell the axes."""
+FAINT = 1e-3
+"""Axes along which memories vary less than this are not scaled up any further."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +282,18 @@ class DynamicsFitter:
             real += float(batch.mask.sum())
         return {f"validation/{name}": value / real for name, value in sums.items()} if real else {}
 
+    @torch.inference_mode()
+    def axes(self) -> Axes | None:
+        """The directions in which memories of training sequences vary; None for a model without memory."""
+        if not self.model.memory_size:
+            return None
+        found = []
+        for number in range(AXES_BATCHES):
+            batch = self.data.batch(number).to(self.model.device)
+            h = self.model(batch.latents[:, :-1], batch.action, batch.step, batch.mask)
+            found.append(_to_numpy(h[batch.mask]))
+        return principal_axes(np.concatenate(found))
+
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -306,6 +322,15 @@ class DynamicsFitter:
     def close(self) -> None:
         """Let go of threads."""
         self._pool.shutdown()
+
+
+def principal_axes(memories: Array) -> Axes:
+    """Of memories ``[N, size]``."""
+    mean = memories.mean(0, dtype=np.float64)
+    centred = memories - mean
+    variances, directions = np.linalg.eigh(centred.T @ centred / len(memories))
+    scaled = directions / np.maximum(np.sqrt(np.maximum(variances, 0.0)), FAINT)
+    return Axes(mean.astype(np.float32), np.ascontiguousarray(scaled[:, ::-1], np.float32))
 
 
 @torch.no_grad()

@@ -197,6 +197,16 @@ class Starts:
     std: Array
 
 
+@dataclass
+class Axes:
+    """Directions in which the memory varies over the data, the strongest first: h in few, comparable numbers."""
+
+    mean: Array
+    """``[size]``"""
+    directions: Array
+    """``[size, size]``: ``(h - mean) @ directions`` has variance 1 in every column, and no two columns go together."""
+
+
 class Dynamics(nn.Module):
     """See the top of this module."""
 
@@ -213,6 +223,8 @@ class Dynamics(nn.Module):
             _, means, _ = self.latent_head.bias.view(3, self.latent_size, settings.mixtures)
             means.uniform_(-1.0, 1.0)
         self.starts = Starts(*(torch.zeros(0, self.latent_size).numpy() for _ in range(2)))
+        self.axes: Axes | None = None
+        """Known after the fit; None too for files of older versions."""
         self.metadata: dict[str, Any] = {}
 
     @property
@@ -266,6 +278,7 @@ def save_dynamics(path: Path, model: Dynamics, metadata: Mapping[str, Any]) -> N
         "settings": to_dict(model.settings),
         "origin": model.origin.to_dict(),
         "starts": {"mean": model.starts.mean, "std": model.starts.std},
+        "axes": {"mean": model.axes.mean, "directions": model.axes.directions} if model.axes is not None else None,
         "metadata": dict(metadata),
         "weights": weights_of(model),
     }
@@ -283,6 +296,7 @@ def load_dynamics(path: Path | str, device: torch.device | str = "cpu") -> Dynam
     model = Dynamics(DynamicsSettings(**tree["settings"]), Origin.from_dict(tree["origin"]))
     load_weights(model, tree["weights"], str(file))
     model.starts = Starts(**tree["starts"])
+    model.axes = Axes(**tree["axes"]) if tree.get("axes") is not None else None
     model.metadata = tree["metadata"]
     return model.to(device).eval().requires_grad_(False)
 
