@@ -23,7 +23,7 @@ ROWS := 'data.filter=["partial=no"]'
 
 demo: $(STAMP) ## train ViZDoom basic while recording, learn from the recording, compare everything on one page
 	$(BIN)/rollmill train -f configs/doom_basic.yaml $(DEMO_RUN) run.name=agent \
-	  recording=episodes recording.every=2 recording.when=spread recording.budget_gb=0.5
+	  recording=all recording.when=spread recording.budget_gb=1
 	$(BIN)/rollmill eval $(DEMO)/agent --episodes 100 --random
 	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_dt.yaml $(DEMO_RUN) run.name=dt \
 	  evaluation.episodes=0 $(ROWS)
