@@ -134,9 +134,10 @@ def test_a_run_that_outlives_its_job_is_not_started_twice(cluster: Cluster, tmp_
     (standing,) = settled(made, running=1)
     job = place(folder)["SLURM_JOB_ID"]
     try:
-        cluster.kill_node(standing.host)
-        cluster.start_now(job)
         number = (made.book.submission(name).handle or {})["job"]
+        cluster.kill_node(standing.host)
+        wait_until(lambda: query({number})[number, 0].state == "PENDING", what="the job to be queued again")
+        cluster.start_now(job)
 
         def stepped_back() -> bool:
             cluster.release(job)
