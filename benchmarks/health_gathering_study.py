@@ -4,7 +4,7 @@ One chain on one machine, made for a GPU and 16 cores inside 25 minutes:
 
 1. ``rollmill train`` with recording spread over the run (``recording.at_budget=thin`` keeps the spread even) and a
    learning rate that falls to zero, so that the last rows come from nearly one policy
-2. two sets of rows of one store: *expert* (the last fifth of the frames, ``--expert-share``) and *mixed* (all of them)
+2. two sets of rows of one store: *expert* (the last quarter of the frames, ``--expert-share``) and *mixed* (all)
 3. on each set, two fits at a time: dt, conv (dt with convolutional mixing), bc; on mixed also bc10 (the best tenth)
 4. every policy, the trained agent and random play on the same number of episodes: a table per set, as JSON and markdown
 
@@ -66,15 +66,15 @@ SMALL = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="doom_health_gathering_supreme", choices=list(TARGETS))
-    parser.add_argument("--train-frames", type=int, default=24_000_000, help="of the online training")
-    parser.add_argument("--offline-seconds", type=float, default=120.0, help="of fitting each offline policy")
+    parser.add_argument("--train-frames", type=int, default=13_000_000, help="of the online training")
+    parser.add_argument("--offline-seconds", type=float, default=70.0, help="of fitting each offline policy")
     parser.add_argument("--parallel", type=int, default=2, help="fits and tables that are made at once")
     parser.add_argument("--targets", default="", help="returns to ask for, with commas; none: as usual")
-    parser.add_argument("--episodes", type=int, default=200, help="per policy and target in the tables")
+    parser.add_argument("--episodes", type=int, default=100, help="per policy and target in the tables")
     parser.add_argument("--envs", type=int, default=64, help="environments that play at once")
     parser.add_argument("--budget-gb", type=float, default=12.0, help="disk for the recorded rows")
-    parser.add_argument("--every", type=int, default=4, help="record every k-th episode of each lane")
-    parser.add_argument("--expert-share", type=float, default=0.2, help="the last part of the frames: expert rows")
+    parser.add_argument("--every", type=int, default=10, help="record every k-th episode of each lane")
+    parser.add_argument("--expert-share", type=float, default=0.25, help="the last part of the frames: expert rows")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "study")
     parser.add_argument("--stages", default=",".join(STAGES), help=f"which of {', '.join(STAGES)}")

@@ -34,7 +34,7 @@ RAW, ZSTD, SHUFFLE, JPEG, PLANES = range(5)
 SMALL_BYTES = 512
 """Buffers below this are stored raw: what zstd would save is not worth its time."""
 
-WHOLE_SHARE = 0.75
+WHOLE_SHARE = 0.9
 """From this part of a buffer on, decoding all of it at once is faster than stopping early."""
 
 Encode: TypeAlias = Callable[[Array], tuple[int, bytes]]

@@ -46,7 +46,7 @@ class ControllerSettings:
 
     components: int = 0
     """With inputs=zh: read the memory along the axes in which it varies most, so many of them, each scaled to variance
-    1, instead of all its numbers: fewer weights are found sooner. 0: all numbers, as they are."""
+    1, instead of all its numbers: fewer weights to search. 0: all numbers, as they are."""
 
     hidden: int = 0
     """Units of a hidden layer; 0: the controller is linear."""
