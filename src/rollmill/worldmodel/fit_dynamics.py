@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -182,6 +182,9 @@ class DynamicsFitter:
         """Seconds of fitting, over all sessions."""
         self._models = self._replicas(devices)
         self._pool = ThreadPoolExecutor(len(self._models), thread_name_prefix="fit")
+        # While a GPU computes, the next batch is read; on a CPU the fit itself keeps all cores busy.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read") if devices[0].type != "cpu" else None
+        self._next: tuple[int, Future[Sequences]] | None = None
         self._optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
         self._figures = StepFigures()
 
@@ -199,7 +202,7 @@ class DynamicsFitter:
     def train_step(self) -> None:
         """One batch, one optimizer step; NonFiniteError names the place where a NaN began."""
         begun = time.perf_counter()
-        batch = self.data.batch(self.step)
+        batch = self._batch()
         waited = time.perf_counter() - begun
         rate = self._set_rate()
         figures = self._gradients(batch)
@@ -215,6 +218,16 @@ class DynamicsFitter:
         passed = time.perf_counter() - begun
         self.seconds += passed
         self._figures.note({**figures, "grad_norm": norm, "learning_rate": rate, "wait": waited, "time": passed})
+
+    def _batch(self) -> Sequences:
+        """The batch of this step; where there is a reader, it goes on with the one of the next."""
+        if self._reader is None:
+            return self.data.batch(self.step)
+        ahead = self._next
+        self._next = None
+        batch = ahead[1].result() if ahead is not None and ahead[0] == self.step else self.data.batch(self.step)
+        self._next = (self.step + 1, self._reader.submit(self.data.batch, self.step + 1))
+        return batch
 
     def _set_rate(self) -> float:
         s = self.settings
@@ -321,7 +334,9 @@ class DynamicsFitter:
 
     def close(self) -> None:
         """Let go of threads."""
-        self._pool.shutdown()
+        for pool in (self._pool, self._reader):
+            if pool is not None:
+                pool.shutdown()
 
 
 def principal_axes(memories: Array) -> Axes:
