@@ -18,7 +18,7 @@ from rollmill.worldmodel.controller import Mind, Pilot
 from rollmill.worldmodel.controller_settings import ControllerSettings
 from rollmill.worldmodel.encoders import ImageEncoder, load_encoder
 from rollmill.worldmodel.trial_env import TrialEnv
-from rollmill.worldmodel.trials import Played, Trials
+from rollmill.worldmodel.trials import Played, Trials, layout_of
 
 ACTION = ActionSpec("discrete", nvec=(4,), start=(0,))
 SHOWN = {"obs": np.zeros((1, 36, 36, 3), np.uint8)}
@@ -127,3 +127,25 @@ def test_steps_are_limited(encoder: ImageEncoder, tmp_path: Path) -> None:
     made = trials(encoder, envs=5, max_steps=3)
     assert made.play(stubborn()).steps == 20 * 3
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("population", "trials", "gpu", "workers"),
+    [
+        (45, 2, True, 15),  # 90 episodes for 15 workers: the 16th core is left to the process that decides
+        (45, 2, False, 15),  # 16 do not divide 90
+        (32, 2, True, 16),  # 15 do not divide 64, and 8 would leave half of the machine idle
+        (32, 2, False, 16),
+    ],
+)
+def test_a_core_is_left_to_the_deciding_process_where_a_gpu_decides(
+    population: int, trials: int, gpu: bool, workers: int
+) -> None:
+    settings = ControllerSettings(population=population, trials=trials, envs=96)
+    layout = layout_of(settings, 16, gpu)
+    assert layout.workers == workers
+    assert (population * trials) % layout.envs == 0
+
+
+def test_workers_that_are_set_are_used_with_a_gpu_too() -> None:
+    assert layout_of(ControllerSettings(population=32, trials=2, workers=4), 16, gpu=True).workers == 4

@@ -239,7 +239,8 @@ class _SearchRun:
             assert scene.models.dynamics is not None
             mind = scene.models.mind(s, scene.spec, s.population * s.trials)
             return DreamTrials(s, dream, scene.models.dynamics, mind, first)
-        trials = Trials(s, scene.env, scene.spec, first, scene.environment)
+        on_gpu = scene.models.device.type == "cuda"
+        trials = Trials(s, scene.env, scene.spec, first, scene.environment, on_gpu)
         trials.start(scene.models.pilot(s, scene.spec, trials.layout.envs), scene.field)
         return trials
 

@@ -12,11 +12,25 @@ from rollmill.core.fields import ActionSpec
 from rollmill.worldmodel.controller_settings import Squash
 
 
-def _bounds(action: ActionSpec) -> tuple[Tensor, Tensor]:
-    low, high = np.asarray(action.low, np.float32), np.asarray(action.high, np.float32)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ConfigError(f"continuous actions need finite bounds here, these reach from {action.low} to {action.high}")
-    return torch.from_numpy(low), torch.from_numpy(high)
+class Bounds:
+    """Bounds of continuous actions, on every device that asked for them: a copy for every step would make it wait."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        low, high = np.asarray(action.low, np.float32), np.asarray(action.high, np.float32)
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise ConfigError(
+                f"continuous actions need finite bounds here, these reach from {action.low} to {action.high}"
+            )
+        self.count = len(low)
+        self.low, self.high = torch.from_numpy(low), torch.from_numpy(high)
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Low and high ``[count]``."""
+        if device not in self._on:
+            with torch.inference_mode(False):  # they serve learning, too
+                self._on[device] = (self.low.to(device), self.high.to(device))
+        return self._on[device]
 
 
 class ActionCode:
@@ -24,16 +38,16 @@ class ActionCode:
 
     def __init__(self, action: ActionSpec) -> None:
         self.action = action
-        self._low, self._high = _bounds(action)
-        self.size = sum(action.nvec) + len(self._low)
+        self._bounds = Bounds(action)
+        self.size = sum(action.nvec) + self._bounds.count
 
     def __call__(self, actions: Tensor) -> Tensor:
         axes = len(self.action.field.shape)
         flat = actions.reshape(*actions.shape[: actions.ndim - axes], -1)
         choices, numbers = flat[..., : len(self.action.nvec)], flat[..., len(self.action.nvec) :]
         parts = [functional.one_hot(choices[..., k].long(), n).float() for k, n in enumerate(self.action.nvec)]
-        if len(self._low):
-            low, high = self._low.to(numbers.device), self._high.to(numbers.device)
+        if self._bounds.count:
+            low, high = self._bounds.on(numbers.device)
             parts.append(2 * (numbers.float() - low) / (high - low) - 1)
         return torch.cat(parts, -1)
 
@@ -45,9 +59,9 @@ class ActionMap:
 
     def __init__(self, action: ActionSpec, squash: Squash) -> None:
         self.action, self.squash = action, squash
-        self._low, self._high = _bounds(action)
-        numbers = len(self._low)
-        if squash == "pedal" and (numbers < 2 or bool((self._low[-2:] != 0).any())):
+        self._bounds = Bounds(action)
+        numbers = self._bounds.count
+        if squash == "pedal" and (numbers < 2 or bool((self._bounds.low[-2:] != 0).any())):
             raise ConfigError("squash=pedal needs two last actions that begin at 0, such as gas and brake")
         self.outputs = sum(action.nvec) + numbers - (squash == "pedal")
 
@@ -56,13 +70,13 @@ class ActionMap:
         for n in self.action.nvec:
             parts.append(outputs[:, first : first + n].argmax(-1, keepdim=True))
             first += n
-        if len(self._low):
+        if self._bounds.count:
             parts.append(self._squashed(outputs[:, first:]))
         flat = torch.cat([part.to(parts[-1].dtype) for part in parts], -1)
         return flat.reshape(len(outputs), *self.action.field.shape)
 
     def _squashed(self, numbers: Tensor) -> Tensor:
-        low, high = self._low.to(numbers.device), self._high.to(numbers.device)
+        low, high = self._bounds.on(numbers.device)
         if self.squash == "pedal":
             numbers = torch.cat([numbers, -numbers[:, -1:]], -1)
         if self.squash == "sigmoid":

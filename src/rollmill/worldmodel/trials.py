@@ -25,6 +25,8 @@ from rollmill.worldmodel.controller import Pilot
 from rollmill.worldmodel.controller_settings import ControllerSettings
 from rollmill.worldmodel.trial_env import TrialSchedule, parked
 
+SPARE_CORE_FROM = 4
+"""Cores from which on one of them can be left to the process that decides."""
 ROLLOUT = 32
 """Rows of a slot. Nothing is learnt from slots here, they are only given back."""
 
@@ -60,6 +62,23 @@ def share_out(episodes: int, envs: int, workers: int) -> Layout:
             each = count // workers
             return Layout(workers, each, 2 if each % 2 == 0 else 1)
     return share_out(episodes, envs, workers - 1)
+
+
+def layout_of(settings: ControllerSettings, cores: int, gpu: bool) -> Layout:
+    """Workers and environments for a generation.
+
+    A generation is over when its slowest worker is. Where a GPU decides, this process is busy all the time: it finds
+    a core without a worker if the episodes can be divided among the others.
+    """
+    episodes = settings.population * settings.trials
+    if settings.mode == "serial":
+        return share_out(episodes, settings.envs, 1)
+    workers = settings.workers or cores
+    if gpu and not settings.workers and cores >= SPARE_CORE_FROM:
+        layout = share_out(episodes, settings.envs, cores - 1)
+        if layout.workers == cores - 1:
+            return layout
+    return share_out(episodes, settings.envs, workers)
 
 
 class PopulationPolicy:
@@ -189,10 +208,11 @@ class Trials:
         spec: EnvSpec,
         first_generation: int,
         environment: Mapping[str, str],
+        gpu: bool = False,
     ) -> None:
+        """``gpu``: whether encoder and memory run on one."""
         serial = settings.mode == "serial"
-        workers = 1 if serial else settings.workers or default_workers()
-        self.layout = share_out(settings.population * settings.trials, settings.envs, workers)
+        self.layout = layout_of(settings, default_workers(), gpu)
         self._schedule = TrialSchedule(
             seeds=Seeds(settings.seed).branch("trials"),
             envs=self.layout.envs,
