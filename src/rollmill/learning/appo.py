@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import Array
+from rollmill.learning.adam import Adam, Optimizer
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
 from rollmill.learning.figures import Sums
 from rollmill.learning.guards import Alarms, explain_non_finite
@@ -56,13 +57,12 @@ class Appo:
         self._ranks: Ranks = ranks or Alone()
         self.device = next(model.parameters()).device
         graph = self.device.type == "cuda"
-        self._optimizer = torch.optim.Adam(
-            model.parameters(),
-            torch.tensor(settings.learning_rate, device=self.device) if graph else settings.learning_rate,
-            eps=settings.adam_eps,
-            capturable=graph,
-            fused=None if graph else True,  # on CPUs one call for all parameters, instead of ten for each
-        )
+        self._optimizer: Optimizer
+        if graph:
+            rate = torch.tensor(settings.learning_rate, device=self.device)
+            self._optimizer = torch.optim.Adam(model.parameters(), rate, eps=settings.adam_eps, capturable=True)
+        else:
+            self._optimizer = Adam(model.parameters(), settings.learning_rate, settings.adam_eps)
         self._step: Step
         if graph:
             self._step = GraphStep(model, self._optimizer, settings, self._ranks)

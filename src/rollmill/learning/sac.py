@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.slots import OBS
+from rollmill.learning.adam import Adam
 from rollmill.learning.critics import Critics
 from rollmill.learning.experience import Experience, Transitions
 from rollmill.learning.figures import Sums
@@ -83,8 +84,8 @@ class Sac:
         self._due = 0.0
         """Optimizer steps that new rows have earned and that were not done yet."""
 
-    def _adam(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, self.settings.learning_rate, eps=self.settings.adam_eps, fused=True)
+    def _adam(self, parameters: Iterable[Tensor]) -> Adam:
+        return Adam(parameters, self.settings.learning_rate, self.settings.adam_eps)
 
     # -- one training step ---------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import Array
+from rollmill.learning.adam import Optimizer
 
 
 def to_numpy(x: Tensor) -> Array:
@@ -33,7 +34,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Array]) -> None:
         ) from error
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """What the optimizer has gathered about each parameter, by the parameter's number."""
     return {
         str(index): {name: to_numpy(x) for name, x in entry.items()}
@@ -41,7 +42,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """The inverse of ``optimizer_state``; rates and other settings stay as they are."""
     current = optimizer.state_dict()
     current["state"] = {

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD
+from rollmill.learning.adam import Optimizer
 from rollmill.learning.batch import Pieces, micro_batches
 from rollmill.learning.figures import row_sums
 from rollmill.learning.losses import ppo_policy_loss, ratio_figures, value_loss
@@ -42,7 +43,7 @@ class Step:
     def __init__(
         self,
         model: ActorCritic,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         settings: LearningSettings,
         ranks: Ranks | None = None,
     ) -> None:
@@ -167,7 +168,7 @@ class GraphStep(Step):
     def __init__(
         self,
         model: ActorCritic,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         settings: LearningSettings,
         ranks: Ranks | None = None,
     ) -> None:

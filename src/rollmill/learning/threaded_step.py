@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from rollmill.learning.adam import Optimizer
 from rollmill.learning.batch import Pieces, micro_batches
 from rollmill.learning.ranks import Ranks
 from rollmill.learning.settings import LearningSettings
@@ -27,7 +28,7 @@ class ThreadedStep(Step):
     def __init__(
         self,
         model: ActorCritic,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         settings: LearningSettings,
         ranks: Ranks | None = None,
     ) -> None:

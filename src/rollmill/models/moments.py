@@ -104,5 +104,6 @@ class PixelMoments(RunningMoments):
         """Images ``[..., *shape]`` uint8 as floats of the type the network reads, centred and scaled."""
         autocast = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else torch.float32
+        # In place: a subtraction across types would hold two copies on a CPU, and a batch of images is large.
         # Whole numbers up to 255 are exact in bfloat16, so a whole shift loses nothing there.
-        return torch.sub(x, self.shift.round().to(dtype)).mul_(self.std.reciprocal().to(dtype))
+        return x.to(dtype).sub_(self.shift.round().to(dtype)).mul_(self.std.reciprocal().to(dtype))

@@ -24,6 +24,7 @@ from rollmill.models.graph_policy import GraphPolicy
 from rollmill.models.mirror import Mirror
 from rollmill.models.policy import TorchPolicy
 from rollmill.models.weights import WeightBoard
+from rollmill.runs.allocation import map_large_tensors
 from rollmill.runs.recorder import spare_slots
 from rollmill.runs.settings import TrainConfig, segments_per_batch
 from rollmill.sampling.handover import Handover
@@ -63,6 +64,8 @@ def build_parts(
     device = choose_device(config.learning.device)
     if config.learning.precision == "bfloat16" and device.type == "cpu" and not has_fast_bfloat16():
         log.warning("learning.precision=bfloat16: this processor has no units for it; float32 will be much faster")
+    if device.type == "cpu":
+        map_large_tensors()
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
     per_batch, policies = segments_per_batch(config, spec), config.env.policy_count
     segment_bytes = config.learning.batch_size // per_batch * sum(field.nbytes for field in spec.observation)

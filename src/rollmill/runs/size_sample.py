@@ -24,7 +24,6 @@ from rollmill.core.slots import OBS
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.vector import VectorLane
 from rollmill.store.episode import Episode
 from rollmill.store.index import EPISODE, PLACE
 from rollmill.store.reader import Store
@@ -48,9 +47,17 @@ def sample_here(env: EnvSettings, schema: StoreSchema, block: int = 0, piece: in
     return Sample(table.steps, size / max(1, table.steps), float(np.mean(lengths)))
 
 
+def _make(settings: EnvSettings) -> Any:
+    if not settings.vector:
+        return make_env(settings)
+    from rollmill.envs.vector import VectorLane  # imports gymnasium, which the main process may not need
+
+    return VectorLane(settings)
+
+
 def _play(settings: EnvSettings, writer: StoreWriter, piece: int) -> list[int]:
     """Write episodes of agent 0 until the time is up; returns the lengths of those that ended (or of the only one)."""
-    env = VectorLane(settings) if settings.vector else make_env(settings)
+    env = _make(settings)
     try:
         return _Player(settings, env, writer, piece).run()
     finally:
