@@ -18,7 +18,7 @@ from rollmill.runs.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, res
 from rollmill.runs.train import Request, train
 from running import RunFolder, assert_same, command_words, rows_of, saved_state
 
-OTHER_VERBS = ("offline_", "carracing_world")
+OTHER_VERBS = ("offline_", "carracing_world", "take_cover_world")
 CONFIGS = sorted(
     path for path in (Path(__file__).parents[2] / "configs").glob("*.yaml") if not path.name.startswith(OTHER_VERBS)
 )

@@ -18,8 +18,10 @@ from rollmill.core.fields import Array, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.toy import Image
+from rollmill.runs.eval_results import Score
 from rollmill.runs.world_controller import (
     ControllerOutcome,
+    Scene,
     evaluate_controller,
     member_returns,
     train_controller,
@@ -82,6 +84,25 @@ def test_returns_rise_and_everything_is_written_down(models: Path, tmp_path: Pat
     assert saved.env["id"] == "toy_image"
     assert saved.metadata["final"] == pytest.approx(np.mean(outcome.final.returns))
     assert json.dumps(outcome.to_dict())
+
+
+def test_generations_after_the_last_evaluation_are_judged_too(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[Array] = []
+    evaluate = Scene.evaluate
+
+    def listen(scene: Scene, weights: Array, episodes: int, seed: int) -> Score:
+        judged.append(np.array(weights))
+        return evaluate(scene, weights, episodes, seed)
+
+    monkeypatch.setattr(Scene, "evaluate", listen)
+    search(models, tmp_path / "even", generations=2, evaluate_every=2)
+    assert len(judged) == 2 + 1  # best and mean of generation 2, and the champion at the end
+    judged.clear()
+    search(models, tmp_path / "odd", generations=3, evaluate_every=2)
+    assert len(judged) == 3 + 1
+    assert not np.array_equal(judged[1], judged[2])  # means of generations 2 and 3
 
 
 def test_a_search_goes_on_where_it_stopped(models: Path, tmp_path: Path) -> None:

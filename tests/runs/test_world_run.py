@@ -108,6 +108,58 @@ def test_a_killed_pipeline_goes_on_in_the_stage_it_was_in(tmp_path: Path, rollmi
     assert f"({newest.frames:,} optimizer steps)" in (tmp_path / "w" / "vae" / "log.txt").read_text()
 
 
+def test_episodes_of_a_killed_collection_are_kept(tmp_path: Path, rollmill: Run) -> None:
+    command = rollmill("world", "run", "--out", "w", *SMALL, "collect.episodes={random: 1000000}")
+    wait_until(lambda: episodes(tmp_path / "w" / "raw") or command.process.poll() is not None, what="an episode")
+    command.send(signal.SIGKILL)
+    command.wait()
+    kept = episodes(tmp_path / "w" / "raw")
+    assert kept, command.text
+    outcome = world(tmp_path / "w", f"collect.episodes={{random: {len(kept) + 3}}}", until="encode")
+    assert outcome.stages["collect"] == "done"
+    now = episodes(tmp_path / "w" / "raw")
+    assert set(kept) < set(now)
+    # Episodes of a shard that was not closed are found when the store is next written to: there may be more.
+    assert len(now) == len(set(now)) >= len(kept) + 3
+    assert sorted(episodes(tmp_path / "w" / "latents")) == sorted(now)
+
+
+def episodes(path: Path) -> list[int]:
+    """Names of the whole episodes in a store; none where there is no store yet."""
+    try:
+        with Store(path) as store:
+            return [int(uid) for uid in store.table.uid[~store.table["partial_end"]]]
+    except StoreError:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "quick"),
+    [("dynamics", "dynamics.steps", "dynamics.save_seconds=0.01"), ("controller", "controller.generations", "seed=0")],
+)
+def test_a_killed_search_or_fit_goes_on(tmp_path: Path, rollmill: Run, stage: str, key: str, quick: str) -> None:
+    command = rollmill("world", "run", "--out", "w", *SMALL, quick, f"{key}=1000000")
+    checkpoints = Checkpoints(tmp_path / "w" / stage / "checkpoints")
+    wait_until(lambda: checkpoints.newest() or command.process.poll() is not None, what="a checkpoint")
+    command.send(signal.SIGKILL)
+    command.wait()
+    newest = checkpoints.newest()
+    assert newest is not None, command.text
+    outcome = world(tmp_path / "w", quick, f"{key}={newest.frames + 2}", until=stage)
+    before = STAGES[: STAGES.index(stage)]
+    assert {outcome.stages[name] for name in before} == {"skipped"}
+    assert outcome.stages[stage] == "done"
+    assert outcome.results[stage][key.partition(".")[2]] == newest.frames + 2
+
+
+def test_shipped_configs_are_understood() -> None:
+    paths = sorted((Path(__file__).parents[2] / "configs").glob("*_world*.yaml"))
+    assert len(paths) == 3
+    for path in paths:
+        config = load_config(WorldConfig, [path], ())
+        assert config.controller.final_episodes >= 20
+
+
 def test_a_corrupt_shard_stops_the_pipeline_and_is_named(tmp_path: Path) -> None:
     world(tmp_path / "w", until="vae")
     name = damage_pictures(tmp_path / "w" / "raw", 0)

@@ -309,8 +309,8 @@ class _SearchRun:
 
     def finish(self) -> Score | None:
         """The last evaluation, and the files."""
-        if self.champion_return is None and self.rows:
-            self._judge(self.search.mean)
+        if self.rows and self.rows[-1].evaluated_mean is None:
+            self._judge(self.search.mean)  # generations since the last evaluation must not be in vain
         self._save()
         if not self.settings.final_episodes or not self.rows:
             return None
