@@ -131,7 +131,8 @@ class Sampler:
         self.seconds_answer = 0.0
         """Time spent answering (gathering, network, writing), as opposed to waiting for rows."""
         self._any_finished = threading.Condition()
-        self.box.wanted[0] = self._wanted = max(1, math.ceil(settings.answer_share * plan.groups))
+        self._wanted = 0
+        self._want(plan.groups)
         self._short_since: float | None = None
         """When some groups became ready, but fewer than wanted."""
 
@@ -214,6 +215,12 @@ class Sampler:
             self.rounds += 1
             self.seconds_answer += time.perf_counter() - begun
         return int(groups.size)
+
+    def _want(self, active: int) -> None:
+        """So many groups are being stepped: wait for a share of them, and let workers ring the bell from then on."""
+        wanted = max(1, math.ceil(self.plan.settings.answer_share * active))
+        if wanted != self._wanted:
+            self.box.wanted[0] = self._wanted = wanted
 
     def _answerable(self) -> Array:
         ready = self.box.ready()

@@ -189,12 +189,12 @@ class PatientSampler(Sampler):
 
     def _answerable(self) -> Array:
         waiting: Array = np.logical_and.reduce(self._population.waiting.reshape(self.plan.groups, -1), axis=1)
+        active = int((~waiting).sum())
+        self._want(active)  # before the look at what is ready, or a worker might not ring for it
         ready = self.box.ready()
         ready = ready[~waiting[ready]]
-        active = int((~waiting).sum())
         if self.plan.lockstep and ready.size < active:
             return ready[:0]
-        self._wanted = min(self._wanted, max(1, active))
         return self.inference.answerable(ready) if self._enough(ready.size) else ready[:0]
 
 
