@@ -100,7 +100,8 @@ def over_time(config: str, seconds: float) -> dict[str, Any]:
     samples: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="bench-growth-") as folder:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen([*words_of(config, folder)], cwd=ROOT, start_new_session=True, **quiet)
+        words = [*words_of(config, folder), "report.every_frames=10_000"]
+        process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, **quiet)
         begun = time.monotonic()
         while process.poll() is None and (passed := time.monotonic() - begun) < seconds:
             samples.append((passed, tree_mb(process.pid)))

@@ -44,14 +44,12 @@ class Side:
     words: tuple[str, ...] = ()
 
 
+PEER = "sample_factory"
+ON_CPU = ("learning.micro_batch=256", "learning.threads=2", "learning.device=cpu", "sampling.answer_share=0.5")
 CPU = {
-    "rollmill": Side(
-        2,
-        16,
-        1024,
-        ("learning.micro_batch=256", "learning.threads=2", "learning.device=cpu", "sampling.answer_share=0.5"),
-    ),
-    "sample_factory": Side(2, 16, 1024, ("--device=cpu",)),
+    "rollmill": Side(2, 16, 1024, ON_CPU),  # bfloat16 where the processor has units for it (learning.precision=auto)
+    "rollmill float32": Side(2, 16, 1024, (*ON_CPU, "learning.precision=float32")),
+    PEER: Side(2, 16, 1024, ("--device=cpu",)),
 }
 
 
@@ -61,7 +59,7 @@ def gpu_sides() -> dict[str, Side]:
     peer = ("--device=gpu", "--policy_workers_per_policy=2")
     return {
         "rollmill": Side(0, 16, 4096, ("learning.device=cuda", "learning.precision=bfloat16")),
-        "sample_factory": Side(cores, 20, 4096, peer),
+        PEER: Side(cores, 20, 4096, peer),
     }
 
 
@@ -77,13 +75,15 @@ def main() -> int:
     sides = gpu_sides() if options.gpu else CPU
     rows = []
     for env in ["doom_health_gathering_supreme"] if options.gpu else options.envs:
-        runs: dict[str, list[dict[str, float]]] = {"rollmill": [], "sample_factory": []}
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
         simulation = [bare_simulation(env)]
         for _ in range(options.repeats):
-            runs["rollmill"].append(run_ours(env, sides["rollmill"], options.seconds))
-            runs["sample_factory"].append(run_peer(python, env, sides["sample_factory"], options.seconds))
+            for name, side in sides.items():
+                theirs = name == PEER
+                run = run_peer(python, env, side, options.seconds) if theirs else run_ours(env, side, options.seconds)
+                runs[name].append(run)
+                print(env, name, run, file=sys.stderr, flush=True)
             simulation.append(bare_simulation(env))
-            print(env, runs["rollmill"][-1], runs["sample_factory"][-1], simulation[-1], file=sys.stderr, flush=True)
         rows.append(summary(env, runs, simulation))
     print_table(rows)
     settings = {name: asdict(side) for name, side in sides.items()}
@@ -191,10 +191,22 @@ def summary(env: str, runs: dict[str, list[dict[str, float]]], simulation: list[
     def column(side: str, name: str) -> list[float]:
         return [run[name] for run in runs[side]]
 
-    mine, theirs = column("rollmill", "frames_per_s"), column("sample_factory", "frames_per_s")
-    ours, bare = statistics.median(mine), statistics.median(simulation)
-    ratios = {"ratio": ours / statistics.median(theirs), "share_of_simulation": ours / bare}
-    return {"env": env, **ratios, "simulation": simulation, "runs": runs}
+    def ratios(name: str) -> dict[str, float]:
+        return {
+            side: statistics.median(column(side, name)) / statistics.median(column(PEER, name))
+            for side in runs
+            if side != PEER
+        }
+
+    share = statistics.median(column("rollmill", "frames_per_s")) / statistics.median(simulation)
+    return {
+        "env": env,
+        "ratio": ratios("frames_per_s"),
+        "memory_ratio": ratios("peak_mb"),
+        "share_of_simulation": share,
+        "simulation": simulation,
+        "runs": runs,
+    }
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -206,7 +218,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
                 f"| {row['env']} | {side} | {median_text(rates)} | {statistics.median(memory):,.0f} | "
                 f"{statistics.median(first):.1f} |"
             )
-        print(f"| {row['env']} | ratio | {row['ratio']:.2f} | | |")
+        for side, ratio in row["ratio"].items():
+            print(f"| {row['env']} | {side} / {PEER} | {ratio:.2f} | {row['memory_ratio'][side]:.2f} | |")
         print(f"| {row['env']} | bare simulation | {median_text(row['simulation'])} | | |")
         print(f"| {row['env']} | rollmill's share of it | {100 * row['share_of_simulation']:.0f} % | | |")
 

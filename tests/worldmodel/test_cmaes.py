@@ -52,6 +52,18 @@ def test_a_replayed_search_is_the_same_to_the_bit(covariance: str) -> None:
     assert np.array_equal(resumed.ask(), whole.ask())
 
 
+def test_steps_shrink_beside_what_cma_es_does() -> None:
+    plain, shrunk = (Search(6, 8, 0.5, seed=1, shrink=shrink) for shrink in (1.0, 0.5))
+    for search in (plain, shrunk):
+        climb(search, 1)
+    assert shrunk.sigma == pytest.approx(plain.sigma / 2)
+    climb(shrunk, 4)
+    again = resume_search(shrunk.state(), seed=1, covariance="auto", how="replay", where="here", shrink=0.5)
+    assert np.array_equal(again.ask(), shrunk.ask())
+    with pytest.raises(CheckpointError):
+        resume_search(shrunk.state(), seed=1, covariance="auto", how="replay", where="here")
+
+
 def test_a_replay_that_ends_elsewhere_is_refused_and_the_mean_is_the_way_on() -> None:
     state = climb(Search(6, 8, 0.5, seed=1), 4).state()
     moved = {**state, "mean": state["mean"] + 0.01}

@@ -227,7 +227,8 @@ class _SearchRun:
         self.env_steps = 0
         if stage.loaded is None:
             start = start_weights(s.start, self.shape) if s.start is not None else None
-            self.search = Search(self.shape.weights, s.population, s.sigma, s.seed, s.covariance, start)
+            size = self.shape.weights
+            self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
         else:
             self._load(stage.loaded.state, str(stage.loaded.path))
         log.info("controllers of %d weights, %d in a generation", self.shape.weights, s.population)
@@ -345,7 +346,9 @@ class _SearchRun:
 
     def _load(self, state: Mapping[str, Any], where: str) -> None:
         s = self.settings
-        self.search = resume_search(state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where)
+        self.search = resume_search(
+            state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where, shrink=s.shrink
+        )
         self.rows = [GenerationRow(**row) for row in state["rows"]]
         self.champion, self.champion_return = state["champion"], state["champion_return"]
         self.seconds, self.env_steps = state["seconds"], state["env_steps"]

@@ -38,8 +38,11 @@ class Search:
         start: Array | None = None,
         first_generation: int = 0,
         stds: Array | None = None,
+        shrink: float = 1.0,
     ) -> None:
+        """``shrink``: factor of the step size after every generation, beside what CMA-ES itself does to it."""
         self.size, self.population = size, population
+        self._shrink = shrink
         self._seeds = Seeds(seed).branch("search")
         self._first = first_generation
         self.generation = first_generation
@@ -96,6 +99,7 @@ class Search:
             raise NonFiniteError(f"generation {self.generation}: the return of member {bad} is {values[bad]}")
         self.ask()
         self._es.tell(self._asked, (-values).tolist())
+        self._es.sigma *= self._shrink
         self._told.append(values)
         self._asked = []
         self.generation += 1
@@ -126,6 +130,7 @@ def resume_search(
     covariance: Literal["auto", "full", "diagonal"],
     how: Literal["replay", "mean"],
     where: str,
+    shrink: float = 1.0,
 ) -> Search:
     """The search that ``state`` was saved of; CheckpointError where a replay ends elsewhere."""
     population = state["told"].shape[1]
@@ -140,6 +145,7 @@ def resume_search(
             start=state["mean"],
             first_generation=state["generation"],
             stds=state["stds"],
+            shrink=shrink,
         )
     origin = state["origin"]
     search = Search(
@@ -151,6 +157,7 @@ def resume_search(
         start=origin["start"],
         first_generation=origin["first"],
         stds=origin["stds"],
+        shrink=shrink,
     )
     search.replay(state["told"])
     off = float(np.abs(search.mean - state["mean"]).max()) / max(state["sigma"], 1e-300)

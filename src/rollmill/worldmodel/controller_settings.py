@@ -81,6 +81,10 @@ class ControllerSettings:
     sigma: float = 0.08
     """First step size of CMA-ES."""
 
+    shrink: float = 1.0
+    """Factor of the step size after every generation, beside what CMA-ES itself does to it. Below 1 where returns are
+    so noisy that it does not get smaller by itself: members then play much worse than their mean."""
+
     decay: float = 0.0
     """Cost of large weights: the mean of their squares times this is taken from a member's return."""
 
@@ -146,6 +150,8 @@ class ControllerSettings:
             raise ValueError("final_episodes must not be negative")
         if self.sigma <= 0:
             raise ValueError("sigma must be above 0")
+        if not 0 < self.shrink <= 1:
+            raise ValueError("shrink is a factor above 0, and 1 at most")
         if self.patience and not self.max_steps:
             raise ValueError("patience needs max_steps: what a cut episode would have had left must be known")
         if self.patience and self.patience >= self.max_steps:
