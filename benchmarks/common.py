@@ -188,15 +188,21 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def tree_mb(pid: int) -> float:
-    """Memory of a process tree in MB: shared pages are counted once (proportional set size)."""
+WHOLE = ("Pss:",)
+"""Of ``smaps_rollup``: everything, pages that others have mapped as well by their share."""
+OWN = ("Pss_Anon:", "Pss_Shmem:")
+"""Without mapped files: libraries that other programs use, too, count for more when those end."""
+
+
+def tree_mb(pid: int, kinds: tuple[str, ...] = WHOLE) -> float:
+    """Memory of a process tree in MB: pages that its processes share are counted once (proportional set size)."""
     total = 0
     for member in tree(pid):
         try:
             text = Path(f"/proc/{member}/smaps_rollup").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(kinds))
     return total / 1000
 
 

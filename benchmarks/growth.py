@@ -5,8 +5,9 @@
     python benchmarks/growth.py --kinds time --minutes 30         memory of one long training
 
 A point is a short training (asynchronous, one epoch): frames per second once it is warm, and the largest memory of all
-its processes together (proportional set size, so that shared pages count once). ``time`` compares the memory after the
-first fifth of a training with that at its end. Prints tables, writes ``runs/benchmarks/growth-*.json`` and SVG plots.
+its processes together (proportional set size, so that shared pages count once). ``time`` compares the memory (without
+libraries) after the first fifth of a training with that at its end. Prints tables, writes
+``runs/benchmarks/growth-*.json`` and SVG plots.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, Watched, end_tree, median_text, record, save_plot, tree_mb, with_load
+from common import OWN, ROOT, Watched, end_tree, median_text, record, save_plot, tree_mb, with_load
 
 from rollmill.store.page.svg import Plot
 
@@ -96,7 +97,7 @@ def metrics(folder: str) -> list[dict[str, Any]]:
 
 
 def over_time(config: str, seconds: float) -> dict[str, Any]:
-    """Memory of one training, sampled once per second."""
+    """Memory of one training without mapped files, sampled once per second."""
     samples: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="bench-growth-") as folder:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -104,7 +105,7 @@ def over_time(config: str, seconds: float) -> dict[str, Any]:
         process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, **quiet)
         begun = time.monotonic()
         while process.poll() is None and (passed := time.monotonic() - begun) < seconds:
-            samples.append((passed, tree_mb(process.pid)))
+            samples.append((passed, tree_mb(process.pid, OWN)))
             time.sleep(1)
         if process.poll() is not None:
             raise SystemExit(f"the training ended by itself after {time.monotonic() - begun:.0f} s")
