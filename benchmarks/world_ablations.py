@@ -37,7 +37,7 @@ from common import BUSY, ROOT, end_on_sigterm, ours, record, save_plot, with_loa
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import load_checkpoint
-from rollmill.core.config import dump_yaml, load_config, to_dict
+from rollmill.core.config import completed, dump_yaml, load_config, to_dict
 from rollmill.core.fields import EnvSpec
 from rollmill.models.actor_critic import build_model
 from rollmill.runs.settings import TrainConfig
@@ -52,6 +52,7 @@ from rollmill.worldmodel.controller import load_controller
 
 WORLD = ROOT / "configs" / "carracing_world.yaml"
 APPO = ROOT / "configs" / "car_racing.yaml"
+SEARCHES = ("full", "latents", "untrained")
 VARIANTS = {
     "full": "full",
     "latents": "latents only",
@@ -262,6 +263,8 @@ class Ablation:
         plain = json.loads(json.dumps({"settings": asked, "episodes": self.options.episodes}, default=str))
         if path.is_file():
             known = json.loads(path.read_text())
+            if name in SEARCHES:  # a setting that was not known then had its default
+                known["asked"]["settings"] = completed(known["asked"]["settings"], WorldConfig())
             if known["asked"] == plain:
                 row: Row = known["row"]
                 return row

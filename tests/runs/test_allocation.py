@@ -28,7 +28,8 @@ import os, torch
 from rollmill.runs.allocation import map_large_tensors
 
 def resident() -> float:
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Rss:")) / 1e3
 
 done = map_large_tensors()
 torch.ones(5_000_000)
@@ -71,3 +72,11 @@ def test_the_systems_setting_is_read(tmp_path: Path, text: str, found: bool) -> 
     setting.write_text(text)
     assert allocation.huge_pages_on_request(setting) is found
     assert not allocation.huge_pages_on_request(tmp_path / "missing")
+
+
+def test_a_system_that_does_not_tell_about_mappings_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(allocation, "SMAPS", tmp_path / "missing")
+    assert allocation._flags_at(0) == []
+    assert not allocation.map_large_tensors()

@@ -103,6 +103,11 @@ def test_generations_after_the_last_evaluation_are_judged_too(
     search(models, tmp_path / "odd", generations=3, evaluate_every=2)
     assert len(judged) == 3 + 1
     assert not np.array_equal(judged[1], judged[2])  # means of generations 2 and 3
+    assert float(table(tmp_path / "odd")[-1]["evaluated_mean"]) <= float(table(tmp_path / "odd")[-1]["champion"])
+    longer = search(models, tmp_path / "odd", generations=5, evaluate_every=2)
+    at_once = search(models, tmp_path / "at_once", generations=5, evaluate_every=2)
+    assert longer.best_return == at_once.best_return
+    assert np.array_equal(load_controller(longer.controller).weights, load_controller(at_once.controller).weights)
 
 
 def test_a_search_goes_on_where_it_stopped(models: Path, tmp_path: Path) -> None:

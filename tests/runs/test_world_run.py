@@ -1,5 +1,6 @@
 import json
 import logging
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def test_a_killed_pipeline_goes_on_in_the_stage_it_was_in(tmp_path: Path, rollmi
 def test_episodes_of_a_killed_collection_are_kept(tmp_path: Path, rollmill: Run) -> None:
     command = rollmill("world", "run", "--out", "w", *SMALL, "collect.episodes={random: 1000000}")
     wait_until(lambda: episodes(tmp_path / "w" / "raw") or command.process.poll() is not None, what="an episode")
+    assert command.process.poll() is None, command.text
     command.send(signal.SIGKILL)
     command.wait()
     kept = episodes(tmp_path / "w" / "raw")
@@ -134,22 +136,38 @@ def episodes(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "key", "quick"),
-    [("dynamics", "dynamics.steps", "dynamics.save_seconds=0.01"), ("controller", "controller.generations", "seed=0")],
+    ("stage", "key", "more"),
+    [("dynamics", "dynamics.steps", ("dynamics.save_seconds=0.01",)), ("controller", "controller.generations", ())],
 )
-def test_a_killed_search_or_fit_goes_on(tmp_path: Path, rollmill: Run, stage: str, key: str, quick: str) -> None:
-    command = rollmill("world", "run", "--out", "w", *SMALL, quick, f"{key}=1000000")
-    checkpoints = Checkpoints(tmp_path / "w" / stage / "checkpoints")
+def test_a_killed_search_or_fit_goes_on(
+    tmp_path: Path, rollmill: Run, stage: str, key: str, more: tuple[str, ...]
+) -> None:
+    out = tmp_path / "w"
+    command = rollmill("world", "run", "--out", "w", *SMALL, *more, f"{key}=1000000")
+    checkpoints = Checkpoints(out / stage / "checkpoints")
     wait_until(lambda: checkpoints.newest() or command.process.poll() is not None, what="a checkpoint")
+    assert command.process.poll() is None, command.text
     command.send(signal.SIGKILL)
     command.wait()
     newest = checkpoints.newest()
     assert newest is not None, command.text
-    outcome = world(tmp_path / "w", quick, f"{key}={newest.frames + 2}", until=stage)
-    before = STAGES[: STAGES.index(stage)]
-    assert {outcome.stages[name] for name in before} == {"skipped"}
+    outcome = world(out, *more, f"{key}={newest.frames + 2}", until=stage)
+    assert {outcome.stages[name] for name in STAGES[: STAGES.index(stage)]} == {"skipped"}
     assert outcome.stages[stage] == "done"
     assert outcome.results[stage][key.partition(".")[2]] == newest.frames + 2
+    assert not (out / "aside").exists()  # it did not begin anew
+    assert newest.path.name in (out / "log.txt").read_text().partition("continuing from")[2]
+
+
+def test_the_record_of_an_earlier_version_is_understood(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(whole, out)
+    path = out / "stages" / "controller.json"
+    record = json.loads(path.read_text())
+    del record["settings"]["shrink"]  # a setting that it did not know
+    del record["settings"]["retrieval"]["horizon"]
+    path.write_text(json.dumps(record))
+    assert world(out).stages["controller"] == "skipped"
 
 
 def test_shipped_configs_are_understood() -> None:

@@ -14,7 +14,7 @@ from dreaming import STD, line_model, open_line, poison_store
 from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.store.reader import Store
 from rollmill.worldmodel.dynamics_settings import DynamicsSettings
-from rollmill.worldmodel.fit_dynamics import DynamicsFitter, LatentData, losses, principal_axes
+from rollmill.worldmodel.fit_dynamics import DynamicsFitter, LatentData, Sequences, losses, principal_axes
 from rollmill.worldmodel.sequence import Dynamics
 from storing import small_schema, write_episodes
 
@@ -94,6 +94,46 @@ def test_a_resumed_fit_goes_on_exactly(store: Store) -> None:
         assert torch.equal(mine, theirs)
     for fitter in (whole, first, second):
         fitter.close()
+
+
+def test_reading_ahead_changes_nothing(store: Store) -> None:
+    plain, ahead = make(store), make(store)
+    ahead.close()
+    ahead = DynamicsFitter(ahead.model, LatentData(store, SMALL), CPU, read_ahead=True)
+    for fitter in (plain, ahead):
+        for _ in range(3):
+            fitter.train_step()
+    back = plain.state()
+    for fitter in (plain, ahead):
+        fitter.train_step()
+        fitter.load_state(back, "here")  # the batch that was read ahead is not the next one any more
+        for _ in range(2):
+            fitter.train_step()
+    for mine, theirs in zip(plain.model.parameters(), ahead.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    for fitter in (plain, ahead):
+        fitter.close()
+
+
+def test_what_fails_while_reading_ahead_is_raised_when_it_is_wanted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = LatentData(store, SMALL)
+    fitter = DynamicsFitter(Dynamics(SMALL, data.origin()), data, CPU, read_ahead=True)
+    batch = data.batch
+
+    def fail(number: int) -> Sequences:
+        if number == 2:
+            raise StoreError("damaged")
+        return batch(number)
+
+    monkeypatch.setattr(data, "batch", fail)
+    fitter.train_step()
+    fitter.train_step()
+    with pytest.raises(StoreError, match="damaged"):
+        fitter.train_step()
+    assert fitter.step == 2
+    fitter.close()
 
 
 def test_differences_are_what_latents_change_by(store: Store) -> None:

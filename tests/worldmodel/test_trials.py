@@ -18,7 +18,7 @@ from rollmill.worldmodel.controller import Mind, Pilot
 from rollmill.worldmodel.controller_settings import ControllerSettings
 from rollmill.worldmodel.encoders import ImageEncoder, load_encoder
 from rollmill.worldmodel.trial_env import TrialEnv
-from rollmill.worldmodel.trials import PatientSampler, Played, Trials, layout_of
+from rollmill.worldmodel.trials import Played, Trials, layout_of
 
 ACTION = ActionSpec("discrete", nvec=(4,), start=(0,))
 SHOWN = {"obs": np.zeros((1, 36, 36, 3), np.uint8)}
@@ -151,26 +151,17 @@ def test_workers_that_are_set_are_used_with_a_gpu_too() -> None:
     assert layout_of(ControllerSettings(population=32, trials=2, workers=4), 16, gpu=True).workers == 4
 
 
-def test_workers_ring_for_the_last_episodes_of_a_generation(
-    encoder: ImageEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where fewer groups are left than are usually waited for, nobody would ring, and every step would wait in vain."""
-    rung: list[tuple[int, int]] = []  # groups that are being stepped, and ready ones from which on a worker rings
-    look = PatientSampler._answerable
-
-    def listen(sampler: PatientSampler) -> Array:
-        found = look(sampler)
-        waiting = np.logical_and.reduce(sampler._population.waiting.reshape(sampler.plan.groups, -1), axis=1)
-        rung.append((int((~waiting).sum()), int(sampler.box.wanted[0])))
-        return found
-
-    monkeypatch.setattr(PatientSampler, "_answerable", listen)
+def test_a_share_of_the_environments_that_still_play_is_waited_for(encoder: ImageEncoder) -> None:
     made = trials(encoder, mode="processes", workers=5, envs=20)
+    sampler, policy = made._sampler, made._policy
+    assert sampler is not None
+    assert policy is not None
     assert (made.layout.workers, made.layout.groups) == (5, 2)
     for generation in range(2):
-        rung.clear()
         check(made, generation, made.play(stubborn()))
-        assert rung[0] == (10, 3)  # a quarter of all
-        assert min(active for active, _ in rung if active) < 3
-        assert all(wanted <= active for active, wanted in rung if active)
+    sampler._answerable()
+    assert sampler.box.wanted[0] == 1  # all wait for the next generation
+    policy.begin(stubborn())
+    sampler._answerable()
+    assert sampler.box.wanted[0] == 3  # a quarter of ten groups: it rises again
     made.close()

@@ -452,6 +452,18 @@ def to_dict(config: object) -> dict[str, Any]:
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
 
 
+def completed(values: Mapping[str, Any], defaults: object) -> dict[str, Any]:
+    """Settings as an earlier version has saved them: keys that it did not know have their defaults."""
+    found = dict(values)
+    for field in dataclasses.fields(defaults):  # type: ignore[arg-type]  # an instance of a settings class
+        default = getattr(defaults, field.name)
+        if field.name not in found:
+            found[field.name] = _plain(default)
+        elif dataclasses.is_dataclass(default) and isinstance(found[field.name], Mapping):
+            found[field.name] = completed(found[field.name], default)
+    return found
+
+
 def dump_yaml(config: object) -> str:
     """YAML text from which ``load_config`` makes an equal config."""
     from rollmill.core.yaml_io import to_yaml

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SMAPS = Path("/proc/self/smaps")
 TORCH_WISH = "THP_MEM_ALLOC_ENABLE"
 """The variable by which torch asks for huge pages; it is read once, at the first allocation."""
 MAPPED_BYTES = 4 << 20
@@ -60,14 +61,17 @@ def _torch_asks() -> bool:
 
 
 def _flags_at(address: int) -> list[str]:
-    """Flags of the mapping at an address (``VmFlags`` of ``/proc/self/smaps``; ``hg``: huge pages were asked for)."""
+    """Flags of the mapping at an address (``VmFlags`` of ``SMAPS``; ``hg``: huge pages were asked for), if known."""
+    try:
+        lines = SMAPS.read_text().splitlines()
+    except OSError:
+        return []
     inside = False
-    with open("/proc/self/smaps") as lines:
-        for line in lines:
-            key, *words = line.split()
-            if not key.endswith(":"):
-                begin, end = (int(part, 16) for part in key.split("-"))
-                inside = begin <= address < end
-            elif inside and key == "VmFlags:":
-                return words
+    for line in lines:
+        key, *words = line.split()
+        if not key.endswith(":"):
+            begin, end = (int(part, 16) for part in key.split("-"))
+            inside = begin <= address < end
+        elif inside and key == "VmFlags:":
+            return words
     return []

@@ -311,8 +311,11 @@ class _SearchRun:
     def finish(self) -> Score | None:
         """The last evaluation, and the files."""
         if self.rows and self.rows[-1].evaluated_mean is None:
-            self._judge(self.search.mean)  # generations since the last evaluation must not be in vain
-        self._save()
+            # Generations since the last evaluation must not be in vain. The checkpoint does not learn of it: a search
+            # that goes on from there is the one that would have gone on at once.
+            value = self._judge(self.search.mean)
+            self.rows[-1] = replace(self.rows[-1], evaluated_mean=value, champion=self.champion_return)
+        self._write()
         if not self.settings.final_episodes or not self.rows:
             return None
         score = self.scene.evaluate(self.champion, self.settings.final_episodes, self.settings.seed + FINAL)
@@ -346,9 +349,7 @@ class _SearchRun:
 
     def _load(self, state: Mapping[str, Any], where: str) -> None:
         s = self.settings
-        self.search = resume_search(
-            state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where, shrink=s.shrink
-        )
+        self.search = resume_search(state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where)
         self.rows = [GenerationRow(**row) for row in state["rows"]]
         self.champion, self.champion_return = state["champion"], state["champion_return"]
         self.seconds, self.env_steps = state["seconds"], state["env_steps"]

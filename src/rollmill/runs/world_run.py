@@ -18,13 +18,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from rollmill.core import atomic
-from rollmill.core.config import differences, dump_yaml, to_dict
+from rollmill.core.config import completed, differences, dump_yaml, to_dict
 from rollmill.core.errors import RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
 from rollmill.core.run_folder import RunFolder, open_log
@@ -39,10 +39,12 @@ from rollmill.runs.world_dynamics import train_dynamics
 from rollmill.runs.world_encode import EncodeOptions, encode_store
 from rollmill.runs.world_panel import StagePanel
 from rollmill.runs.world_results import write_world_page
-from rollmill.runs.world_settings import WorldConfig
+from rollmill.runs.world_settings import VaeConfig, WorldConfig
 from rollmill.runs.world_vae import train_vae
 from rollmill.store.reader import Store
 from rollmill.store.schema import STORE_FILE
+from rollmill.worldmodel.controller_settings import ControllerSettings
+from rollmill.worldmodel.dynamics_settings import DynamicsSettings
 from rollmill.worldmodel.encoders import ENCODER_FILE, encoder_checksum
 from rollmill.worldmodel.sequence import DYNAMICS_FILE, dynamics_checksum
 
@@ -101,6 +103,8 @@ class Stage:
     settings: Mapping[str, Any]
     inputs: Callable[[], Mapping[str, Any]]
     run: Callable[[], Mapping[str, Any]]
+    defaults: object | None = None
+    """Settings for keys that the record of an earlier version does not have."""
 
 
 @dataclass
@@ -142,10 +146,16 @@ class World:
         c = config
         self.stages = [
             Stage("collect", {"seed": c.seed, "env": to_dict(c.env), **to_dict(c.collect)}, dict, self._collect),
-            Stage("vae", to_dict(c.vae), lambda: {"pictures": self._pictures()}, self._vae),
+            Stage("vae", to_dict(c.vae), lambda: {"pictures": self._pictures()}, self._vae, VaeConfig()),
             Stage("encode", to_dict(c.encode), self._encode_inputs, self._encode),
-            Stage("dynamics", to_dict(c.dynamics), self._encode_inputs, self._dynamics),
-            Stage("controller", self._controller_settings(), self._controller_inputs, self._controller),
+            Stage("dynamics", to_dict(c.dynamics), self._encode_inputs, self._dynamics, DynamicsSettings()),
+            Stage(
+                "controller",
+                self._controller_settings(),
+                self._controller_inputs,
+                self._controller,
+                ControllerSettings(),
+            ),
             Stage("report", {"film": c.film}, self._report_inputs, self._report),
         ]
 
@@ -171,6 +181,8 @@ class World:
         inputs = json.loads(json.dumps(dict(stage.inputs())))
         settings = json.loads(json.dumps(dict(stage.settings), default=str))
         before = self.record(stage.name)
+        if before.state and stage.defaults is not None:
+            before = replace(before, settings=completed(before.settings, stage.defaults))
         changed = what_changed(stage.name, before, settings, inputs)
         if changed.restart:
             self._set_aside(stage.name, changed.restart)

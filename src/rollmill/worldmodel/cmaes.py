@@ -53,6 +53,7 @@ class Search:
             "stds": np.ones(size) if stds is None else np.asarray(stds, np.float64),
             "sigma": sigma,
             "first": first_generation,
+            "shrink": shrink,
         }
         self._rng = self._seeds.generator()
         self._asked: list[Array] = []
@@ -130,11 +131,12 @@ def resume_search(
     covariance: Literal["auto", "full", "diagonal"],
     how: Literal["replay", "mean"],
     where: str,
-    shrink: float = 1.0,
 ) -> Search:
     """The search that ``state`` was saved of; CheckpointError where a replay ends elsewhere."""
     population = state["told"].shape[1]
     size = len(state["mean"])
+    origin = state["origin"]
+    shrink = origin.get("shrink", 1.0)  # versions before had none
     if how == "mean":
         return Search(
             size,
@@ -147,7 +149,6 @@ def resume_search(
             stds=state["stds"],
             shrink=shrink,
         )
-    origin = state["origin"]
     search = Search(
         size,
         population,

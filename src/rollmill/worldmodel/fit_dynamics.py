@@ -175,15 +175,20 @@ def losses(model: Dynamics, batch: Sequences) -> dict[str, Tensor]:
 class DynamicsFitter:
     """Fits a model to sequences; ``step`` counts optimizer steps over all sessions."""
 
-    def __init__(self, model: Dynamics, data: LatentData, devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self, model: Dynamics, data: LatentData, devices: Sequence[torch.device], read_ahead: bool | None = None
+    ) -> None:
+        """``read_ahead``: read the next batch while this one is fitted; unset: with a GPU (on a CPU the fit itself keeps
+        all cores busy).
+        """
         self.model, self.data, self.settings = model, data, model.settings
         self.step = 0
         self.seconds = 0.0
         """Seconds of fitting, over all sessions."""
         self._models = self._replicas(devices)
         self._pool = ThreadPoolExecutor(len(self._models), thread_name_prefix="fit")
-        # While a GPU computes, the next batch is read; on a CPU the fit itself keeps all cores busy.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read") if devices[0].type != "cpu" else None
+        ahead = devices[0].type != "cpu" if read_ahead is None else read_ahead
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read") if ahead else None
         self._next: tuple[int, Future[Sequences]] | None = None
         self._optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
         self._figures = StepFigures()
