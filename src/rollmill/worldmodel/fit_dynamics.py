@@ -178,8 +178,8 @@ class DynamicsFitter:
     def __init__(
         self, model: Dynamics, data: LatentData, devices: Sequence[torch.device], read_ahead: bool | None = None
     ) -> None:
-        """``read_ahead``: read the next batch while this one is fitted; unset: with a GPU (on a CPU the fit itself keeps
-        all cores busy).
+        """``read_ahead``: read the next batch while this one is fitted; unset: with a GPU. On a CPU the fit itself
+        keeps all cores busy.
         """
         self.model, self.data, self.settings = model, data, model.settings
         self.step = 0
