@@ -12,9 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.optim.adam import adam
 
 BETAS = (0.9, 0.999)
+TRACED = "Optimizer.step#Adam.step"
+"""What traces call an update; the name that ``torch.optim`` gives it."""
 
 
 class Optimizer(Protocol):
@@ -59,22 +62,23 @@ class Adam:
         if not moved:
             return
         entries = [self._state.get(k) or self._begin(k, x) for k, x, _ in moved]
-        adam(
-            [x for _, x, _ in moved],
-            [grad for _, _, grad in moved],
-            [entry["exp_avg"] for entry in entries],
-            [entry["exp_avg_sq"] for entry in entries],
-            [],
-            [entry["step"] for entry in entries],
-            fused=True,
-            amsgrad=False,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            lr=self.param_groups[0]["lr"],
-            weight_decay=0.0,
-            eps=self._eps,
-            maximize=False,
-        )
+        with record_function(TRACED):
+            adam(
+                [x for _, x, _ in moved],
+                [grad for _, _, grad in moved],
+                [entry["exp_avg"] for entry in entries],
+                [entry["exp_avg_sq"] for entry in entries],
+                [],
+                [entry["step"] for entry in entries],
+                fused=True,
+                amsgrad=False,
+                beta1=BETAS[0],
+                beta2=BETAS[1],
+                lr=self.param_groups[0]["lr"],
+                weight_decay=0.0,
+                eps=self._eps,
+                maximize=False,
+            )
 
     def _begin(self, index: int, parameter: Tensor) -> dict[str, Tensor]:
         self._state[index] = {
