@@ -82,8 +82,8 @@ class ControllerSettings:
     """First step size of CMA-ES."""
 
     shrink: float = 1.0
-    """Factor of the step size after every generation, beside what CMA-ES itself does to it. Below 1 where returns are
-    so noisy that it does not get smaller by itself: members then play much worse than their mean."""
+    """Factor of the step size after every generation, beside what CMA-ES itself does to it. Below 1 where members
+    go on playing much worse than their mean."""
 
     decay: float = 0.0
     """Cost of large weights: the mean of their squares times this is taken from a member's return."""
