@@ -5,7 +5,7 @@
 
 - **Speed**: whole episodes of up to 1000 steps, resets included, in one process with one thread; the actions are those
   of a scripted driver that knows the track. One episode before is not counted (the digits of every score are rendered
-  once in a process, 0.1 ms each). Everybody in turn, ``--repeats`` times; CPU time, so that other load on
+  once in a process). Everybody in turn, ``--repeats`` times; CPU time, so that other load on
   the machine counts little. The ratio is taken within each turn, and its median is printed.
 - **Rewards**: the same seeds and actions for stock and ours, whole episodes, by the driver, at random, and at random
   with discrete actions. Reward, terminated and truncated of every step must be equal; the stock class is not asked to

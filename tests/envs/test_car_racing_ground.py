@@ -62,10 +62,21 @@ def test_a_new_track_replaces_the_old_one() -> None:
 
 
 def test_a_tile_that_changes_colour_is_painted_again() -> None:
-    colors = np.full((200, 3), 102.0)
-    used = ground(colors=colors)
+    used = ground()
     before = view(used, RING + 0j, 0.0)
-    colors[3:5] = (250, 10, 20)
+    colors = np.full((200, 3), 102.0)
+    for tile in (4, 3):
+        colors[tile] = (250, 10, 20)
+        used.recolor(tile, colors[tile])
     after, fresh = view(used, RING + 0j, 0.0), view(ground(colors=colors), RING + 0j, 0.0)
     assert np.abs(after - before).mean() > 1
     assert np.abs(after - fresh).max() <= 1
+
+
+def test_a_changed_colour_stays_when_the_patch_is_left() -> None:
+    colors = np.full((200, 3), 102.0)
+    colors[3] = (250, 10, 20)
+    used, fresh = ground(), ground(colors=colors)
+    used.recolor(3, colors[3])
+    view(used, -RING + 0j, 0.0)
+    np.testing.assert_array_equal(view(used, RING + 0j, 0.0), view(fresh, RING + 0j, 0.0))

@@ -1,7 +1,8 @@
-"""CarRacing, twenty and more times as fast as Gymnasium's: its own physics, tracks and rewards, drawn another way.
+"""CarRacing, thirty times as fast as Gymnasium's: its own physics, tracks and rewards, drawn another way.
 
-The stock environment spends 98 % of a step on drawing. Here ``car_racing_gym`` runs the stock class and draws only
-the observation (``car_racing_draw``), at the asked size, into the caller's memory.
+The stock environment spends 98 % of a step on drawing. Here ``car_racing_gym`` runs the stock class, with the car's
+arithmetic in plain floats (``car_racing_physics``), and draws only the observation (``car_racing_draw``), at the asked
+size, into the caller's memory.
 """
 
 from __future__ import annotations

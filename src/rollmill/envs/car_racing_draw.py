@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.fields import Array
-from rollmill.envs.car_racing_ground import CAR_X, CAR_Y, FRACTION_BITS, SHRINK_LOSS, WINDOW_H, WINDOW_W, Ground, seen
+from rollmill.envs.car_racing_ground import (
+    CAR_X,
+    CAR_Y,
+    FRACTION_BITS,
+    FRACTIONS,
+    FULL_ZOOM,
+    SHRINK_LOSS,
+    WINDOW_H,
+    WINDOW_W,
+    Ground,
+    seen,
+)
 
 CAR_FINENESS = 6
 """The pixels around the car are drawn this much finer, and averaged: a bit more than a stock pixel each."""
@@ -22,6 +33,9 @@ CAR_REACH = (1.7, 2.8)
 """Nothing of the car is farther from its centre, sideways and along, in metres."""
 HULL_COLOR, TYRE_COLOR, RIM_COLOR = (202, 0, 0), (0, 0, 0), (75, 75, 75)
 """As seen, see ``SHRINK_LOSS``."""
+ANGLES, PHASES = 25, 48
+"""Steps per radian that a wheel's steering angle is rounded to, and steps per turn for its phase. At 96 x 96 no edge
+moves by a tenth of a pixel."""
 RIM_ARC = 1.2
 """Radians of the wheel's turn that its bright part spans."""
 
@@ -57,8 +71,8 @@ class Painter:
         position, angle = hull.position, hull.angle
         place = complex(position.x, position.y)
         self.ground.paint_view(place, angle, zoom, self._scene)
-        self._car.draw(car.wheels, place, angle, zoom, self._scene)
         self._cv2.cvtColor(self._scene, self._cv2.COLOR_RGBA2RGB, out[: self._above])
+        self._car.draw(car.wheels, zoom, out)
         self._bar.draw(car, score, out[self._above :])
 
 
@@ -68,9 +82,10 @@ class CarShapes:
     def __init__(self, dynamics: Any) -> None:
         """``dynamics`` is the module ``gymnasium.envs.box2d.car_dynamics``."""
         hull = (dynamics.HULL_POLY1, dynamics.HULL_POLY2, dynamics.HULL_POLY3, dynamics.HULL_POLY4)
-        self.hull = [np.array([complex(*corner) for corner in polygon]) * dynamics.SIZE for polygon in hull]
+        self.hull = [[complex(*corner) * dynamics.SIZE for corner in polygon] for polygon in hull]
         self.wheel_half_width = dynamics.WHEEL_W * dynamics.SIZE
         self.wheel_radius = dynamics.WHEEL_R * dynamics.SIZE
+        self.wheels = [complex(*place) * dynamics.SIZE for place in dynamics.WHEELPOS]
 
 
 class CarDrawing:
@@ -80,72 +95,100 @@ class CarDrawing:
         self._cv2 = cv2
         self._size = size
         self._shapes = shapes
-        self._zoom = 0.0
-        self._scale = self._offset = np.zeros(2)
-        self._box = (slice(0, 0), slice(0, 0))
-        self._coarse_size = self._fine_size = (0, 0)
-        self._fine = self._hull = self._hull_mask = np.zeros((0, 0, 4), np.uint8)
+        self._set_zoom(FULL_ZOOM)
 
-    def draw(self, wheels: Any, car: complex, angle: float, zoom: float, out: Array) -> None:
-        """Draw into the pixels of ``out``, ``[rows, columns, 4]``, around the car."""
-        if zoom != self._zoom:
-            self._place(zoom)
-        cv2, pixels, fine = self._cv2, out[self._box], self._fine
-        cv2.resize(pixels, self._fine_size, fine, 0, 0, cv2.INTER_NEAREST)
-        tyres, rims = self._wheel_polygons(wheels, car, angle)
-        cv2.fillPoly(fine, tyres, TYRE_COLOR, cv2.LINE_8, FRACTION_BITS)
-        if len(rims):
-            cv2.fillPoly(fine, rims, RIM_COLOR, cv2.LINE_8, FRACTION_BITS)
-        cv2.copyTo(self._hull, self._hull_mask, fine)
-        pixels[:] = cv2.resize(fine, self._coarse_size, None, 0, 0, cv2.INTER_AREA)
-
-    def _place(self, zoom: float) -> None:
-        """Where the car and its surroundings are in the picture, at this zoom."""
+    def _set_zoom(self, zoom: float) -> None:
         self._zoom = zoom
-        pixels = np.array([self._size / WINDOW_W, self._size / WINDOW_H])
-        centre = np.array([CAR_X, WINDOW_H - CAR_Y]) * pixels
-        reach = np.array(CAR_REACH) * zoom * pixels
-        low, high = np.floor(centre - reach).astype(int), np.ceil(centre + reach).astype(int)
-        (left, top), (right, bottom) = low.tolist(), high.tolist()
-        self._box = (slice(top, bottom), slice(left, right))
-        self._coarse_size = (right - left, bottom - top)
-        self._fine_size = width, height = (right - left) * CAR_FINENESS, (bottom - top) * CAR_FINENESS
-        unit = CAR_FINENESS * (1 << FRACTION_BITS)
+        self._looks = car_looks(self._cv2, self._size, self._shapes, zoom)
+        self._look = np.zeros((2, *self._looks.shape), np.float32)  # of the whole car
+        self._quarters = [self._look[:, rows, columns] for rows, columns in self._looks.quarters]
+        self._shown: list[tuple[int, int] | None] = [None] * len(self._quarters)
+        self._mixed = np.zeros(self._looks.shape, np.float32)
+
+    def draw(self, wheels: Any, zoom: float, out: Array) -> None:
+        """Draw into the pixels of ``out``, ``[rows, columns, 3]``, around the car."""
+        if zoom != self._zoom:
+            self._set_zoom(zoom)
+        for index, wheel in enumerate(wheels):
+            angle = round(wheel.joint.angle * ANGLES)
+            phase = int(wheel.phase * (PHASES / math.tau) % PHASES)
+            if (angle, phase) != self._shown[index]:
+                self._shown[index] = angle, phase
+                self._quarters[index][:] = quarter_look(self._looks, index, angle, phase)
+        pixels = out[self._looks.box]
+        color, share = self._look
+        mixed = np.multiply(pixels, share, out=self._mixed)
+        mixed += color
+        pixels[:] = mixed
+
+
+class CarLooks:
+    """What the quarters of the car look like at one zoom.
+
+    The lines through the middle of the car run between pixels, and each quarter holds one wheel. What it shows depends
+    on the angle and the phase of this wheel alone; with both rounded there are so few looks that they are kept.
+
+    A look is float32 ``[2, rows, columns, 3]``: the colour that the car adds to each pixel, and the share of the ground
+    that is still seen there.
+    """
+
+    def __init__(self, cv2: Any, size: int, shapes: CarShapes, zoom: float) -> None:
+        self._cv2 = cv2
+        self._shapes = shapes
+        pixels = np.array([size / WINDOW_W, size / WINDOW_H])
+        x, y = round(CAR_X * size / WINDOW_W), round((WINDOW_H - CAR_Y) * size / WINDOW_H)
+        right, down = np.ceil(np.array(CAR_REACH) * zoom * pixels).astype(int).tolist()
+        self.box = (slice(y - down, y + down), slice(x - right, x + right))
+        """Of the car in the picture."""
+        self.shape = (2 * down, 2 * right, 3)
+        halves, sides = (slice(0, down), slice(down, None)), (slice(0, right), slice(right, None))
+        self.quarters = [(rows, columns) for rows in halves for columns in sides]
+        """Of the box, in the order of the wheels."""
+        unit = CAR_FINENESS * FRACTIONS
         self._scale = np.array([1, -1]) * zoom * pixels * unit
-        self._offset = (centre - low) * unit - 0.5 * (1 << FRACTION_BITS)
-        self._fine = np.zeros((height, width, 4), np.uint8)
-        self._hull = np.zeros((height, width, 4), np.uint8)
-        self._hull[..., :3] = HULL_COLOR
-        self._hull_mask = np.zeros((height, width), np.uint8)
-        for polygon in self._shapes.hull:
-            self._cv2.fillConvexPoly(self._hull_mask, self._corners(polygon), 255, self._cv2.LINE_8, FRACTION_BITS)
+        self._offset = np.array([right, down]) * unit - 0.5 * FRACTIONS
+        self._hull = [self._corners(polygon) for polygon in shapes.hull]
 
-    def _corners(self, points: Array) -> Array:
-        """Complex metres seen from the car ``[n]`` as corners in fine pixels, int32 ``[n, 2]``."""
-        flat = points.view(np.float64).reshape(-1, 2)
-        return (flat * self._scale + self._offset).astype(np.int32)
+    def draw(self, wheel: int, angle: float, phase: float) -> Array:
+        """The look of the quarter with this wheel."""
+        across = complex(math.cos(angle), math.sin(angle))
+        along = across * 1j * self._shapes.wheel_radius
+        across *= self._shapes.wheel_half_width
+        left, right = self._shapes.wheels[wheel] - across, self._shapes.wheels[wheel] + across
+        height, width, _ = self.shape
+        canvas = np.zeros((height * CAR_FINENESS, width * CAR_FINENESS, 4), np.float32)
+        self._fill(canvas, self._corners([left + along, right + along, right - along, left - along]), TYRE_COLOR)
+        span = _rim_span(phase)
+        if span:
+            begin, end = along * span[0], along * span[1]
+            self._fill(canvas, self._corners([left + begin, right + begin, right + end, left + end]), RIM_COLOR)
+        for corners in self._hull:
+            self._fill(canvas, corners, HULL_COLOR)
+        mean = self._cv2.resize(canvas, (width, height), None, 0, 0, self._cv2.INTER_AREA)[self.quarters[wheel]]
+        # Half a level more, because pixels are cut off to whole levels.
+        return np.stack([mean[..., :3] + 0.5, np.repeat(1 - mean[..., 3:], 3, axis=2)])
 
-    def _wheel_polygons(self, wheels: Any, car: complex, angle: float) -> tuple[Array, Array]:
-        """Tyres, and bright parts that are seen: ``[n, 4, 2]`` each."""
-        upright = complex(math.cos(angle), -math.sin(angle))
-        width, radius = self._shapes.wheel_half_width, self._shapes.wheel_radius
-        tyres: list[complex] = []
-        rims: list[complex] = []
-        for wheel in wheels:
-            place = wheel.position
-            centre = (complex(place.x, place.y) - car) * upright
-            turn = wheel.angle - angle
-            across = complex(math.cos(turn), math.sin(turn))
-            along = across * 1j * radius
-            across *= width
-            left, right = centre - across, centre + across
-            tyres += (left + along, right + along, right - along, left - along)
-            span = _rim_span(float(wheel.phase))
-            if span:
-                begin, end = along * span[0], along * span[1]
-                rims += (left + begin, right + begin, right + end, left + end)
-        corners = self._corners(np.array(tyres + rims)).reshape(-1, 4, 2)
-        return corners[: len(wheels)], corners[len(wheels) :]
+    def _corners(self, polygon: list[complex]) -> Array:
+        """Metres seen from the car ``[n]`` as corners in fractions of fine pixels, int32 ``[n, 2]``."""
+        flat = np.array(polygon).view(np.float64).reshape(-1, 2)
+        corners: Array = (flat * self._scale + self._offset).astype(np.int32)
+        return corners
+
+    def _fill(self, canvas: Array, corners: Array, color: tuple[int, int, int]) -> None:
+        """Fill a polygon of a canvas whose fourth channel says what the car covers."""
+        self._cv2.fillConvexPoly(canvas, corners, (*color, 1), self._cv2.LINE_8, FRACTION_BITS)
+
+
+@lru_cache(maxsize=256)
+def car_looks(cv2: Any, size: int, shapes: CarShapes, zoom: float) -> CarLooks:
+    """Shared by the environments of a process; every episode has the same 50 zooms."""
+    return CarLooks(cv2, size, shapes, zoom)
+
+
+@lru_cache(maxsize=4096)
+def quarter_look(looks: CarLooks, wheel: int, angle: int, phase: int) -> Array:
+    """One look, by rounded angle and phase. There are 2,300 at the full zoom; each takes 0.7 kB at 96 x 96."""
+    return looks.draw(wheel, angle / ANGLES, (phase + 0.5) * (math.tau / PHASES))
 
 
 def _rim_span(phase: float) -> tuple[float, float] | None:
@@ -162,47 +205,59 @@ def _rim_span(phase: float) -> tuple[float, float] | None:
 class Bar:
     """The black bar with score and indicators.
 
-    Indicators are rectangles, so what part of each pixel one covers is a product of rows and columns; all together
-    are one small matrix product.
+    Indicators are rectangles, so what part of each pixel one covers is a product of rows and columns. The bar is kept
+    from step to step, and only indicators whose tip has come to another stock pixel are drawn again.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        covered = _covered(WINDOW_W, size)
+        self._picture = np.zeros((size // 8, size, 3), np.uint8)
+        self._text = ""
+        self._tips = [-1] * len(UPRIGHT)
+        self._level_tips = [-1] * len(LEVEL)
         self._heights = _upright_heights(size // 8)
-        count = len(UPRIGHT)
-        self._down = np.zeros((count + len(LEVEL), size // 8), np.float32)
-        self._across = np.zeros((count + len(LEVEL), size, 3), np.float32)
-        for index, (place, _, color) in enumerate(UPRIGHT):
-            columns = covered[(place + 1) * CELL_W] - covered[place * CELL_W]
-            self._across[index] = columns[:, None] * seen(np.array(color))
         self._levels = [_level_columns(place * CELL_W, size) for place, _, _ in LEVEL]
+
+        covered = _covered(WINDOW_W, size)
+        columns = [covered[(place + 1) * CELL_W] - covered[place * CELL_W] for place, _, _ in UPRIGHT]
+        colors = [seen(np.array(color)) for _, _, color in UPRIGHT]
+        across = np.array([one[:, None] * color for one, color in zip(columns, colors)], np.float32)
+        used = np.flatnonzero(across.any(axis=(0, 2)))
+        first, self._end = int(used[0]), int(used[-1]) + 1
+        self._across = across[:, first : self._end].reshape(len(UPRIGHT), -1)
+        self._upright = self._picture[:, first : self._end]
+
         rows = _covered(BAR_H, size // 8)
-        self._down[count:] = rows[BAR_H - 2 * CELL_H + 1] - rows[BAR_H - 4 * CELL_H]
-        self._flat = self._across.reshape(len(self._across), -1)
-        self._product = np.zeros((size // 8, size * 3), np.float32)
+        self._down = (rows[BAR_H - 2 * CELL_H + 1] - rows[BAR_H - 4 * CELL_H])[:, None]
 
     def draw(self, car: Any, score: float, out: Array) -> None:
         """Draw the bar into ``out``, ``[size / 8, size, 3]``."""
         hull, wheels = car.hull, car.wheels
         velocity = hull.linearVelocity
         speed = math.hypot(velocity.x, velocity.y)
-        values = (speed, *[float(wheel.omega) for wheel in wheels])
-        tips = [_upright_row(value * cells) for value, (_, cells, _) in zip(values, UPRIGHT)]
-        self._down[: len(UPRIGHT)] = self._heights[tips]
-        for index, value in enumerate((wheels[0].joint.angle, hull.angularVelocity)):
-            self._set_level(index, value)
-        product = np.matmul(self._down.T, self._flat, out=self._product)
-        out[:] = product.reshape(out.shape)
-        digits = score_picture(f"{score:04.0f}", self._size)
-        out[:, : digits.shape[1]] = digits
+        self._draw_upright((speed, *[wheel.omega for wheel in wheels]))
+        self._draw_level(0, wheels[0].joint.angle)
+        self._draw_level(1, hull.angularVelocity)
+        text = f"{score:04.0f}"
+        if text != self._text:
+            self._text = text
+            self._picture[:, : self._size // 8] = score_picture(text, self._size)
+        out[:] = self._picture
 
-    def _set_level(self, index: int, value: float) -> None:
+    def _draw_upright(self, values: tuple[float, ...]) -> None:
+        tips = [_upright_row(value * cells) for value, (_, cells, _) in zip(values, UPRIGHT)]
+        if tips != self._tips:
+            self._tips = tips
+            self._upright[:] = (self._heights[:, tips] @ self._across).reshape(self._upright.shape)
+
+    def _draw_level(self, index: int, value: float) -> None:
         place, cells, channel = LEVEL[index]
         tip = WINDOW_W  # the entry for what is not drawn
         if abs(value) > TOO_SMALL:
             tip = min(max(int(CELL_W * (place + cells * value)), 0), WINDOW_W - 1)
-        self._across[len(UPRIGHT) + index, :, channel] = self._levels[index][tip]
+        if tip != self._level_tips[index]:
+            self._level_tips[index] = tip
+            self._picture[:, self._end :, channel] = self._down * self._levels[index][tip, self._end :]
 
 
 @cache
@@ -217,7 +272,7 @@ def _level_columns(base: int, size: int) -> Array:
 
 
 def _upright_row(cells: float) -> int:
-    """The row of ``_upright_heights`` for an indicator so many cells of the grid high."""
+    """The column of ``_upright_heights`` for an indicator so many cells of the grid high."""
     if abs(cells) < TOO_SMALL / 100:  # a hundredth of a cell per unit, or two
         return BAR_H
     return min(max(int(BAR_H - CELL_H - CELL_H * cells), 0), BAR_H - 1)
@@ -226,12 +281,12 @@ def _upright_row(cells: float) -> int:
 def _upright_heights(rows: int) -> Array:
     """What part of each of ``rows`` pixels an upright indicator covers, by the stock pixel its tip is in.
 
-    The last entry is for indicators that are not drawn.
+    float32 ``[rows, 100 + 1]``; the last entry is for indicators that are not drawn.
     """
     covered = _covered(BAR_H, rows)
     base = BAR_H - CELL_H
     drawn = [covered[max(base, tip) + 1] - covered[min(base, tip)] for tip in range(BAR_H)]
-    return np.array([*drawn, np.zeros(rows)], np.float32)
+    return np.array([*drawn, np.zeros(rows)], np.float32).T
 
 
 def _covered(stock: int, size: int) -> Array:
@@ -247,17 +302,28 @@ def score_picture(text: str, size: int) -> Array:
     import pygame
 
     window = pygame.Surface((SCORE_W, BAR_H))
-    digits = _score_font().render(text, True, (255, 255, 255), (0, 0, 0))
+    digits = _digits(text)
     place = digits.get_rect()
     place.center = SCORE_CENTRE
     window.blit(digits, place)
-    gray = pygame.surfarray.array_red(window).astype(np.float32)  # [x, y]
+    gray = pygame.surfarray.pixels_red(window).astype(np.float32)  # [x, y]
     columns, rows = _shrinking(SCORE_W, size // 8), _shrinking(BAR_H, size // 8)
     return seen(rows.T @ gray.T @ columns).astype(np.uint8)[..., None]
 
 
+def _digits(text: str) -> Any:
+    import pygame
+
+    try:
+        return _score_font().render(text, True, (255, 255, 255), (0, 0, 0))
+    except pygame.error:  # another part of the program has quit pygame, and the font died of it
+        _score_font.cache_clear()
+        return _score_font().render(text, True, (255, 255, 255), (0, 0, 0))
+
+
+@cache
 def _score_font() -> Any:
-    """A new one for each text: texts are kept, and a kept font is dead once any other program part quits pygame."""
+    """Kept, because a new font takes a millisecond for its first text."""
     import pygame
 
     pygame.font.init()

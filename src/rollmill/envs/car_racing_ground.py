@@ -12,6 +12,7 @@ become ``size`` each.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ ZOOM_AHEAD, ZOOM_BEHIND = 1.2, 0.86
 """While the zoom grows: a patch is painted for this many times the zoom, and used until it is this part of the zoom."""
 FRACTION_BITS = 4
 """Binary places of the polygon corners handed to OpenCV."""
+FRACTIONS = 1 << FRACTION_BITS
 SHRINK_LOSS = 2
 """pygame's ``smoothscale`` rounds every colour down by two levels: what is painted 102 is seen as 100."""
 
@@ -71,12 +73,13 @@ class Ground:
         self._patch = np.zeros((self._side, self._side, 4), np.uint8)
         self._quads = np.zeros((0, 4, 2))
         self._corners = np.zeros((0, 4, 2), np.int32)
-        self._boxes = np.zeros((0, 4), np.int64)
-        self._colors = self._painted = np.zeros((0, 3))
-        self._painted_bytes = b""
-        self._field: tuple[Array, Array] = (np.zeros(3), np.zeros(3))
-        self._origin = self._centre = 0j
-        self._scale = 1.0  # texels per metre
+        self._boxes = np.zeros((0, 2, 2), np.int64)
+        self._colors: list[list[int]] = []
+        self._changed: list[int] = []
+        self._field = np.zeros((3, 3, 4), np.uint8)  # colours by the two kinds of a place, see ``_kinds``
+        self._corner = (0, 0)  # of the patch, in texels from the world's origin
+        self._centre = 0j
+        self._scale = 0.0  # texels per metre
         self._zoom = 0.0  # that the patch was painted for; 0: none yet
 
     def set_track(self, quads: Array, colors: Array, field: Array, grass: Array) -> None:
@@ -84,14 +87,23 @@ class Ground:
 
         Args:
             quads: ``[n, 4, 2]`` metres, painted in this order.
-            colors: ``[n, 3]``; looked at again in each ``paint_view``, because the car changes what it touches.
+            colors: ``[n, 3]``.
             field: Colour of the field.
             grass: Colour of the lighter squares.
         """
         self._quads = quads
-        self._colors = colors
-        self._field = (seen(field), seen(grass))
-        self._zoom = 0.0
+        self._colors = seen(colors).tolist()
+        self._changed = []
+        self._field[1:, 1:, :3] = seen(field)
+        self._field[2, 2, :3] = seen(grass)
+        self._zoom = self._scale = 0.0
+
+    def recolor(self, quad: int, color: Array) -> None:
+        """Change the colour of one quad."""
+        shown = seen(color).tolist()
+        if shown != self._colors[quad]:
+            self._colors[quad] = shown
+            self._changed.append(quad)
 
     def paint_view(self, car: complex, angle: float, zoom: float, out: Array) -> None:
         """Write the view of a car heading ``angle`` (radians from the y axis) into ``out``.
@@ -102,7 +114,7 @@ class Ground:
         centre = car + turn * VIEW_CENTRE
         if not self._covers(centre, zoom):
             self._paint_patch(centre, turn * 1j * zoom, zoom)
-        elif self._colors.tobytes() != self._painted_bytes:
+        elif self._changed:
             self._paint_changed()
         self._warp(car, turn, out)
 
@@ -117,9 +129,10 @@ class Ground:
         """Look up each pixel's centre: pixel -> stock pixel seen from the car -> metres -> texel."""
         turn *= self._scale
         column, row = turn * (WINDOW_W / self._size), turn * (-1j * WINDOW_H / self._size)
-        first = turn * complex(-CAR_X, WINDOW_H - CAR_Y) + (car - self._origin) * self._scale + (column + row) / 2
+        first = turn * complex(-CAR_X, WINDOW_H - CAR_Y) + car * self._scale + (column + row) / 2
         # OpenCV counts from the centre of the first texel.
-        matrix = np.array([[column.real, row.real, first.real - 0.5], [column.imag, row.imag, first.imag - 0.5]])
+        x, y = first.real - self._corner[0] - 0.5, first.imag - self._corner[1] - 0.5
+        matrix = np.array([[column.real, row.real, x], [column.imag, row.imag, y]])
         rows, columns = out.shape[:2]
         self._cv2.warpAffine(self._patch, matrix, (columns, rows), out, self._warp_flags)
 
@@ -129,62 +142,62 @@ class Ground:
         """Paint a patch that covers the view around ``centre`` and has most of its room where the car is heading."""
         self._zoom = min(zoom * ZOOM_AHEAD, FULL_ZOOM)
         pixels_per_metre = self._zoom * self._size / math.sqrt(WINDOW_W * WINDOW_H)
-        self._scale = scale = pixels_per_metre * TEXELS_PER_PIXEL
-        half = self._side / scale / 2
-        room = half - VIEW_RADIUS / zoom - 1 / scale
-        corner = (centre + heading * room * ROOM_AHEAD - complex(half, half)) * scale
+        self._set_scale(pixels_per_metre * TEXELS_PER_PIXEL)
+        half = self._side / self._scale / 2
+        room = half - VIEW_RADIUS / zoom - 1 / self._scale
+        corner = (centre + heading * room * ROOM_AHEAD - complex(half, half)) * self._scale
         # On a grid of whole texels: where the patch happens to be does not show in the picture.
-        self._origin = complex(round(corner.real), round(corner.imag)) / scale
-        self._centre = self._origin + complex(half, half)
+        self._corner = round(corner.real), round(corner.imag)
+        self._centre = complex(*self._corner) / self._scale + complex(half, half)
         self._paint_field()
-        self._place_quads()
-        left, bottom, right, top = self._boxes.T
-        near = (left < right) & (bottom < top)
-        self._paint_quads(np.flatnonzero(near).tolist())
-        self._remember_colors()
+        low, high = self._boxes[:, 0] - self._corner, self._boxes[:, 1] - self._corner
+        near = (low < self._side).all(axis=1) & (high > 0).all(axis=1)
+        which = np.flatnonzero(near)
+        self._paint_quads(which.tolist(), self._corners[which])
+        self._changed = []
         self._cv2.resize(self._fine, (self._side, self._side), self._patch, 0, 0, self._cv2.INTER_AREA)
 
     def _paint_field(self) -> None:
         """Every row of texels is one of three: outside of the field, plain, or with squares of grass."""
-        across, along = self._kinds(self._origin.real), self._kinds(self._origin.imag)
-        plain, grass = self._field
-        rows = np.zeros((3, len(across), 4), np.uint8)
-        rows[1:, across > 0, :3] = plain
-        rows[2, across == 2, :3] = grass
+        across, along = (self._kinds(texel) for texel in self._corner)
+        rows = np.take(self._field, across, axis=1)
         np.take(rows, along, axis=0, out=self._fine, mode="clip")  # straight into ``out``; "raise" would buffer
 
-    def _kinds(self, origin: float) -> Array:
+    def _kinds(self, first: int) -> Array:
         """Along one axis: 0 outside of the field, 1 between squares of grass, 2 in one."""
-        metres = origin + (np.arange(len(self._fine)) + 0.5) / (self._scale * FINENESS)
+        metres = (first + (np.arange(len(self._fine)) + 0.5) / FINENESS) / self._scale
         kinds: Array = 2 - np.floor(metres / GRASS).astype(np.int64) % 2
         kinds[np.abs(metres) > PLAYFIELD] = 0
         return kinds
 
-    def _place_quads(self) -> None:
-        """Where the quads are in the patch: corners in fractions of fine texels, boxes in whole texels."""
-        texels = (self._quads - (self._origin.real, self._origin.imag)) * self._scale
-        corners = (texels * FINENESS - 0.5) * (1 << FRACTION_BITS)
-        self._corners = np.rint(corners).astype(np.int32)
+    def _set_scale(self, scale: float) -> None:
+        """Where the quads are at this scale, from the world's origin: corners in fractions of fine texels, and the
+        lower and upper ends of their boxes in whole texels."""
+        if scale == self._scale:
+            return
+        self._scale = scale
+        texels = self._quads * scale
+        self._corners = np.rint((texels * FINENESS - 0.5) * FRACTIONS).astype(np.int32)
         # A texel more on each side: edges are painted up to half a texel too wide.
-        boxes = np.concatenate([texels.min(axis=1) - 1, texels.max(axis=1) + 2], axis=1)
-        self._boxes = np.clip(boxes, 0, self._side).astype(np.int64)  # of those outside, one side is zero
+        boxes = np.stack([texels.min(axis=1) - 1, texels.max(axis=1) + 2], axis=1)
+        self._boxes = np.floor(boxes).astype(np.int64)
 
-    def _paint_quads(self, which: list[int]) -> None:
+    def _paint_quads(self, which: Sequence[int], corners: Array) -> None:
         fill, canvas, line = self._cv2.fillConvexPoly, self._fine, self._cv2.LINE_8
-        for index, color in zip(which, seen(self._colors[which]).tolist()):
-            fill(canvas, self._corners[index], color, line, FRACTION_BITS)
-
-    def _remember_colors(self) -> None:
-        self._painted = self._colors.copy()
-        self._painted_bytes = self._painted.tobytes()
+        corners = corners - np.array(self._corner, np.int32) * (FINENESS * FRACTIONS)
+        for index, quad in zip(which, corners):
+            fill(canvas, quad, self._colors[index], line, FRACTION_BITS)
 
     def _paint_changed(self) -> None:
         """Paint the tiles that changed colour, and what comes after each and may lie over it: kerb and next tile."""
-        changed = np.flatnonzero((self._colors != self._painted).any(axis=1))
-        self._remember_colors()
-        for index in changed.tolist():
-            self._paint_quads(list(range(index, min(index + 3, len(self._quads)))))
-            x0, y0, x1, y1 = self._boxes[index].tolist()
+        x, y = self._corner
+        for index in sorted(self._changed):
+            after = range(index, min(index + 3, len(self._quads)))
+            self._paint_quads(after, self._corners[index : after.stop])
+            (left, bottom), (right, top) = self._boxes[index].tolist()
+            x0, x1 = max(left - x, 0), min(right - x, self._side)
+            y0, y1 = max(bottom - y, 0), min(top - y, self._side)
             if x0 < x1 and y0 < y1:
                 fine = self._fine[y0 * FINENESS : y1 * FINENESS, x0 * FINENESS : x1 * FINENESS]
                 self._patch[y0:y1, x0:x1] = self._cv2.resize(fine, (x1 - x0, y1 - y0), None, 0, 0, self._cv2.INTER_AREA)
+        self._changed = []

@@ -1,4 +1,4 @@
-"""Gymnasium's CarRacing with another way of drawing the observation; everything else is Gymnasium's own code.
+"""Gymnasium's CarRacing with another way of drawing the observation, and with the car's arithmetic written again.
 
 Needs the extra ``box2d``. ``rollmill.envs.registration.register`` gives it an id for ``gymnasium.make``.
 """
@@ -16,15 +16,17 @@ from gymnasium.utils import EzPickle
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
 from rollmill.envs.car_racing_draw import CarShapes, Painter
+from rollmill.envs.car_racing_physics import Car, FrictionDetector
 
 LEAST_SIZE = 32
+SHAPES = CarShapes(car_dynamics)
 
 
 class CarRacing(car_racing.CarRacing):
     """CarRacing-v3 with observations uint8 RGB ``[size, size, 3]``, drawn without pygame.
 
-    Tracks, physics, rewards and ends are those of the stock class, whose ``reset`` and ``step`` run unchanged; so is
-    ``render()``, which does use pygame.
+    Tracks, physics, rewards and ends are those of the stock class, whose ``reset`` and ``step`` run unchanged (with the
+    car and the contact listener of ``car_racing_physics``); so is ``render()``, which does use pygame.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class CarRacing(car_racing.CarRacing):
         EzPickle.__init__(self, render_mode, size, lap_complete_percent, domain_randomize, continuous)
         cv2.setNumThreads(1)  # it would start a pool of threads, for pictures too small to share out
         self.observation_space = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self._painter = Painter(cv2, size, CarShapes(car_dynamics))
+        self._painter = Painter(cv2, size, SHAPES)
         self._shape = (size, size, 3)
         self._shown_score = 0.0
         self.draws = True
@@ -66,19 +68,30 @@ class CarRacing(car_racing.CarRacing):
         drawn: Array = super()._render("rgb_array")
         return drawn
 
+    def step(self, action: Any) -> Any:
+        if action is None:  # by ``reset``, which has just built the car
+            self.car.__class__ = Car
+        return super().step(action)
+
     def _create_track(self) -> bool:
         if not super()._create_track():  # type: ignore[no-untyped-call]
             return False
-        # The contact listener recolours tiles in place. One array for all lets the painter see that at a glance.
-        colors = np.array([color for _, color in self.road_poly], np.float64)
-        rows = {id(color): colors[index] for index, (_, color) in enumerate(self.road_poly)}
+        rows = {id(color): index for index, (_, color) in enumerate(self.road_poly)}
         tiles: Any = self.road
         for tile in tiles:
-            tile.color = rows[id(tile.color)]
+            tile.row = rows[id(tile.color)]
+            tile.touched = False
         quads = np.array([quad for quad, _ in self.road_poly], np.float64)
-        self.road_poly = [(quad, colors[index]) for index, (quad, _) in enumerate(self.road_poly)]
+        colors = np.array([color for _, color in self.road_poly], np.float64)
         self._painter.ground.set_track(quads, colors, self.bg_color, self.grass_color)
+        # In place of the stock listener, as ``reset`` has set it; the world itself does not keep it alive.
+        listener = FrictionDetector(self, self.lap_complete_percent)  # type: ignore[no-untyped-call]
+        self.world.contactListener = self.world.contactListener_bug_workaround = listener
         return True
+
+    def recolored(self, tile: Any) -> None:
+        """Called when the car touches a tile for the first time, which then has the plain colour of the road."""
+        self._painter.ground.recolor(tile.row, self.road_color)
 
     def _render(self, mode: str) -> Any:
         if mode != "state_pixels":
