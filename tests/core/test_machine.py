@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from rollmill.core import machine
-from rollmill.core.machine import available_cores, available_memory, cpu_quota, has_fast_bfloat16, may_have_gpu
+from rollmill.core.machine import (
+    available_cores,
+    available_memory,
+    cpu_quota,
+    has_fast_bfloat16,
+    may_have_gpu,
+    wait_for_turn,
+)
 
 
 def write(path: Path, text: str) -> None:
@@ -135,3 +142,21 @@ def test_memory_of_the_machine_and_of_the_container(proc: Path, cgroups: Path) -
     assert available_memory(proc, cgroups) == 400_000_000
     write(cgroups / "memory.max", "max\n")
     assert available_memory(proc, cgroups) == 4_096_000_000
+
+
+# -- scheduling --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux")
+def test_waiting_for_a_turn_is_the_batch_policy() -> None:
+    code = "import os; from rollmill.core.machine import wait_for_turn as f; f(); print(os.sched_getscheduler(0))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) == os.SCHED_BATCH
+
+
+def test_where_the_policy_is_forbidden_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    wait_for_turn()

@@ -361,6 +361,23 @@ def test_nothing_is_written_into_the_current_folder(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("own", [None, "glibc.malloc.hugetlb=0"])
+def test_the_engine_waits_for_its_turn_and_asks_for_huge_pages(
+    basic: DoomEnv, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    before = os.sched_getscheduler(0)
+    basic.reset(1, new_obs())
+    assert basic.engine_pid is not None
+    assert os.sched_getscheduler(basic.engine_pid) == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == before
+    variables = Path(f"/proc/{basic.engine_pid}/environ").read_bytes().decode().split("\0")
+    (tunables,) = (line for line in variables if line.startswith("GLIBC_TUNABLES="))
+    assert tunables.removeprefix("GLIBC_TUNABLES=") == own if own else "hugetlb=1" in tunables
+
+
 def test_the_engine_keeps_no_inherited_file_and_its_parents_core(basic: DoomEnv) -> None:
     cores = os.sched_getaffinity(0)
     reader, writer = os.pipe()

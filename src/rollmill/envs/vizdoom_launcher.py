@@ -36,6 +36,22 @@ def close_inherited_files() -> None:
                 continue
 
 
+def wait_for_turn() -> None:
+    """As ``rollmill.core.machine.wait_for_turn``."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        return  # some sandboxes do not allow it
+
+
+def use_huge_pages() -> None:
+    """Have the C library ask for huge pages, so that engines which take turns on a core evict less of each other.
+
+    One heap for all threads: each heap would take huge pages of its own, and an engine has one busy thread.
+    """
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1")
+
+
 def main(arguments: list[str]) -> None:
     folder, parent, engine, *rest = arguments
     os.chdir(folder)
@@ -43,6 +59,8 @@ def main(arguments: list[str]) -> None:
     close_inherited_files()
     if sys.platform == "linux":
         die_with_parent(int(parent))
+        wait_for_turn()
+        use_huge_pages()
     with open("engine.pid", "w") as file:
         file.write(str(os.getpid()))
     os.execv(engine, [engine, *rest])  # argv[0] is where the engine looks for vizdoom.pk3

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollmill.core.errors import RollmillError
+from rollmill.core.machine import wait_for_turn
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import ANSWER_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actions
@@ -262,6 +263,7 @@ def main(setup_fd: int) -> int:
     if setup.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup.core})
     os.nice(setup.nice)
+    wait_for_turn()
     for fd in (*setup.main_bell, *setup.own_bell, setup.events_fd):
         os.set_inheritable(fd, False)
     sys.path[:] = setup.path
