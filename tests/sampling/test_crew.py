@@ -21,11 +21,13 @@ from rollmill.sampling.settings import SamplingSettings
 from running import wait_until
 
 
-def sampler_of(**settings: Any) -> tuple[Sampler, ProcessCrew]:
+def sampler_of(*, stay_apart: bool = False, **settings: Any) -> tuple[Sampler, ProcessCrew]:
     values = {"mode": "sync", "workers": 2, "envs_per_worker": 1, "groups": 1, "rollout": 4, **settings}
     spec = Marker(EnvInstance()).spec
     env = EnvSettings(id="faulty_envs:Marker")
-    plan = SamplerPlan(SamplingSettings(**values), env, spec, Seeds(0), 1, environment=os.environ)
+    plan = SamplerPlan(
+        SamplingSettings(**values), env, spec, Seeds(0), 1, environment=os.environ, stay_apart=stay_apart
+    )
     sampler = Sampler(plan, [MarkPolicy(spec)])
     assert isinstance(sampler.crew, ProcessCrew)
     return sampler, sampler.crew
@@ -73,20 +75,37 @@ def test_workers_step_back_from_the_thread_that_answers_them() -> None:
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
 @pytest.mark.parametrize("apart", [True, False])
-def test_the_main_process_can_keep_to_the_cores_without_a_worker(apart: bool) -> None:
+def test_the_thread_that_answers_can_keep_to_the_cores_without_a_worker(apart: bool) -> None:
     cores = usable_cores()
-    sampler, crew = sampler_of(workers=1)
-    crew._stay_apart = apart
+    sampler, crew = sampler_of(workers=1, stay_apart=apart)
     other = threading.Event()
     thread = threading.Thread(target=other.wait)
     thread.start()
     sampler.start()
+    sampler.crew.settle()
     try:
         wait_until(lambda: os.sched_getaffinity(crew.pids()[0]) == {cores[0]})
-        for pid in (0, thread.native_id):
-            assert sorted(os.sched_getaffinity(pid)) == (cores[1:] if apart else cores)
+        assert sorted(os.sched_getaffinity(0)) == (cores[1:] if apart else cores)
+        assert thread.native_id is not None
+        assert sorted(os.sched_getaffinity(thread.native_id)) == cores, "other threads may go anywhere"
+        while sampler.steps == 0:
+            sampler.round()
     finally:
         sampler.stop()
         other.set()
         thread.join()
     assert usable_cores() == cores, "and has all of them back afterwards"
+
+
+def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, crew = sampler_of(workers=1)
+    box = sampler.box
+    assert crew._watch_workers() is False, "every group is ready: it is something else that is waited for"
+    box.command[:] += 1
+    assert crew._watch_workers() is False, "nobody became ready in time"
+    monkeypatch.setattr(crew_module, "AWAKE_SECONDS", 100.0)
+    finish = threading.Timer(0.1, lambda: box.done.__setitem__(slice(None), box.command))
+    finish.start()
+    assert crew._watch_workers() is True
+    finish.join()
+    sampler.stop()

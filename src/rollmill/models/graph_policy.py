@@ -59,7 +59,9 @@ class GraphPolicy:
         seed: int,
         deterministic: bool = False,
         autocast: torch.dtype | None = None,
+        awake: bool = False,
     ) -> None:
+        """``awake``: spin while the GPU works. To wake up takes longer than most decisions, but it needs a core."""
         self._model = model.eval()
         self._board = board
         self._device = next(model.parameters()).device
@@ -70,8 +72,7 @@ class GraphPolicy:
         self._generator = torch.Generator(self._device).manual_seed(seed)
         # A priority above the learner's: the few small kernels of a decision must not queue behind its large ones.
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._cuda else None  # type: ignore[no-untyped-call]
-        # A thread that spins for the GPU takes a core from the simulators; this event lets it sleep.
-        self._done = torch.cuda.Event(blocking=True) if self._cuda else None  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event(blocking=not awake) if self._cuda else None  # type: ignore[no-untyped-call]
         if autocast is not None:
             # Kept in the type they are used in: autocast would convert all weights again for every decision.
             for module in self._model.modules():

@@ -30,6 +30,8 @@ class Mirror:
             name: torch.zeros(self.spare + 1, *x.shape[1:], dtype=x.dtype, device=device)
             for name, x in self._host.items()
         }
+        self._wide = {name: (_widest(self._host[name]), _widest(own)) for name, own in self.obs.items()}
+        """(host, device) views that rows are moved by."""
         layout = arena.layout
         self._every = layout.state_every or layout.steps
         # One row more than there are states: decisions in between put theirs there, to be forgotten.
@@ -43,11 +45,12 @@ class Mirror:
         ``closing``: full slots whose last row is the same observation; the spare slot where there is none.
         """
         found = {}
-        for name, own in self.obs.items():
-            new = self._host[name][sources, rows]
+        for name, (host, own) in self._wide.items():
+            new = host[sources, rows]
             own[slots, rows] = new
             own[closing, -1] = new
-            found[name] = new.flatten(0, 1)
+            plain = self.obs[name]
+            found[name] = new.view(plain.dtype).reshape(-1, *plain.shape[3:])
         return found
 
     def state_places(self, rows: Array) -> Array:
@@ -63,10 +66,13 @@ class Mirror:
     def segments(self, slots: list[int]) -> dict[str, Tensor]:
         """Whole segments side by side: ``[T + 1, len(slots) * L, ...]`` for observations and states."""
         index = torch.tensor(slots, device=self.device)
-        fields = {OBS + name: x for name, x in self.obs.items()}
+        found = {}
+        for name, (_, own) in self._wide.items():
+            plain, rows = self.obs[name], own[index].transpose(0, 1).flatten(1, 2)
+            found[OBS + name] = rows.view(plain.dtype).reshape(len(rows), -1, *plain.shape[3:])
         if self.layout.state_size:
-            fields["state"] = self.state[:, :-1]
-        return {name: x[index].transpose(0, 1).flatten(1, 2) for name, x in fields.items()}
+            found["state"] = self.state[index, :-1].transpose(0, 1).flatten(1, 2)
+        return found
 
     def device_view(self, name: str, array: Array) -> Tensor:
         """Host memory as the device sees it: on a GPU locked, registered, and read across the bus by kernels."""
@@ -91,6 +97,17 @@ class Mirror:
             for array in self._registered:
                 cudart.cudaHostUnregister(array.ctypes.data)
             self._registered.clear()
+
+
+def _widest(x: Tensor) -> Tensor:
+    """``[slots, rows, n]`` over the same memory, in the widest numbers that fit: kernels index number by number, and by
+    single bytes the bus would be asked for 32 at a time."""
+    flat = x.flatten(2)
+    nbytes = flat.shape[2] * flat.element_size()
+    for wide in (torch.int64, torch.int32):
+        if nbytes % wide.itemsize == 0 and flat.element_size() < wide.itemsize:
+            return flat.view(wide)
+    return flat
 
 
 class _DeviceArray:

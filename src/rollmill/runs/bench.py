@@ -202,6 +202,7 @@ def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str],
         sampler = Sampler(plan, [RandomPolicy(spec, config.run.seed)])
     try:
         sampler.start()
+        sampler.crew.settle()
         yield sampler
     finally:
         sampler.stop()

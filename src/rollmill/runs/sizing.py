@@ -6,7 +6,7 @@ are never changed. What it gives is what is printed, saved and resumed, so a run
 ====================  ==========================================================================================
 workers               one per core; with a GPU one core (of each rank) stays free for the process that feeds it
 envs_per_worker       16, or fewer where that many would be working on more than ``FRESH_BATCHES`` at once
-groups                2: one half is stepped while the other waits for its actions
+groups                2: one half is stepped while the other waits for its actions; 4 with a GPU, which takes longer
 threads               (CPU, images) one per core, as long as each gets ``THREAD_ROWS`` rows of a minibatch; else 1
 precision             (if "auto") bfloat16 for images where the machine has units for it, else float32
 ====================  ==========================================================================================
@@ -29,7 +29,7 @@ AUTOMATIC = (("sampling", "workers"), ("sampling", "envs_per_worker"), ("samplin
 """(block, key) of the numbers that 0 leaves to ``resolve``."""
 ENVS = 16
 SERIAL_ENVS = 8
-GROUPS = 2
+GROUPS, GPU_GROUPS = 2, 4
 THREAD_ROWS = 256
 """Rows of a minibatch that keep a learner thread busy: with fewer, threads wait for each other."""
 FRESH_BATCHES = {"async": 4, "sync": 1}
@@ -92,7 +92,7 @@ def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) 
     serial = s.mode == "serial"
     workers = s.workers or (1 if serial else _workers(machine, config.learning.ranks))
     wanted = SERIAL_ENVS if serial else _fresh_envs(config, workers, agents)
-    groups, lanes = _fitting(config, wanted, agents)
+    groups, lanes = _fitting(config, wanted, agents, GPU_GROUPS if machine.gpu and not serial else GROUPS)
     images = _has_images(config, spec)
     threads = config.learning.threads or (1 if serial or machine.gpu or not images else _threads(config, machine.cores))
     precision = config.learning.precision
@@ -124,25 +124,25 @@ def _fresh_envs(config: TrainConfig, workers: int, agents: int) -> int:
     return max(1, min(ENVS, limit // (workers * config.sampling.rollout * agents)))
 
 
-def _fitting(config: TrainConfig, wanted: int, agents: int) -> tuple[int, int]:
+def _fitting(config: TrainConfig, wanted: int, agents: int, groups: int) -> tuple[int, int]:
     """(groups, envs of a group), as near to what is wanted as a whole number of segments per batch allows."""
-    shapes = list(_shapes(config, wanted))
+    shapes = list(_shapes(config, wanted, groups))
     rows = config.sampling.rollout * agents * config.learning.ranks
     return next((shape for shape in shapes if config.learning.batch_size % (rows * shape[1]) == 0), shapes[-1])
 
 
-def _shapes(config: TrainConfig, wanted: int) -> Iterator[tuple[int, int]]:
+def _shapes(config: TrainConfig, wanted: int, best: int) -> Iterator[tuple[int, int]]:
     """All allowed (groups, envs of a group), the best first and the smallest segments last."""
     s = config.sampling
     if s.envs_per_worker:
         envs = s.envs_per_worker
         counts = [s.groups] if s.groups else [count for count in range(1, envs + 1) if envs % count == 0]
-        counts.sort(key=lambda count: (abs(count - GROUPS), count))
+        counts.sort(key=lambda count: (abs(count - best), count))
         # The last is what an error will be about: the smallest segments these envs can make.
         counts.append(max(counts))
         yield from ((count, envs // count) for count in counts)
     else:
-        groups = s.groups or GROUPS
+        groups = s.groups or best
         yield from ((groups, lanes) for lanes in range(max(1, wanted // groups), 0, -1))
 
 

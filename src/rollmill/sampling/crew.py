@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ log = logging.getLogger("rollmill")
 
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
+AWAKE_SECONDS = 0.001
+"""How long a thread with a core of its own looks out for ready groups before it sleeps."""
 RESTART_WINDOW_SECONDS = 600.0
 LINES_PER_WINDOW = 200
 """Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
@@ -67,6 +69,9 @@ class Crew(Protocol):
 
     def start(self) -> None: ...
 
+    def settle(self) -> None:
+        """The calling thread is the one that answers from now on: give it its place."""
+
     def post(self, groups: Array) -> None:
         """The commands of these groups are in the mailbox: have them done."""
 
@@ -91,6 +96,9 @@ class LocalCrew:
         listener = Listener(self.report.note_fault, self.report.note_episode)
         for plan in self._plans:
             self.workers.append(Worker(plan, self._arena, self._box, NoWatch(), listener))
+
+    def settle(self) -> None:
+        """Nothing to do: everything happens in one thread."""
 
     def post(self, groups: Array) -> None:
         """Nothing to do: the work is done in ``wait``, so that a checkpoint can stand in between."""
@@ -139,11 +147,11 @@ class ProcessCrew:
         environment: Mapping[str, str],
         stay_apart: bool = False,
     ) -> None:
-        """``stay_apart``: this process keeps to the cores that have no worker, if there are any. It pays where the
-        network runs on a GPU: each time this process runs beside a simulator, that one goes on with cold caches.
+        """``stay_apart``: the thread that answers keeps to the cores that have no worker, if there are any, and stays
+        awake there. It pays where the network runs on a GPU: each time that thread runs beside a simulator, that one
+        goes on with cold caches, and waking up takes as long as an answer.
         """
         self.report = CrewReport()
-        self._stay_apart = stay_apart
         self._plans, self._arena, self._box, self._settings = plans, arena, box, settings
         self._environment = dict(environment)
         self._bell = Bell.create()
@@ -157,26 +165,42 @@ class ProcessCrew:
         self._next_check = 0.0
         self._stopping = False
         self._cores = usable_cores() if settings.affinity else []
+        self._own_cores = cores_without_worker(settings, len(plans)) if stay_apart else []
 
     # -- what the sampler calls ----------------------------------------------------------------
 
     def start(self) -> None:
         for index in range(len(self._plans)):
             self._spawn(index)
-        own = self._cores[len(self._plans) :]
-        if own and self._stay_apart:
-            pin_threads(own)
+
+    def settle(self) -> None:
+        if self._own_cores:
+            os.sched_setaffinity(0, self._own_cores)
 
     def post(self, groups: Array) -> None:
         for worker in np.unique(groups // self._plans[0].groups):
             self._bells[worker].ring()
 
     def wait(self, timeout: float) -> None:
+        if self._own_cores and timeout and self._watch_workers():
+            return
         for fd, _ in self._poll.poll(int(timeout * 1000)):
             if fd == self._bell.fd:
                 self._bell.hush()
             else:
                 self._read(fd)
+
+    def _watch_workers(self) -> bool:
+        """Look out for ready groups, for a moment; False when sleeping is better."""
+        ready = self._box.enough_ready
+        if ready():
+            return False  # it is not workers that are waited for
+        end = time.perf_counter() + AWAKE_SECONDS
+        while time.perf_counter() < end:
+            time.sleep(0)  # others may have the interpreter
+            if ready():
+                return True
+        return False
 
     def check(self) -> Array:
         now = time.monotonic()
@@ -204,8 +228,8 @@ class ProcessCrew:
                 log.warning("worker %d: %d lines of output were not logged (too many)", index, count)
         for bell in (self._bell, *self._bells):
             bell.close()
-        if self._cores and self._stay_apart:
-            pin_threads(self._cores)
+        if self._own_cores:
+            os.sched_setaffinity(0, self._cores)  # if this thread has answered
 
     def wake(self) -> None:
         """End a ``wait`` in another thread (a slot became free)."""
@@ -385,11 +409,9 @@ class ProcessCrew:
             self._dropped_lines[index] += 1
 
 
-def pin_threads(cores: Collection[int]) -> None:
-    """Keep all threads of this process, and those they will start, on these cores (Linux)."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread), cores)
+def cores_without_worker(settings: SamplingSettings, workers: int) -> list[int]:
+    """Cores that are left to others when every worker is pinned to one."""
+    return usable_cores()[workers:] if settings.affinity else []
 
 
 def _describe_exit(code: int) -> str:

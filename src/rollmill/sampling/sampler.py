@@ -66,7 +66,7 @@ class SamplerPlan:
     workers_before: int = 0
     """Workers of other samplers of the same run (ranks) that come before this one's."""
     stay_apart: bool = False
-    """Keep the main process away from the workers' cores, where there are more cores than workers."""
+    """Keep the thread that answers away from the workers' cores, where there are more cores than workers."""
     lockstep: bool = False
     """Answer only when every group is ready: slower, but the order of decisions is fixed."""
     schedule: EpisodeSchedule | None = None
@@ -417,6 +417,7 @@ class SamplerThread:
 
     def _run(self) -> None:
         try:
+            self._sampler.crew.settle()
             while not self._stop.is_set():
                 self._sampler.round()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread by check()

@@ -21,7 +21,8 @@ class SamplingSettings:
     """Environments stepped by each worker; 0: automatic, up to 16, such that a batch is a whole number of segments."""
 
     groups: int = 0
-    """Parts of a worker's envs that take turns: one is stepped while the others wait for actions; 0: automatic, 2."""
+    """Parts of a worker's envs that take turns: one is stepped while the others wait for actions; 0: automatic, 2,
+    or 4 with a GPU."""
 
     answer_share: float = 0.25
     """Share of all groups that are answered together: fewer, larger passes through the network. Nobody waits longer
