@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from driving import SEEDS
-from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.fields import Array, EnvSpec, Obs
 from rollmill.core.protocols import BatchEnv
 from rollmill.core.seeds import Seeds
-from rollmill.core.slots import WORKER_FIELDS
+from rollmill.core.slots import OUTCOME_BYTES, RECORD, RECORD_BYTES, WORKER_FIELDS
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, NoWatch, random_actions
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
@@ -56,18 +56,28 @@ every_env = pytest.mark.parametrize("name", IDS)
 
 
 class Guarded:
-    """A ``StepOut`` whose arrays lie between two guard lanes; everything is poison until it is written."""
+    """A ``StepOut`` whose memory lies between two guard lanes; everything is poison until it is written.
+
+    Rows t and t + 1 share one record for each lane: they write different parts of it.
+    """
 
     def __init__(self, spec: EnvSpec, lanes: int) -> None:
-        self._lanes = lanes
         self._whole: dict[str, Array] = {}
+        self.records = memoryview(bytearray((lanes + 2) * RECORD_BYTES))
+        self.outcomes_at, self.openings_at = RECORD_BYTES, RECORD_BYTES + OUTCOME_BYTES
+        records = np.frombuffer(self.records, RECORD)
         for f in WORKER_FIELDS:
-            setattr(self, f.name, self._array(f.name, f.dtype, ()))
-        self.obs = {f.name: self._array(f"obs:{f.name}", f.dtype, f.shape) for f in spec.observation}
+            self._whole[f.name] = records[f.name]
+            setattr(self, f.name, records[f.name][1:-1])
+        for f in spec.observation:
+            self._whole[f"obs:{f.name}"] = np.empty((lanes + 2, *f.shape), f.dtype)
+        self.obs = {f.name: self._whole[f"obs:{f.name}"][1:-1] for f in spec.observation}
 
-    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
-        self._whole[name] = np.empty((self._lanes + 2, *shape), dtype)
-        return self._whole[name][1:-1]
+    def obs_of(self, begin: int, end: int) -> Obs:
+        return {name: array[begin:end] for name, array in self.obs.items()}
+
+    def arrays(self) -> Guarded:
+        return self
 
     def poison(self) -> None:
         for array in self._whole.values():

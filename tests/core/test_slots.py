@@ -14,7 +14,20 @@ import numpy as np
 import pytest
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout, SharedBlock, layout_arrays
+from rollmill.core.slots import (
+    OBS,
+    OPENING,
+    OUTCOME,
+    OUTCOME_BYTES,
+    RECORD,
+    RECORD_BYTES,
+    WORKER_FIELDS,
+    Arena,
+    RowOut,
+    SegmentLayout,
+    SharedBlock,
+    layout_arrays,
+)
 
 SPEC = EnvSpec(
     "x",
@@ -145,17 +158,19 @@ def test_poison_looks_like_no_data_and_stays_in_its_slot() -> None:
         np.testing.assert_array_equal(array, before[name])
 
 
-OUTCOME = ("reward", "terminated", "truncated", "valid", "episode_return")
-OPENING = ("first", "step", "episode")
+# -- two rows, as a batch env writes them ----------------------------------------------------------------
+
+AFTER_AN_ACTION = ("reward", "terminated", "truncated", "valid", "episode_return")
+WITH_AN_OBSERVATION = ("first", "step", "episode")
 
 
 @pytest.mark.parametrize("row", [0, 3, STEPS - 1])
 def test_row_out_is_the_outcome_of_a_row_and_the_opening_of_the_next(row: int) -> None:
     arena = numbered()
-    out = RowOut(arena, 1, row)
-    for name in OUTCOME:
+    out = RowOut(arena, 1, row).arrays()
+    for name in AFTER_AN_ACTION:
         assert getattr(out, name).ctypes.data == arena[name][1, row].ctypes.data
-    for name in OPENING:
+    for name in WITH_AN_OBSERVATION:
         assert getattr(out, name).ctypes.data == arena[name][1, row + 1].ctypes.data
     for name, array in out.obs.items():
         assert array.ctypes.data == arena.obs[name][1, row + 1].ctypes.data
@@ -165,9 +180,54 @@ def test_row_out_is_the_outcome_of_a_row_and_the_opening_of_the_next(row: int) -
 def test_the_reset_before_the_first_decision_opens_row_zero() -> None:
     arena = numbered()
     out = RowOut(arena, 2, -1)
-    assert out.first.ctypes.data == arena["first"][2, 0].ctypes.data
+    assert out.arrays().first.ctypes.data == arena["first"][2, 0].ctypes.data
     assert out.obs["image"].ctypes.data == arena.obs["image"][2, 0].ctypes.data
-    assert out.reward.ctypes.data == arena["reward"][2, 0].ctypes.data, "not the last row of the slot"
+    assert out.arrays().reward.ctypes.data == arena["reward"][2, 0].ctypes.data, "not the last row of the slot"
+    assert out.openings_at - out.outcomes_at == OUTCOME_BYTES, "both in row 0"
+
+
+def test_a_record_has_no_gaps_and_every_number_is_aligned() -> None:
+    assert RECORD_BYTES == OUTCOME.size + OPENING.size == sum(field.nbytes for field in WORKER_FIELDS)
+    for name in RECORD.names or ():
+        dtype, offset = RECORD.fields[name][:2]  # type: ignore[index]
+        assert offset % dtype.itemsize == RECORD_BYTES % dtype.itemsize == 0, name
+
+
+@pytest.mark.parametrize("row", [-1, 0, STEPS - 1])
+def test_records_are_the_memory_of_the_arrays(row: int) -> None:
+    """What is packed into them stands in the fields of that slot, row and lane, and nowhere else."""
+    arena = numbered()
+    before = arena.gather(list(range(SLOTS)))
+    out = RowOut(arena, 1, row)
+    for lane in range(LANES):
+        OUTCOME.pack_into(out.records, out.outcomes_at + lane * RECORD_BYTES, -1.5, lane, True, False, True)
+        OPENING.pack_into(out.records, out.openings_at + lane * RECORD_BYTES, lane == 2, -lane, 1 << 40)
+    lanes = list(range(LANES))
+    expected = {
+        "reward": [-1.5] * LANES,
+        "episode_return": lanes,
+        "terminated": [True] * LANES,
+        "truncated": [False] * LANES,
+        "valid": [True] * LANES,
+        "first": [lane == 2 for lane in lanes],
+        "step": [-lane for lane in lanes],
+        "episode": [1 << 40] * LANES,
+    }
+    for name, values in expected.items():
+        at = max(row, 0) if name in AFTER_AN_ACTION else row + 1
+        assert arena[name][1, at].tolist() == values, name
+        before[name][at, LANES : 2 * LANES] = values
+    for name, array in arena.gather(list(range(SLOTS))).items():
+        np.testing.assert_array_equal(array, before[name], name)
+
+
+def test_observations_of_some_lanes_are_views() -> None:
+    arena = numbered()
+    found = RowOut(arena, 2, 3).obs_of(1, 3)
+    assert list(found) == ["image", "speed"]
+    for name, array in found.items():
+        expected = arena.obs[name][2, 4, 1:3]
+        assert (array.ctypes.data, array.shape, array.dtype) == (expected.ctypes.data, expected.shape, expected.dtype)
 
 
 # -- shared memory ---------------------------------------------------------------------------------------

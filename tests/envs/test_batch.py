@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from faulty_envs import Marker
 from rollmill.core.errors import EnvError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import Env, StepReturn
+from rollmill.core.slots import CARRIED_FIELDS, WORKER_FIELDS
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, random_actions
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
@@ -155,6 +156,187 @@ def test_statistics_of_an_episode_are_told_as_plain_numbers() -> None:
     drive = steps_of(scripted([END], info=info), 3)
     assert drive.stats == [(0, 0, {"kills": 1.5, "ammo": 3.0}), (0, 1, {"kills": 1.5, "ammo": 3.0})]
     assert all(type(value) is float for _, _, stats in drive.stats for value in stats.values())
+
+
+# -- rows, bit by bit ------------------------------------------------------------------------------------
+
+
+class Player:
+    """Plays outcomes one after the other, whatever the episode; a new instance goes on where the last one failed."""
+
+    def __init__(self, outcomes: Iterator[Outcome], dtype: str) -> None:
+        self._outcomes = outcomes
+        self.spec = EnvSpec("player", (Field("at", dtype, (2,)),), ActionSpec("discrete", nvec=(2,), start=(0,)))
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        obs["at"][:] = 0
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        obs["at"][:] = 1
+        outcome = next(self._outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return (*outcome, {})
+
+    def render(self) -> Array | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+def random_outcomes(rng: np.random.Generator, count: int) -> list[Outcome]:
+    """Rewards of all sizes, as plain numbers and as numpy's; ends of both kinds, errors and nonsense."""
+    found: list[Outcome] = []
+    for _ in range(count):
+        reward, terminated, truncated = (
+            rng.normal() * 10.0 ** rng.integers(-9, 9),
+            rng.random() < 0.1,
+            rng.random() < 0.1,
+        )
+        kinds: list[Outcome] = [
+            (float(reward), bool(terminated), bool(truncated)),
+            (float(reward), bool(terminated), bool(truncated)),
+            (float(reward), np.bool_(terminated), False),
+            (np.float32(reward), terminated, int(truncated)),
+            (np.array([reward]), np.array([terminated]), [truncated]),
+            (int(reward), False, bool(truncated)),
+        ]
+        nonsense: list[Outcome] = [RuntimeError("oh"), (NAN, False, True), (-1e39, False, False), (1.0, None, False)]
+        found.append(nonsense[rng.integers(4)] if rng.random() < 0.1 else kinds[rng.integers(6)])
+    return found
+
+
+def plain_rows(outcomes: list[Outcome], limit: int) -> dict[str, Array]:
+    """What one lane's rows must be, by the words of ``core.slots`` and ``envs.batch``; one row per step, and row T."""
+    rows: dict[str, list[Any]] = {field.name: [] for field in WORKER_FIELDS}
+    script = iter(outcomes)
+    step, episode, total, over = 0, 0, np.float64(0), False
+    while True:
+        rows["first"].append(step == 0)
+        rows["step"].append(step)
+        rows["episode"].append(episode)
+        row: tuple[Any, ...] = (0, False, False, False, NAN)
+        outcome = None if over else next(script, StopIteration())
+        if isinstance(outcome, StopIteration):
+            return {field.name: np.array(rows[field.name], field.dtype) for field in WORKER_FIELDS}
+        reward = np.float32(0)
+        if isinstance(outcome, tuple) and None not in outcome[1:]:
+            with np.errstate(over="ignore"):
+                reward = np.float32(np.asarray(outcome[0], np.float64).item())
+        if outcome is None or isinstance(outcome, Exception) or None in outcome[1:] or not np.isfinite(reward):
+            step, episode, total, over = 0, episode + 1, np.float64(0), False
+        else:
+            step, total = step + 1, total + np.float64(reward)
+            terminated, truncated = bool(np.all(outcome[1])), bool(np.all(outcome[2]))
+            truncated = truncated or (step == limit and not terminated)
+            over = terminated or truncated
+            row = (reward, terminated, truncated, True, np.float32(total) if over else NAN)
+        for name, value in zip(("reward", "terminated", "truncated", "valid", "episode_return"), row, strict=True):
+            rows[name].append(value)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("limit", [0, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_bit_of_the_rows_is_as_the_words_say(seed: int, limit: int, dtype: str) -> None:
+    steps, lanes = 300, 1 + seed % 3
+    rng = np.random.default_rng(seed)
+    scripts = [random_outcomes(rng, steps) for _ in range(lanes)]
+    players = [iter(script) for script in scripts]
+    env = EnvSettings(id="player", max_episode_steps=limit, fault_limit=steps)
+    drive = Drive(env, range(lanes), steps, make=lambda index: Player(players[index], dtype)).reset()
+    for _ in range(steps):
+        drive.step(0)
+    for lane, script in enumerate(scripts):
+        for name, expected in plain_rows(script, limit).items():
+            rows = steps + (name in CARRIED_FIELDS)
+            assert drive.rows[name][:rows, lane].tobytes() == expected[:rows].tobytes(), name
+    assert drive.column("first").count(True) > 40
+    assert {fault.phase for fault in drive.faults} == {"step"}
+
+
+def player(*outcomes: Outcome, **values: Any) -> Drive:
+    """One env with an observation of integers, the leanest kind there is."""
+    return Drive(EnvSettings(id="player"), range(1), make=lambda index: Player(iter(outcomes), "uint8"), **values)
+
+
+@pytest.mark.parametrize(("reward", "said"), [(NAN, "[nan]"), (float("-inf"), "[-inf]"), (1e39, "[inf]")])
+def test_a_reward_that_is_no_float32_is_a_fault(reward: float, said: str) -> None:
+    """Also where there is nothing else to check, and at the end of an episode."""
+    for ends in (False, True):
+        drive = steps_of(player(GOOD, (reward, ends, False)), 2)
+        assert [(fault.phase, fault.step) for fault in drive.faults] == [("step", 1)]
+        assert f"reward is NaN or infinite: {said}" in drive.faults[0].error
+        assert drive.column("valid") == [True, False]
+        assert drive.column("reward") == [1, 0]
+        assert drive.column("first") == [True, False, True]
+        assert drive.column("episode") == [0, 0, 1]
+
+
+class Team:
+    """Two agents of 1 and 3 steps; ``rewards`` by step."""
+
+    def __init__(self, rewards: list[list[float]]) -> None:
+        self.rewards, self.t = rewards, 0
+        action = ActionSpec("discrete", nvec=(2,), start=(0,))
+        self.spec = EnvSpec("team", (Field("at", "uint8"),), action, agents=2)
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        self.t, obs["at"][:] = 0, 0
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        self.t += 1
+        obs["at"][:] = self.t
+        return self.rewards[self.t - 1], [self.t == 1, self.t == 3], False, {}
+
+    def render(self) -> Array | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+def test_what_an_agent_is_paid_while_it_waits_does_not_matter() -> None:
+    drive = Drive("team", range(1), make=lambda index: Team([[1.0, 2.0], [NAN, 3.0], [7.0, 4.0]]))
+    drive.reset()
+    for _ in range(3):
+        drive.step(0)
+    assert drive.faults == []
+    assert drive.column("reward", 0) == [1, 0, 0]
+    assert drive.column("reward", 1) == [2, 3, 4]
+    np.testing.assert_array_equal(drive.column("episode_return", 0), [1, NAN, NAN])
+    np.testing.assert_array_equal(drive.column("episode_return", 1), [NAN, NAN, 9])
+
+
+def test_nonsense_for_one_agent_is_a_fault_of_the_whole_env() -> None:
+    drive = Drive("team", range(1), make=lambda index: Team([[1.0, 2.0], [5.0, NAN]])).reset().step(0).step(0)
+    assert [(fault.phase, fault.step) for fault in drive.faults] == [("step", 1)]
+    assert "reward is NaN or infinite: [0.0, nan]" in drive.faults[0].error
+    for lane in (0, 1):
+        assert drive.column("valid", lane) == [True, False]
+        assert drive.column("first", lane) == [True, False, True]
+        assert drive.column("step", lane) == [0, 1, 0]
+        assert drive.column("episode", lane) == [0, 0, 1]
+
+
+def test_returns_add_up_float32_rewards_in_float64() -> None:
+    drive = steps_of(player((0.1, False, False), (1e8, False, False), (0.1, True, False)), 3)
+    tenth = float(np.float32(0.1))
+    assert drive.column("reward") == [tenth, 1e8, tenth]
+    assert drive.column("episode_return")[-1] == np.float32(tenth + 1e8 + tenth)
+    assert drive.batch.replay_state()["returns"].tolist() == [tenth + 1e8 + tenth]
+
+
+def test_a_return_beyond_float32_is_infinite() -> None:
+    drive = steps_of(player((3e38, False, False), (3e38, False, True)), 2)
+    assert drive.column("episode_return")[-1] == float("inf")
+    assert drive.faults == []
+
+
+def test_a_step_that_failed_has_no_statistics() -> None:
+    drive = steps_of(scripted([(NAN, True, False)], info={"episode_stats": {"kills": 1}}), 1)
+    assert len(drive.faults) == 1
+    assert drive.stats == []
 
 
 # -- seeds -----------------------------------------------------------------------------------------------

@@ -54,6 +54,19 @@ def test_a_watch_says_what_goes_on_and_for_how_long() -> None:
     assert box.phase[1] == 0
 
 
+def test_every_worker_has_a_cache_line_of_its_own() -> None:
+    box = Mailbox(3, 4, 8)
+    names = ("phase", "env", "episode", "step", "since", "seconds_env", "seconds_wait")
+    for worker in range(4):
+        lines = {getattr(box, name)[worker:].ctypes.data // 64 for name in names}
+        assert len(lines) == 1
+        for name in names:
+            getattr(box, name)[worker] = worker + 1
+    for name in names:
+        assert getattr(box, name).tolist() == [1, 2, 3, 4], name
+    assert box.command.sum() == box.next_episode.sum() == box.stop[0] == 0
+
+
 def test_a_bell_wakes_once_however_often_it_was_rung() -> None:
     bell = Bell.create()
     assert not bell.wait(0)

@@ -57,7 +57,7 @@ class BatchEnv(Protocol):
     lanes: int
 
     def reset(self, out: StepOut) -> None:
-        """Start every lane; fills ``out.obs``, ``out.first``, ``out.step``, ``out.episode``."""
+        """Start every lane; fills row t + 1 (the observation, ``first``, ``step`` and ``episode``)."""
 
     def step(self, actions: Array, out: StepOut) -> None:
         """Advance every lane by ``actions`` ``[L, ...]`` and fill all of ``out``."""
@@ -66,10 +66,24 @@ class BatchEnv(Protocol):
 
 
 class StepOut(Protocol):
-    """Where a batch env writes: views of two consecutive rows of a slot.
+    """Where a batch env writes: two consecutive rows of a slot, lane by lane or as arrays over all lanes.
 
     The outcome of the action belongs to row t, the observation it led to belongs to row t + 1.
     """
+
+    records: memoryview  # the worker fields of all lanes, ``slots.RECORD_BYTES`` each
+    outcomes_at: int  # where in ``records`` lane 0's ``slots.OUTCOME`` of row t begins
+    openings_at: int  # where in ``records`` lane 0's ``slots.OPENING`` of row t + 1 begins
+
+    def obs_of(self, begin: int, end: int) -> Obs:
+        """The observation in row t + 1 of lanes ``begin`` to ``end``: views ``[end - begin, *shape]``."""
+
+    def arrays(self) -> StepArrays:
+        """The same memory as arrays: worth their making where one expression writes many lanes."""
+
+
+class StepArrays(Protocol):
+    """A ``StepOut`` as arrays."""
 
     # row t
     reward: Array  # [L] float32

@@ -8,6 +8,8 @@ row t     what lane l saw at step t (``obs``), what was decided (``action``, ``l
 row T     the bootstrap row: an observation and its value, no outcome.
 arena     all slots of a run; one array per field, ``[slots, T + 1, L, *shape]``, so that a gather
           over any (slot, row) pairs is one numpy expression.
+record    the ``WORKER_FIELDS`` of one lane in one row, side by side in memory: one cache line to write in
+          a step. The arrays of these fields are views with gaps.
 
 Who writes what: workers write the ``WORKER_FIELDS`` of a row, the inference side the rest. An
 episode's final observation occupies a row of its own with ``valid = False`` (the decision there is
@@ -19,27 +21,37 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import struct
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rollmill.core.fields import Array, EnvSpec, Field
+from rollmill.core.fields import Array, EnvSpec, Field, Obs
 
 OBS = "obs:"
 """Prefix of observation fields inside a slot."""
 
 WORKER_FIELDS = (
-    Field("first", "bool"),
-    Field("step", "int32"),
-    Field("episode", "int64"),
     Field("reward", "float32"),
+    Field("episode_return", "float32"),
     Field("terminated", "bool"),
     Field("truncated", "bool"),
     Field("valid", "bool"),
-    Field("episode_return", "float32"),
+    Field("first", "bool"),
+    Field("step", "int32"),
+    Field("episode", "int64"),
 )
+"""In the order of a record: every number is aligned, what is written together lies together."""
+RECORD = np.dtype([(field.name, field.dtype) for field in WORKER_FIELDS])
+RECORD_BYTES = RECORD.itemsize
+OUTCOME = struct.Struct("=ff???")
+"""The part of a record that an action leads to: reward, episode_return, terminated, truncated, valid."""
+OUTCOME_BYTES = OUTCOME.size
+OPENING = struct.Struct("=?iq")
+"""The rest of a record, known with the observation: first, step, episode."""
 ANSWER_FIELDS = (
     Field("log_prob", "float32"),
     Field("value", "float32"),
@@ -78,9 +90,13 @@ class SharedBlock:
         os.ftruncate(fd, nbytes)
         return cls(fd, nbytes)
 
-    def array(self, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
+    def array(self, dtype: str | np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
         count = math.prod(shape)
         return np.frombuffer(self._map, dtype=dtype, count=count, offset=offset).reshape(shape)
+
+    def raw(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of the block, for those who write few numbers at a time: numpy costs them several times as much."""
+        return memoryview(self._map)[offset : offset + nbytes]
 
     def close_fd(self) -> None:
         """Give up the descriptor; the mapping stays as long as arrays refer to it."""
@@ -139,18 +155,26 @@ class Arena:
     """All slots of a run as one array per field (see the module's words)."""
 
     def __init__(self, layout: SegmentLayout, slots: int, block: SharedBlock | None = None) -> None:
-        leading = [(field, (slots, rows, layout.lanes)) for field, rows in layout.fields()]
-        offsets, nbytes = layout_arrays(leading)
+        fields = [(field, (slots, rows, layout.lanes)) for field, rows in layout.fields()]
+        packed = (Field("records", f"V{RECORD_BYTES}"), (slots, layout.rows, layout.lanes))
+        offsets, nbytes = layout_arrays([*((f, lead) for f, lead in fields if f not in WORKER_FIELDS), packed])
         self.layout = layout
         self.slots = slots
         self.block = block or SharedBlock.create(nbytes)
+        records = self.block.array(RECORD, packed[1], offsets["records"])
+        self.records = self.block.raw(offsets["records"], records.nbytes)
+        """The bytes of all records, in the order (slot, row, lane)."""
         self.fields: dict[str, Array] = {
-            field.name: self.block.array(field.dtype, lead + field.shape, offsets[field.name])
-            for field, lead in leading
+            field.name: records[field.name]
+            if field in WORKER_FIELDS
+            else self.block.array(field.dtype, lead + field.shape, offsets[field.name])
+            for field, lead in fields
         }
         self.obs: dict[str, Array] = {
             name.removeprefix(OBS): array for name, array in self.fields.items() if name.startswith(OBS)
         }
+        self.obs_by_record = [(name, array.reshape(records.size, *array.shape[3:])) for name, array in self.obs.items()]
+        """Name and array ``[slots * (T + 1) * L, *shape]`` of every observation field: one index instead of three."""
 
     def __getitem__(self, name: str) -> Array:
         return self.fields[name]
@@ -199,8 +223,8 @@ class Arena:
         return out
 
 
-class RowOut:
-    """Views of rows t and t + 1 of a slot, in the form a batch env writes (``protocols.StepOut``)."""
+class RowArrays:
+    """Views of rows t and t + 1 of a slot (``protocols.StepArrays``)."""
 
     __slots__ = (
         "reward",
@@ -216,9 +240,7 @@ class RowOut:
 
     def __init__(self, arena: Arena, slot: int, row: int) -> None:
         f, after = arena.fields, row + 1
-        # row -1 is the reset before a run's first decision: it has no outcome to write, so the
-        # views point at row 0, whose outcome the first step overwrites.
-        row = max(row, 0)
+        row = max(row, 0)  # see ``RowOut``
         self.reward = f["reward"][slot, row]
         self.terminated = f["terminated"][slot, row]
         self.truncated = f["truncated"][slot, row]
@@ -228,3 +250,37 @@ class RowOut:
         self.first = f["first"][slot, after]
         self.step = f["step"][slot, after]
         self.episode = f["episode"][slot, after]
+
+
+class RowOut:
+    """Rows t and t + 1 of a slot, in the form a batch env writes (``protocols.StepOut``).
+
+    Cheap to make: who writes lane by lane does not pay for arrays.
+    """
+
+    __slots__ = ("_arena", "_obs", "_record", "_row", "_slot", "openings_at", "outcomes_at", "records")
+
+    def __init__(self, arena: Arena, slot: int, row: int) -> None:
+        layout = arena.layout
+        self._arena, self._slot, self._row = arena, slot, row
+        self._obs = arena.obs_by_record
+        self._record = record = (slot * (layout.steps + 1) + row + 1) * layout.lanes
+        self.records = arena.records
+        self.openings_at = record * RECORD_BYTES + OUTCOME_BYTES
+        # row -1 is the reset before a run's first decision: it has no outcome to write, so the
+        # outcome goes to row 0, where the first step overwrites it.
+        self.outcomes_at = (record if row < 0 else record - layout.lanes) * RECORD_BYTES
+
+    @property
+    def obs(self) -> Obs:
+        """All lanes."""
+        return self.obs_of(0, self._arena.layout.lanes)
+
+    def obs_of(self, begin: int, end: int) -> Obs:
+        record, found = self._record, {}
+        for name, array in self._obs:
+            found[name] = array[record + begin : record + end]
+        return found
+
+    def arrays(self) -> RowArrays:
+        return RowArrays(self._arena, self._slot, self._row)

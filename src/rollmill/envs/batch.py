@@ -8,9 +8,12 @@ built again and reset within limits; its row is marked not valid and the fault i
 from __future__ import annotations
 
 import bdb
+import math
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite, nan
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,12 +22,19 @@ from rollmill.core.errors import EnvError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Obs
 from rollmill.core.protocols import Env, StepOut
 from rollmill.core.seeds import Seeds
+from rollmill.core.slots import OPENING, OUTCOME, RECORD_BYTES
 from rollmill.envs.dials import Dials
 from rollmill.envs.settings import EnvSettings
 
 MAKE, RESET, STEP, CLOSE = 1, 2, 3, 4
 """What an env is doing right now, as told to the watch (0 = nothing)."""
 PHASES = {MAKE: "constructor", RESET: "reset", STEP: "step", CLOSE: "close"}
+
+Outcome = tuple[float, bool, bool]
+"""(reward, rounded to float32; terminated; truncated) of one lane."""
+NOTHING: Outcome = (0.0, False, False)
+BUILT = "an env is always rebuilt before it is used"
+write_outcome, write_opening = OUTCOME.pack_into, OPENING.pack_into
 
 
 class Watch(Protocol):
@@ -94,33 +104,84 @@ class BatchSetup:
     """Those of every env of the batch, if the run has any; ``make`` hands them over."""
 
 
+class _Agent:
+    """The running episode of one lane."""
+
+    __slots__ = ("at", "ended", "returns", "steps")
+
+    def __init__(self, lane: int) -> None:
+        self.at = lane * RECORD_BYTES
+        self.steps = 0
+        self.returns = 0.0
+        self.ended = False
+
+
+class _Seat:
+    """One env of a batch: its lanes, its episode, and how it has done so far.
+
+    Plain numbers in small objects, not arrays over the batch: a simulator leaves next to nothing of numpy in the
+    core's caches, and what is fetched again for every step costs more than what is computed.
+    """
+
+    __slots__ = (
+        "actions",
+        "agents",
+        "begin",
+        "end",
+        "env",
+        "episode",
+        "faults",
+        "good_steps",
+        "index",
+        "number",
+        "over",
+        "seeds",
+    )
+
+    def __init__(self, index: int, number: int, agents: int, first_episode: int, seeds: Seeds) -> None:
+        self.index = index
+        self.number = number
+        self.begin, self.end = index * agents, (index + 1) * agents  # lanes
+        self.agents = [_Agent(lane) for lane in range(self.begin, self.end)]
+        self.env: Env | None = None
+        self.episode = first_episode - 1
+        self.over = False
+        """All agents have ended: the next step is a reset."""
+        self.faults = 0
+        self.good_steps = 0
+        self.actions: list[Array] = []
+        self.seeds = seeds
+
+
 class EnvBatch:
     """A ``BatchEnv`` over single envs; see the module's text for what happens at ends and faults."""
 
     def __init__(self, settings: EnvSettings, setup: BatchSetup) -> None:
         self._settings = settings
         self._setup = setup
-        count = len(setup.envs)
+        self._watch = setup.watch
+        self._keep_actions = setup.keep_actions
         self.spec = setup.spec
         self.agents = setup.spec.agents
-        self.lanes = count * self.agents
-        self._envs: list[Env | None] = [None] * count
-        self._episode = np.asarray(setup.first_episode, np.int64) - 1
-        self._faults = np.zeros(count, np.int64)
-        self._good_steps = np.zeros(count, np.int64)
-        self._episode_seeds = [self._branch(i).branch("episode") for i in range(count)]
-        self._actions: list[list[Array]] = [[] for _ in range(count)]
-        self._slices = [slice(i * self.agents, (i + 1) * self.agents) for i in range(count)]
-        self._ended = np.zeros(self.lanes, bool)
-        self._steps = np.zeros(self.lanes, np.int32)
-        self._returns = np.zeros(self.lanes, np.float64)
-        self._float_fields = [f.name for f in self.spec.observation if f.is_float]
-        self._only_field = self.spec.observation[0].name if len(self.spec.observation) == 1 else None
+        self.lanes = len(setup.envs) * self.agents
+        first = np.asarray(setup.first_episode, np.int64)
+        self._seats = [
+            _Seat(i, number, self.agents, first.item(i), self._branch(number).branch("episode"))
+            for i, number in enumerate(setup.envs)
+        ]
+        self.next_episode = first.copy()
+        """[envs] int64: the first episode number of each env that was never used. To be read only."""
+        self._limit = settings.max_episode_steps or sys.maxsize
+        self._floats = [(f.name, *_flags(self.agents, *f.shape)) for f in self.spec.observation if f.is_float]
+        self._masked = self.spec.masked
+        self._checked = bool(self._floats) or self._masked
         nvec = np.asarray(self.spec.action.nvec, np.int64)
         self._mask_starts = np.cumsum(nvec) - nvec  # where each action component begins in a mask
+        self._float32 = memoryview(bytearray(4)).cast("f")  # rounds as numpy does, in a tenth of the time
+        self._converted = np.zeros(self.agents, [("reward", "float32"), ("terminated", "bool"), ("truncated", "bool")])
         try:
-            for i in range(count):
-                self._build(i)
+            for seat in self._seats:
+                self._build(seat)
         except BaseException:
             self.close()  # nobody else knows of those that stand
             raise
@@ -130,159 +191,163 @@ class EnvBatch:
         """Run-wide numbers of the envs in this batch."""
         return self._setup.envs
 
-    @property
-    def next_episode(self) -> Array:
-        """[envs] int64: the first episode number of each env that was never used."""
-        return self._episode + 1
-
     # -- the two calls of a BatchEnv -----------------------------------------------------------
 
     def reset(self, out: StepOut) -> None:
-        for i in range(len(self._envs)):
-            self._begin_episode(i, out)
-            self._decorrelate(i, out)
-        self._write_counters(out)
+        for seat in self._seats:
+            self._begin_episode(seat, out)
+            self._decorrelate(seat, out)
 
     def step(self, actions: Array, out: StepOut) -> None:
-        self._open_row(out)
-        over = self._ended
-        if self.agents > 1:
-            over = np.logical_and.reduce(over.reshape(-1, self.agents), axis=1)
-        for i, (lanes, ended) in enumerate(zip(self._slices, over.tolist(), strict=True)):
-            if ended:
-                out.valid[lanes] = False
-                self._begin_episode(i, out)
-            else:
-                self._step_env(i, lanes, actions[lanes], out)
-        self._repair_nonsense(out)
-        self._account(out)
+        for seat in self._seats:
+            if seat.over:
+                self._begin_episode(seat, out)
+            elif self._step_env(seat, actions[seat.begin : seat.end], out):
+                seat.good_steps += 1
 
     def close(self) -> None:
-        for i, env in enumerate(self._envs):
-            if env is not None:
-                self._close_env(i)
+        for seat in self._seats:
+            if seat.env is not None:
+                self._close_env(seat)
 
     # -- one env -------------------------------------------------------------------------------
 
-    def _step_env(self, i: int, lanes: slice, action: Array, out: StepOut) -> bool:
-        """Step env ``i``; False when it failed and a new episode was begun in its place."""
-        setup = self._setup
-        if setup.keep_actions:
-            self._actions[i].append(action.copy())
-        waiting = self._ended[lanes] if self.agents > 1 else None
-        setup.watch.enter(setup.envs[i], STEP, self._episode.item(i), self._steps.item(lanes.start))
+    def _step_env(self, seat: _Seat, action: Array, out: StepOut) -> bool:
+        """Step an env and write its rows; False when it failed and a new episode was begun in its place."""
+        if self._keep_actions:
+            seat.actions.append(action.copy())
+        env = seat.env
+        assert env is not None, BUILT
+        self._watch.enter(seat.number, STEP, seat.episode, seat.agents[0].steps)
         try:
-            reward, terminated, truncated, info = self._env(i).step(action, self._views(lanes, out))
-            if waiting is None and type(reward) is float and type(terminated) is bool and type(truncated) is bool:
-                lane = lanes.start  # plain numbers for one lane: nothing to check, and cheaper than by slice
-                out.reward[lane], out.terminated[lane], out.truncated[lane] = reward, terminated, truncated
+            obs = out.obs_of(seat.begin, seat.end)
+            reward, terminated, truncated, info = env.step(action, obs)
+            plain = type(reward) is float and type(terminated) is bool and type(truncated) is bool and self.agents == 1
+            if plain:  # nothing to convert, so that numpy is not needed
+                self._float32[0] = reward
+                reward = self._float32[0]
+            if plain and isfinite(reward):
+                outcomes = [(reward, terminated, truncated)]
             else:
-                _write_outcome(lanes, (reward, terminated, truncated), out)
-            stats = _own_statistics(info) if info else {}
+                outcomes = self._outcomes(seat, reward, terminated, truncated)
+            if self._checked:
+                self._check_observation(seat, obs, outcomes)
+            stats = _own_statistics(info) if info else None
         except bdb.BdbQuit:  # leaving the debugger ends the run, it is no fault
             raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises is that env's fault
-            self._recover(i, STEP, error, out)
+            self._recover(seat, error, out)
             return False
         finally:
-            setup.watch.leave()
-        if waiting is not None and waiting.any():
-            self._silence(lanes, waiting, out)
+            self._watch.leave()
+        if plain:  # without a loop: this is all there is to most steps
+            self._account(seat, seat.agents[0], outcomes[0], out)
+        else:
+            for agent, outcome in zip(seat.agents, outcomes):
+                self._account(seat, agent, outcome, out)
         if stats:
-            setup.on_episode(setup.envs[i] * self.agents, int(self._episode[i]), stats)
+            self._setup.on_episode(seat.number * self.agents, seat.episode, stats)
         return True
 
-    def _begin_episode(self, i: int, out: StepOut, dials: Array | None = None) -> None:
-        """Reset env ``i`` into row t + 1, building it anew as often as the limit allows.
+    def _outcomes(self, seat: _Seat, reward: Any, terminated: Any, truncated: Any) -> list[Outcome]:
+        """What came of a step, agent by agent, from scalars or one value per agent; ValueError on nonsense."""
+        if terminated is None or truncated is None:  # numpy would take it for False
+            raise ValueError(f"terminated is {terminated} and truncated is {truncated}, expected true or false")
+        values = self._converted
+        values["reward"], values["terminated"], values["truncated"] = reward, terminated, truncated
+        outcomes = [NOTHING if agent.ended else came for agent, came in zip(seat.agents, values.tolist())]
+        rewards = [reward for reward, _, _ in outcomes]
+        if not all(map(isfinite, rewards)):
+            raise ValueError(f"reward is NaN or infinite: {rewards}")
+        return outcomes
+
+    def _begin_episode(self, seat: _Seat, out: StepOut, dials: Array | None = None) -> None:
+        """Reset an env into row t + 1, building it anew as often as the limit allows.
 
         ``dials``: what the episode saw when it was first begun (replay).
         """
-        lanes = self._lanes(i)
         if self._setup.dials:
-            self._setup.dials[i].take(dials)
+            self._setup.dials[seat.index].take(dials)
         while True:
-            self._episode[i] += 1
-            self._steps[lanes] = 0
-            self._returns[lanes] = 0.0
-            self._ended[lanes] = False
-            self._actions[i].clear()
-            self._setup.watch.enter(self._setup.envs[i], RESET, int(self._episode[i]), 0)
+            seat.episode += 1
+            self.next_episode[seat.index] = seat.episode + 1
+            seat.over = False
+            for agent in seat.agents:
+                agent.steps, agent.returns, agent.ended = 0, 0.0, False
+            seat.actions.clear()
+            self._watch.enter(seat.number, RESET, seat.episode, 0)
             try:
-                self._env(i).reset(self._episode_seed(i), self._views(lanes, out))
-                self._check_observation(lanes, out)
+                obs = self._obs_of(seat, out)
+                self._env(seat).reset(self._episode_seed(seat), obs)
+                self._check_observation(seat, obs, [NOTHING] * self.agents)
+                break
             except bdb.BdbQuit:
                 raise
             except Exception as error:  # noqa: BLE001 - as above
-                self._note_fault(i, RESET, error)
-                self._close_env(i)
-                self._build(i)
-                continue
+                self._note_fault(seat, RESET, error)
+                self._close_env(seat)
+                self._build(seat)
             finally:
-                self._setup.watch.leave()
-            out.first[lanes] = True
-            return
+                self._watch.leave()
+        for agent in seat.agents:
+            self._write_idle(seat, agent, out)
 
-    def _recover(self, i: int, phase: int, error: Exception, out: StepOut) -> None:
-        """An env failed in a step: report, replace it, start its next episode; the row does not count."""
-        lanes = self._lanes(i)
-        self._note_fault(i, phase, error)
-        self._close_env(i)
-        self._build(i)
-        out.reward[lanes] = 0.0
-        out.terminated[lanes] = False
-        out.truncated[lanes] = False
-        out.valid[lanes] = False
-        self._begin_episode(i, out)
+    def _recover(self, seat: _Seat, error: Exception, out: StepOut) -> None:
+        """An env failed in a step: report, replace it, start its next episode."""
+        self._note_fault(seat, STEP, error)
+        self._close_env(seat)
+        self._build(seat)
+        self._begin_episode(seat, out)
 
-    def _build(self, i: int) -> None:
+    def _build(self, seat: _Seat) -> None:
         while True:
-            self._setup.watch.enter(self._setup.envs[i], MAKE, self._episode_number(i), 0)
+            self._watch.enter(seat.number, MAKE, self._episode_number(seat), 0)
             try:
-                env = self._envs[i] = self._setup.make(self._setup.envs[i])
+                env = seat.env = self._setup.make(seat.number)
                 if env.spec != self.spec:
                     raise ValueError(f"this instance promises {env.spec}, the run was set up for {self.spec}")
                 return
             except bdb.BdbQuit:
                 raise
             except Exception as error:  # noqa: BLE001 - as above
-                self._note_fault(i, MAKE, error)
-                self._close_env(i)
+                self._note_fault(seat, MAKE, error)
+                self._close_env(seat)
             finally:
-                self._setup.watch.leave()
+                self._watch.leave()
 
-    def _close_env(self, i: int) -> None:
-        env, self._envs[i] = self._envs[i], None
-        self._setup.watch.enter(self._setup.envs[i], CLOSE, self._episode_number(i), 0)
+    def _close_env(self, seat: _Seat) -> None:
+        env, seat.env = seat.env, None
+        self._watch.enter(seat.number, CLOSE, self._episode_number(seat), 0)
         try:
             if env is not None:
                 env.close()
         except Exception as error:  # noqa: BLE001 - a broken env may fail to close; say so, go on
-            self._report(i, CLOSE, error)
+            self._report(seat, CLOSE, error)
         finally:
-            self._setup.watch.leave()
+            self._watch.leave()
 
-    def _note_fault(self, i: int, phase: int, error: Exception) -> None:
+    def _note_fault(self, seat: _Seat, phase: int, error: Exception) -> None:
         """Report a fault; raise EnvError when this env has used up its limit."""
-        if self._good_steps[i] >= self._settings.fault_window:
-            self._faults[i] = 0
-        self._good_steps[i] = 0
-        self._faults[i] += 1
-        fault = self._report(i, phase, error)
-        if self._faults[i] > self._settings.fault_limit:
+        if seat.good_steps >= self._settings.fault_window:
+            seat.faults = 0
+        seat.good_steps = 0
+        seat.faults += 1
+        fault = self._report(seat, phase, error)
+        if seat.faults > self._settings.fault_limit:
             raise EnvError(
-                f"{fault.describe()}\nThat is fault {self._faults[i]} of this env within "
+                f"{fault.describe()}\nThat is fault {seat.faults} of this env within "
                 f"{self._settings.fault_window} steps; env.fault_limit is {self._settings.fault_limit}."
                 f"\n{fault.trace}"
             ) from error
 
-    def _report(self, i: int, phase: int, error: Exception) -> Fault:
+    def _report(self, seat: _Seat, phase: int, error: Exception) -> Fault:
         fault = Fault(
             env_id=self._settings.id,
-            env=self._setup.envs[i],
+            env=seat.number,
             phase=PHASES[phase],
-            seed=self._episode_seed(i),
-            episode=self._episode_number(i),
-            step=int(self._steps[self._lanes(i).start]),
+            seed=self._episode_seed(seat),
+            episode=self._episode_number(seat),
+            step=seat.agents[0].steps,
             error=f"{type(error).__name__}: {error}",
             trace="".join(traceback.format_exception(error)),
         )
@@ -291,113 +356,69 @@ class EnvBatch:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def _open_row(self, out: StepOut) -> None:
-        out.reward.fill(0.0)
-        out.terminated.fill(False)
-        out.truncated.fill(False)
-        out.valid.fill(True)
-        out.first.fill(False)
-        out.episode_return.fill(np.nan)
-
-    def _silence(self, lanes: slice, waiting: Array, out: StepOut) -> None:
-        """Agents that are done wait for the others: their rows do not count."""
-        index = np.arange(lanes.start, lanes.stop)[waiting]
-        out.reward[index] = 0.0
-        out.terminated[index] = out.truncated[index] = out.valid[index] = False
-
-    def _account(self, out: StepOut) -> None:
-        """Count steps and returns of the rows that happened, and close ended episodes."""
-        valid = out.valid
-        self._steps += valid
-        self._returns += out.reward  # which is 0 where the row does not count
-        limit = self._settings.max_episode_steps
-        if limit:
-            out.truncated |= valid & ~out.terminated & (self._steps >= limit)
-        ended = valid & (out.terminated | out.truncated)
-        if np.count_nonzero(ended):
-            out.episode_return[ended] = self._returns[ended]
-            self._ended |= ended
-        self._good_steps += valid if self.agents == 1 else valid.reshape(-1, self.agents).any(axis=1)
-        self._write_counters(out)
-
-    def _write_counters(self, out: StepOut) -> None:
-        out.step[:] = self._steps
-        out.episode[:] = self._episode if self.agents == 1 else self._episode.repeat(self.agents)
-
-    def _repair_nonsense(self, out: StepOut) -> None:
-        """NaN, infinity or a mask that forbids everything is a fault of the env that made it."""
-        good = np.isfinite(out.reward)
-        for name in self._float_fields:
-            finite = np.isfinite(out.obs[name])
-            if np.count_nonzero(finite) < finite.size:
-                good &= finite.reshape(self.lanes, -1).all(axis=1)
-        if self.spec.masked:
-            # Where an episode is over there is nothing to choose: such a mask may be empty.
-            over = self._ended | out.terminated | out.truncated
-            good &= over | self._allows_some(out.obs[MASK_FIELD])
-        if np.count_nonzero(good) == self.lanes:
+    def _account(self, seat: _Seat, agent: _Agent, outcome: Outcome, out: StepOut) -> None:
+        """Count a step of one lane, close its episode if it is over, and write the rows."""
+        if agent.ended:
+            self._write_idle(seat, agent, out)
             return
-        for i in np.unique(np.nonzero(~good)[0] // self.agents):
-            lanes = self._lanes(int(i))
-            try:
-                self._check_row(lanes, out)
-            except ValueError as error:
-                self._recover(int(i), STEP, error, out)
+        reward, terminated, truncated = outcome
+        agent.steps = steps = agent.steps + 1
+        agent.returns += reward
+        if steps >= self._limit and not terminated:
+            truncated = True
+        episode_return = nan
+        if terminated or truncated:
+            agent.ended = True
+            seat.over = all(other.ended for other in seat.agents)
+            self._float32[0] = agent.returns
+            episode_return = self._float32[0]
+        records, at = out.records, agent.at
+        write_outcome(records, out.outcomes_at + at, reward, episode_return, terminated, truncated, True)
+        write_opening(records, out.openings_at + at, False, steps, seat.episode)
 
-    def _check_row(self, lanes: slice, out: StepOut) -> None:
-        if not np.isfinite(out.reward[lanes]).all():
-            raise ValueError(f"reward is NaN or infinite: {out.reward[lanes].tolist()}")
-        self._check_observation(lanes, out)
+    def _write_idle(self, seat: _Seat, agent: _Agent, out: StepOut) -> None:
+        """The action did not count: a new episode was begun, or the agent waits for the others of its env."""
+        write_outcome(out.records, out.outcomes_at + agent.at, 0.0, nan, False, False, False)
+        write_opening(out.records, out.openings_at + agent.at, agent.steps == 0, agent.steps, seat.episode)
 
-    def _check_observation(self, lanes: slice, out: StepOut) -> None:
-        for name in self._float_fields:
-            if not np.isfinite(out.obs[name][lanes]).all():
+    def _check_observation(self, seat: _Seat, obs: Obs, outcomes: list[Outcome]) -> None:
+        """ValueError where an observation is NaN or infinite, or a mask forbids everything."""
+        for name, array, flags in self._floats:
+            np.isfinite(obs[name], array)
+            if 0 in flags:
                 raise ValueError(f"observation {name!r} is NaN or infinite")
-        if self.spec.masked and not self._allows_some(out.obs[MASK_FIELD][lanes]).all():
-            raise ValueError(f"{MASK_FIELD} forbids every choice: {out.obs[MASK_FIELD][lanes].tolist()}")
-
-    def _allows_some(self, mask: Array) -> Array:
-        """[lanes] bool: whether every action component has an allowed choice left."""
-        component: Array = np.logical_or.reduceat(mask != 0, self._mask_starts, axis=1)
-        every: Array = np.logical_and.reduce(component, axis=1)
-        return every
+        if not self._masked:
+            return
+        mask = obs[MASK_FIELD]
+        allowed = np.logical_or.reduceat(mask, self._mask_starts, axis=1)  # [agents, action components]
+        for agent, components, (_, terminated, truncated) in zip(seat.agents, allowed.tolist(), outcomes):
+            # Where an episode is over there is nothing to choose: such a mask may be empty.
+            if not (all(components) or agent.ended or terminated or truncated):
+                raise ValueError(f"{MASK_FIELD} forbids every choice: {mask.tolist()}")
 
     # -- decorrelation and replay --------------------------------------------------------------
 
-    def _decorrelate(self, i: int, out: StepOut) -> None:
+    def _decorrelate(self, seat: _Seat, out: StepOut) -> None:
         """Walk a random number of random steps first, so that lanes are not all in the same phase."""
         if not self._setup.decorrelate_steps:
             return
-        rng = self._branch(i).branch("decorrelate", int(self._episode[i])).generator()
-        lanes = self._lanes(i)
-        limit = self._settings.max_episode_steps
+        rng = self._branch(seat.number).branch("decorrelate", seat.episode).generator()
         for _ in range(int(rng.integers(self._setup.decorrelate_steps + 1))):
-            action = random_actions(self.spec, rng, self._views(lanes, out), self.agents)
-            if not self._step_env(i, lanes, action, out):
-                continue
-            over = (out.terminated[lanes] | out.truncated[lanes]).any()
-            if over or self._steps[lanes.start] + 1 == limit:
-                self._begin_episode(i, out)
-                continue
-            try:
-                self._check_row(lanes, out)
-            except ValueError as error:
-                self._recover(i, STEP, error, out)
-                continue
-            self._steps[lanes] += 1
-            self._returns[lanes] += out.reward[lanes]
-            out.first[lanes] = False
+            self._step_env(seat, random_actions(self.spec, rng, self._obs_of(seat, out), self.agents), out)
+            if any(agent.ended for agent in seat.agents):
+                self._begin_episode(seat, out)
 
     def replay_state(self) -> dict[str, Any]:
         """Enough to bring every env back to where it is, given that it is deterministic."""
+        agents = [agent for seat in self._seats for agent in seat.agents]
         return {
-            "episode": self._episode.copy(),
-            "steps": self._steps.copy(),
-            "returns": self._returns.copy(),
-            "ended": self._ended.copy(),
-            "faults": self._faults.copy(),
-            "good_steps": self._good_steps.copy(),
-            "actions": [np.stack(log) if log else np.zeros((0,), np.int64) for log in self._actions],
+            "episode": np.array([seat.episode for seat in self._seats], np.int64),
+            "steps": np.array([agent.steps for agent in agents], np.int32),
+            "returns": np.array([agent.returns for agent in agents], np.float64),
+            "ended": np.array([agent.ended for agent in agents], bool),
+            "faults": np.array([seat.faults for seat in self._seats], np.int64),
+            "good_steps": np.array([seat.good_steps for seat in self._seats], np.int64),
+            "actions": [np.stack(s.actions) if s.actions else np.zeros((0,), np.int64) for s in self._seats],
             "dials": [dials.values_now.copy() for dials in self._setup.dials],
         }
 
@@ -406,65 +427,56 @@ class EnvBatch:
 
         The caller compares ``out.obs`` with what the interrupted run had seen.
         """
-        for i in range(len(self._envs)):
-            self._episode[i] = state["episode"][i] - 1
+        for i, seat in enumerate(self._seats):
+            seat.episode = int(state["episode"][i]) - 1
             dials = state.get("dials")
-            self._begin_episode(i, out, dials[i] if dials else None)
+            self._begin_episode(seat, out, dials[i] if dials else None)
             for action in state["actions"][i]:
-                self._replay_step(i, action, out)
-                self._actions[i].append(action.copy())
-        self._steps[:] = state["steps"]
-        self._returns[:] = state["returns"]
-        self._ended[:] = state["ended"]
-        self._faults[:] = state["faults"]
-        self._good_steps[:] = state["good_steps"]
+                self._replay_step(seat, action, out)
+                seat.actions.append(action.copy())
+            for k, agent in enumerate(seat.agents, seat.begin):
+                agent.steps = int(state["steps"][k])
+                agent.returns = float(state["returns"][k])
+                agent.ended = bool(state["ended"][k])
+            seat.over = all(agent.ended for agent in seat.agents)
+            seat.faults, seat.good_steps = int(state["faults"][i]), int(state["good_steps"][i])
 
-    def _replay_step(self, i: int, action: Array, out: StepOut) -> None:
+    def _replay_step(self, seat: _Seat, action: Array, out: StepOut) -> None:
         try:
-            self._env(i).step(action, self._views(self._lanes(i), out))
+            self._env(seat).step(action, self._obs_of(seat, out))
         except Exception as error:
             raise EnvError(
-                f"env {self._setup.envs[i]} ({self._settings.id}) cannot be brought back to where it was (seed "
-                f"{self._episode_seed(i)}, episode {self._episode[i]}, step {len(self._actions[i])}): {error!r}\n"
+                f"env {seat.number} ({self._settings.id}) cannot be brought back to where it was (seed "
+                f"{self._episode_seed(seat)}, episode {seat.episode}, step {len(seat.actions)}): {error!r}\n"
                 "It is not reproducible; resume with sampling.mode=sync to go on with fresh episodes."
             ) from error
 
     # -- small things --------------------------------------------------------------------------
 
-    def _env(self, i: int) -> Env:
-        env = self._envs[i]
-        assert env is not None, "an env is always rebuilt before it is used"
-        return env
+    def _env(self, seat: _Seat) -> Env:
+        assert seat.env is not None, BUILT
+        return seat.env
 
-    def _lanes(self, i: int) -> slice:
-        return self._slices[i]
+    def _obs_of(self, seat: _Seat, out: StepOut) -> Obs:
+        return out.obs_of(seat.begin, seat.end)
 
-    def _views(self, lanes: slice, out: StepOut) -> Obs:
-        if self._only_field is not None:
-            return {self._only_field: out.obs[self._only_field][lanes]}
-        return {name: array[lanes] for name, array in out.obs.items()}
+    def _branch(self, number: int) -> Seeds:
+        return self._setup.seeds.branch(number)
 
-    def _branch(self, i: int) -> Seeds:
-        return self._setup.seeds.branch(self._setup.envs[i])
-
-    def _episode_number(self, i: int) -> int:
+    def _episode_number(self, seat: _Seat) -> int:
         """The running episode; before the first one, the one to come."""
-        return max(0, int(self._episode[i]))
+        return max(0, seat.episode)
 
-    def _episode_seed(self, i: int) -> int:
+    def _episode_seed(self, seat: _Seat) -> int:
         if self._setup.seed_of is not None:
-            return self._setup.seed_of(self._setup.envs[i], self._episode_number(i))
-        return self._episode_seeds[i].branch(self._episode_number(i)).integer()
+            return self._setup.seed_of(seat.number, self._episode_number(seat))
+        return seat.seeds.branch(self._episode_number(seat)).integer()
 
 
-def _write_outcome(lanes: slice, outcome: tuple[Any, Any, Any], out: StepOut) -> None:
-    """Write (reward, terminated, truncated) of one env, scalars or one value per agent; ValueError on nonsense."""
-    reward, terminated, truncated = outcome
-    if terminated is None or truncated is None:  # numpy would take it for False
-        raise ValueError(f"terminated is {terminated} and truncated is {truncated}, expected true or false")
-    out.reward[lanes] = reward
-    out.terminated[lanes] = terminated
-    out.truncated[lanes] = truncated
+def _flags(*shape: int) -> tuple[Array, bytearray]:
+    """Booleans for numpy to write, and the same memory for Python to search: cheaper than asking numpy again."""
+    flags = bytearray(math.prod(shape))
+    return np.frombuffer(flags, bool).reshape(shape), flags
 
 
 def _own_statistics(info: Mapping[str, Any]) -> dict[str, float]:

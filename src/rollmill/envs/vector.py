@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 from rollmill.core.errors import ConfigError, EnvError, RollmillError
 from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
-from rollmill.core.protocols import StepOut, StepReturn
+from rollmill.core.protocols import StepArrays, StepOut, StepReturn
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, BatchSetup, Fault, random_actions
 from rollmill.envs.make import make_vector_env, vector_args
 from rollmill.envs.settings import EnvSettings
@@ -120,10 +120,14 @@ class VectorBatch:
     # -- the two calls of a BatchEnv -----------------------------------------------------------
 
     def reset(self, out: StepOut) -> None:
-        self._begin_episodes(out)
-        self._decorrelate(out)
+        rows = out.arrays()
+        self._begin_episodes(rows)
+        self._decorrelate(rows)
 
     def step(self, actions: Array, out: StepOut) -> None:
+        self._step(actions, out.arrays())
+
+    def _step(self, actions: Array, out: StepArrays) -> None:
         setup = self._setup
         setup.watch.enter(setup.envs.start, STEP, self._episode.item(0), self._steps.item(0))
         try:
@@ -155,7 +159,7 @@ class VectorBatch:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def _take(self, answer: Any, out: StepOut) -> Mapping[str, Any]:
+    def _take(self, answer: Any, out: StepArrays) -> Mapping[str, Any]:
         """Write what a step returned, all but the counters; returns its info. ValueError on nonsense."""
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise ValueError(
@@ -177,7 +181,7 @@ class VectorBatch:
         out.first[:] = over
         return info if isinstance(info, Mapping) else {}
 
-    def _account(self, out: StepOut) -> Array:
+    def _account(self, out: StepArrays) -> Array:
         """Count steps, returns and episodes of all lanes; returns which episodes ended, [lanes] bool."""
         over = self._ended
         self._steps += 1
@@ -197,7 +201,7 @@ class VectorBatch:
         self._write_counters(out)
         return ended
 
-    def _write_counters(self, out: StepOut) -> None:
+    def _write_counters(self, out: StepArrays) -> None:
         out.step[:] = self._steps
         out.episode[:] = self._episode
 
@@ -208,7 +212,7 @@ class VectorBatch:
                 "run on; set env.vector=false"
             )
 
-    def _check_row(self, out: StepOut) -> None:
+    def _check_row(self, out: StepArrays) -> None:
         """NaN, infinity or a mask that forbids everything: LaneError."""
         finite = np.isfinite(out.reward)
         if np.count_nonzero(finite) < self.lanes:
@@ -216,7 +220,7 @@ class VectorBatch:
             raise LaneError(lane, f"reward is NaN or infinite: {out.reward[lane]}")
         self._check_observation(out, out.terminated | out.truncated if self.spec.masked else None)
 
-    def _check_observation(self, out: StepOut, over: Array | None = None) -> None:
+    def _check_observation(self, out: StepArrays, over: Array | None = None) -> None:
         """``over``: lanes that have nothing to choose, so that their mask may be empty."""
         for name in self._float_fields:
             finite = np.isfinite(out.obs[name])
@@ -243,13 +247,13 @@ class VectorBatch:
             if own:
                 self._setup.on_episode(self._setup.envs[lane], int(self._episode[lane]), own)
 
-    def _decorrelate(self, out: StepOut) -> None:
+    def _decorrelate(self, out: StepArrays) -> None:
         """Walk a random number of random steps first; lanes walk together, so it is groups that come apart."""
         if not self._setup.decorrelate_steps:
             return
         rng = self._seeds.branch("decorrelate", int(self._episode.max())).generator()
         for _ in range(int(rng.integers(self._setup.decorrelate_steps + 1))):
-            self.step(random_actions(self.spec, rng, out.obs, self.lanes), out)
+            self._step(random_actions(self.spec, rng, out.obs, self.lanes), out)
 
     # -- the vector env ------------------------------------------------------------------------
 
@@ -280,7 +284,7 @@ class VectorBatch:
             finally:
                 self._setup.watch.leave()
 
-    def _begin_episodes(self, out: StepOut) -> None:
+    def _begin_episodes(self, out: StepArrays) -> None:
         """Reset all lanes into row t + 1, building them anew as often as the limit allows."""
         while True:
             self._episode += 1
@@ -307,7 +311,7 @@ class VectorBatch:
             self._write_counters(out)
             return
 
-    def _recover(self, error: Exception, out: StepOut) -> None:
+    def _recover(self, error: Exception, out: StepArrays) -> None:
         """A step failed: report, replace the env, start the next episode of every lane; the row does not count."""
         self._note_fault(STEP, error)
         self.close()

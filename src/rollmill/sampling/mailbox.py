@@ -18,8 +18,18 @@ from rollmill.core.fields import Array, Field
 from rollmill.core.slots import SharedBlock, layout_arrays
 
 GROUP_FIELDS = ("command", "done", "slot", "row")
-WORKER_FIELDS = ("phase", "env", "episode", "step")
-TIME_FIELDS = ("since", "seconds_env", "seconds_wait")
+WORKER_FIELDS = ("since", "env", "episode", "step", "phase", "seconds_env", "seconds_wait")
+SINCE, ENV, EPISODE, STEP, PHASE = range(5)
+"""Places of the first of them in a worker's line."""
+LINE_BYTES = 64
+"""Each worker writes its numbers into a cache line of its own: no two cores fight for one."""
+LINE = np.dtype(
+    {
+        "names": WORKER_FIELDS,
+        "formats": ["f8", "i8", "i8", "i8", "i8", "f8", "f8"],
+        "itemsize": LINE_BYTES,
+    }
+)
 
 
 class Mailbox:
@@ -45,15 +55,21 @@ class Mailbox:
         self, groups: int, workers: int, envs: int, block: SharedBlock | None = None, *, dials: int = 0
     ) -> None:
         fields = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
-        fields += [(Field(name, "int64"), (workers,)) for name in WORKER_FIELDS]
-        fields += [(Field(name, "float64"), (workers,)) for name in TIME_FIELDS]
         fields += [(Field("next_episode", "int64"), (envs,))]
         fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted")]
         fields += [(Field("dials", "float64"), (dials,))]
-        offsets, nbytes = layout_arrays(fields)
+        offsets, nbytes = layout_arrays([(Field("lines", f"V{LINE_BYTES}"), (workers,)), *fields])
         self.block = block or SharedBlock.create(nbytes)
         for field, shape in fields:
             setattr(self, field.name, self.block.array(field.dtype, shape, offsets[field.name]))
+        self._lines_at = offsets["lines"]
+        lines = self.block.array(LINE, (workers,), self._lines_at)
+        for name in WORKER_FIELDS:
+            setattr(self, name, lines[name])
+
+    def line(self, worker: int) -> memoryview:
+        """The bytes of one worker's numbers, in the order of ``WORKER_FIELDS``."""
+        return self.block.raw(self._lines_at + worker * LINE_BYTES, LINE_BYTES)
 
     def ready(self) -> Array:
         """Groups whose last command is done: their newest row waits for an answer."""
@@ -118,16 +134,17 @@ class SharedWatch:
     """Writes into the mailbox what a worker's env code is doing, so that main can see a hang."""
 
     def __init__(self, mailbox: Mailbox, worker: int) -> None:
-        self._mailbox = mailbox
-        self._worker = worker
+        line = mailbox.line(worker)
+        self._seconds, self._numbers = line.cast("d"), line.cast("q")
 
     def enter(self, env: int, phase: int, episode: int, step: int) -> None:
-        box, w = self._mailbox, self._worker
-        box.since[w] = time.monotonic()
-        box.env[w] = env
-        box.episode[w] = episode
-        box.step[w] = step
-        box.phase[w] = phase
+        # One number after the other, the phase last: main looks at any time, and must not see a phase without its time.
+        self._seconds[SINCE] = time.monotonic()
+        numbers = self._numbers
+        numbers[ENV] = env
+        numbers[EPISODE] = episode
+        numbers[STEP] = step
+        numbers[PHASE] = phase
 
     def leave(self) -> None:
-        self._mailbox.phase[self._worker] = 0
+        self._numbers[PHASE] = 0
