@@ -8,12 +8,11 @@ built again and reset within limits; its row is marked not valid and the fault i
 from __future__ import annotations
 
 import bdb
-import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite, nan
+from math import isfinite, nan, prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -475,7 +474,7 @@ class EnvBatch:
 
 def _flags(*shape: int) -> tuple[Array, bytearray]:
     """Booleans for numpy to write, and the same memory for Python to search: cheaper than asking numpy again."""
-    flags = bytearray(math.prod(shape))
+    flags = bytearray(prod(shape))
     return np.frombuffer(flags, bool).reshape(shape), flags
 
 

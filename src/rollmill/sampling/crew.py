@@ -149,7 +149,7 @@ class ProcessCrew:
     ) -> None:
         """``stay_apart``: the thread that answers keeps to the cores that have no worker, if there are any, and stays
         awake there. It pays where the network runs on a GPU: each time that thread runs beside a simulator, that one
-        goes on with cold caches, and waking up takes as long as an answer.
+        goes on with cold caches, and sleeping between answers costs time.
         """
         self.report = CrewReport()
         self._plans, self._arena, self._box, self._settings = plans, arena, box, settings
