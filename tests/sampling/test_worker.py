@@ -277,6 +277,7 @@ def served(env: EnvSettings) -> Iterator[ProcessSetup]:
         events_fd=events_write,
         parent=0,
         core=None,
+        awake=False,
         nice=0,
         path=sys.path,
     )

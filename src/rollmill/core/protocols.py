@@ -11,8 +11,9 @@ Shapes use these letters: ``L`` lanes of a group, ``A`` agents of one env, ``T``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rollmill.core.fields import Array, EnvSpec, Obs
 
@@ -106,8 +107,8 @@ class Saveable(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Policy(Protocol):
-    """Acts for lanes. Keeps the recurrent state of every lane it has seen, by lane number."""
+class Actor(Protocol):
+    """Decides for lanes. Keeps the recurrent state of every lane it has seen, by lane number."""
 
     state_size: int
     """Floats of recurrent state per lane; 0 for policies without memory."""
@@ -122,15 +123,41 @@ class Policy(Protocol):
     def detach(self) -> None:
         """Told after the last request: the arena's memory goes away."""
 
-    def act(self, request: ActRequest) -> ActAnswer:
-        """One decision for each lane of the request."""
-
     def refresh(self) -> int:
         """Take over the newest published weights, if any; returns the version now in use."""
 
 
+class Policy(Actor, Protocol):
+    """Answers requests."""
+
+    def act(self, request: ActRequest) -> ActAnswer:
+        """One decision for each lane of the request."""
+
+
+@runtime_checkable
+class InPlacePolicy(Actor, Protocol):
+    """Reads the rows of whole groups from the arena by itself, and writes its decisions there."""
+
+    def decide(self, rows: GroupRows, meanwhile: Callable[[], None]) -> None:
+        """Decide for these rows. ``meanwhile`` is called once, with ``version`` known, while a device is at work."""
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """Rows that wait for a decision, one per group."""
+
+    groups: Array  # [g] int64
+    slots: Array  # [g] int64
+    rows: Array  # [g] int64
+    closing: Array | None  # [g] int64: the full slot whose bootstrap row this is as well, or -1; None: no slot is full
+
+
+class SaveableActor(Actor, Saveable, Protocol):
+    """An actor whose memory and randomness survive in a checkpoint."""
+
+
 class SaveablePolicy(Policy, Saveable, Protocol):
-    """A policy whose memory and randomness survive in a checkpoint."""
+    """The same of a policy."""
 
 
 class ActRequest(Protocol):

@@ -170,6 +170,8 @@ class EnvBatch:
         ]
         self.next_episode = first.copy()
         """[envs] int64: the first episode number of each env that was never used. To be read only."""
+        self.begun = 0
+        """Episodes begun so far: ``next_episode`` changes with it."""
         self._limit = settings.max_episode_steps or sys.maxsize
         self._floats = [(f.name, *_flags(self.agents, *f.shape)) for f in self.spec.observation if f.is_float]
         self._masked = self.spec.masked
@@ -270,6 +272,7 @@ class EnvBatch:
         while True:
             seat.episode += 1
             self.next_episode[seat.index] = seat.episode + 1
+            self.begun += 1
             seat.over = False
             for agent in seat.agents:
                 agent.steps, agent.returns, agent.ended = 0, 0.0, False

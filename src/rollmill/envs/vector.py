@@ -94,6 +94,8 @@ class VectorBatch:
         self._limit: int = vector_args(settings).get("max_episode_steps", 0)
         self._env: gym.vector.VectorEnv | None = None
         self._episode = np.asarray(setup.first_episode, np.int64) - 1
+        self.begun = 0
+        """Goes up whenever episodes begin: ``next_episode`` changes with it."""
         self._steps = np.zeros(self.lanes, np.int32)
         self._returns = np.zeros(self.lanes, np.float64)
         self._ended = np.zeros(self.lanes, bool)
@@ -190,6 +192,7 @@ class VectorBatch:
             self._steps[over] = 0
             self._returns[over] = 0.0
             self._episode += over
+            self.begun += 1
         ended: Array = out.terminated | out.truncated
         out.episode_return.fill(np.nan)
         if np.count_nonzero(ended):
@@ -288,6 +291,7 @@ class VectorBatch:
         """Reset all lanes into row t + 1, building them anew as often as the limit allows."""
         while True:
             self._episode += 1
+            self.begun += 1
             self._steps.fill(0)
             self._returns.fill(0.0)
             self._ended = np.zeros(self.lanes, bool)

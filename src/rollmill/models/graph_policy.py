@@ -8,8 +8,7 @@ next one. Padding has a slot and lanes of its own, so it touches nothing.
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,39 +16,38 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.fields import MASK_FIELD, Array, Field
-from rollmill.core.protocols import ActRequest
-from rollmill.core.slots import Arena, layout_arrays
+from rollmill.core.fields import MASK_FIELD, Array
+from rollmill.core.protocols import GroupRows
+from rollmill.core.slots import Arena
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.mirror import Mirror
-from rollmill.models.policy import Answer
 from rollmill.models.weights import WeightBoard
 
 WARM_UP_STEPS = 3
 """Plain steps before a graph is recorded: libraries choose their algorithms and allocate in them."""
 
 
+GROUP, SLOT, ROW, CLOSING, SOURCE = range(5)
+"""Rows of the input: which group, slot and row a column is; the full slot whose last row it is as well, and the
+column whose decision is written for it (its own; the first one's for padding)."""
+
+
 @dataclass
 class Recording:
-    """One batch size: inputs and outputs at fixed addresses, and the graph between them (None on a CPU).
-
-    Inputs are views of one block of bytes, so that one copy brings them all to the device.
-    """
+    """One batch size: inputs at a fixed address, and the graph that reads them (None on a CPU)."""
 
     groups: int
-    host: dict[str, Array]
-    """What the host fills in: ``index`` [5, groups], ``lanes`` [groups, L], ``first`` [groups, L]."""
-    device: dict[str, Tensor]
-    """The same on the device."""
-    pair: tuple[Tensor, Tensor]
-    """The whole block: on the device, and the host's as the device sees it."""
-    answer: Array  # [groups * L, components + 2] float32: action, log-probability, value
-    output: Tensor  # the same memory as the device sees it
+    inputs: Array
+    """``[5, groups]`` int64, as the host fills them in."""
+    shared: Tensor
+    """The same memory as the device sees it."""
+    filled: int = 0
+    """Columns that are not padding."""
     graph: torch.cuda.CUDAGraph | None = None
 
 
 class GraphPolicy:
-    """Acts for whole groups of lanes (``protocols.Policy``). On a CPU it does the same without a graph."""
+    """Acts for whole groups (``protocols.InPlacePolicy``). On a CPU it does the same without a graph."""
 
     def __init__(
         self,
@@ -81,6 +79,7 @@ class GraphPolicy:
                     module.to(autocast)
         self._recordings: list[Recording] = []
         self._states = torch.zeros(0)
+        self._lane_numbers = torch.zeros(0)
         self._mirror: Mirror | None = None
         self.state_size = model.state_size
         self.version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
@@ -94,6 +93,7 @@ class GraphPolicy:
         """Build the mirror and record the graphs, for 1, 2, 4, ... and all groups."""
         self._mirror = Mirror(arena, self._device)
         self._states = self._model.initial_state((self._groups + 1) * arena.layout.lanes)
+        self._lane_numbers = torch.arange(arena.layout.lanes, device=self._device)
         sizes = {min(1 << k, self._groups) for k in range(self._groups.bit_length() + 1)}
         for size in sorted(sizes):
             self._recordings.append(self._record(size))
@@ -113,85 +113,64 @@ class GraphPolicy:
     # -- one decision --------------------------------------------------------------------------
 
     @torch.no_grad()
-    def act(self, request: ActRequest) -> Answer:
+    def decide(self, rows: GroupRows, meanwhile: Callable[[], None]) -> None:
         self.refresh()
-        count = request.groups.size
+        count = rows.groups.size
         recording = next(r for r in self._recordings if r.groups >= count)
-        self._fill(recording.host, request, count)
+        self._fill(recording, rows, count)
         if recording.graph is None:
             self._step(recording)
-        else:
-            assert self._stream is not None
-            assert self._done is not None
-            with torch.cuda.stream(self._stream):
-                recording.graph.replay()
-            self._done.record(self._stream)
-            self._done.synchronize()
-        return self._answer(recording, len(request.lanes))
+            meanwhile()
+            return
+        assert self._stream is not None
+        assert self._done is not None
+        with torch.cuda.stream(self._stream):
+            recording.graph.replay()
+        self._done.record(self._stream)
+        meanwhile()
+        self._done.synchronize()
 
-    def _fill(self, host: Mapping[str, Array], request: ActRequest, count: int) -> None:
-        spare, index, lanes, first = self.mirror.spare, host["index"], host["lanes"], host["first"]
-        index[0, :count] = index[1, :count] = request.slots
-        index[2, :count] = request.rows
-        index[3, :count] = np.where(request.closing < 0, spare, request.closing)
-        index[4, :count] = self.mirror.state_places(request.rows)
-        # The spare slot has no counterpart in host memory: row 0 of slot 0 is read for it, and never used.
-        index[:, count:] = np.array([[spare], [0], [0], [spare], [0]])
-        lanes[:count] = request.lanes.reshape(count, -1)
-        lanes[count:] = np.arange(lanes.shape[1]) + self._groups * lanes.shape[1]
-        first[:count] = request.first.reshape(count, -1)
-        first[count:] = True
+    def _fill(self, recording: Recording, rows: GroupRows, count: int) -> None:
+        inputs, spare = recording.inputs, self.mirror.spare
+        inputs[GROUP, :count] = rows.groups
+        inputs[SLOT, :count] = rows.slots
+        inputs[ROW, :count] = rows.rows
+        inputs[CLOSING, :count] = spare if rows.closing is None else np.where(rows.closing < 0, spare, rows.closing)
+        if count != recording.filled:
+            inputs[SOURCE, :count] = np.arange(count)
+            inputs[:, count:] = np.array([[self._groups], [spare], [0], [spare], [0]])
+            recording.filled = count
 
     def _step(self, recording: Recording) -> None:
-        """What is recorded: fetch, decide, keep states, pack. The host is not needed in between."""
+        """What is recorded: fetch, decide, keep states, write back. The host is not needed in between."""
         mirror, head = self.mirror, self._model.head
-        own, shared = recording.pair
-        own.copy_(shared)
-        slots, sources, rows, closing, places = recording.device["index"]
-        lanes = recording.device["lanes"].flatten()
+        inputs = recording.shared.clone()
+        groups, slots, rows, closing, source = inputs
+        lanes = (groups[:, None] * mirror.layout.lanes + self._lane_numbers).flatten()
+        # The spare slot has no counterpart in host memory: some other one is read for it, and never used.
+        sources = slots.clamp(max=mirror.spare - 1)
         obs = mirror.take(slots, sources, rows, closing)
         before = self._states[lanes]
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-            output = self._model.step(obs, recording.device["first"].flatten(), before)
+            output = self._model.step(obs, mirror.first(sources, rows), before)
         action, log_prob = head.decide(output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic)
         value = self._model.denormalise(output.value.float())
         if self.state_size:
             self._states[lanes] = output.state.float()
             if mirror.layout.state_size:
-                mirror.keep_state(slots, places, before)
-        packed = (action.float().reshape(len(lanes), -1), log_prob[:, None], value[:, None])
-        torch.cat(packed, dim=1, out=recording.output)
-
-    def _answer(self, recording: Recording, lanes: int) -> Answer:
-        """Numpy views of the packed answer; valid until the next call."""
-        packed = recording.answer[:lanes]
-        field = self.mirror.layout.spec.action.field
-        action = packed[:, :-2].reshape(lanes, *field.shape).astype(field.dtype)
-        return Answer(action=action, log_prob=packed[:, -2], value=packed[:, -1], state=None)
+                mirror.keep_state(slots, rows, before)
+        # Padding writes what the first column writes, to the same place.
+        writers = (source[:, None] * mirror.layout.lanes + self._lane_numbers).flatten()
+        mirror.put(sources[source], rows[source], action[writers], log_prob[writers], value[writers])
 
     # -- recording -----------------------------------------------------------------------------
 
     @torch.no_grad()
     def _record(self, size: int) -> Recording:
-        layout = self.mirror.layout
-        shapes = [
-            (Field("index", "int64"), (5, size)),
-            (Field("lanes", "int64"), (size, layout.lanes)),
-            (Field("first", "bool"), (size, layout.lanes)),
-        ]
-        offsets, nbytes = layout_arrays(shapes)
-        block = np.zeros(nbytes, np.uint8)
-        shared = self.mirror.device_view("inputs", block)
-        own = torch.zeros_like(shared)
-        host, device = {}, {}
-        for field, shape in shapes:
-            part = slice(offsets[field.name], offsets[field.name] + math.prod(shape) * field.nbytes)
-            host[field.name] = block[part].view(field.dtype).reshape(shape)
-            device[field.name] = own[part].view(getattr(torch, field.dtype)).reshape(shape)
-        width = int(np.prod(layout.spec.action.field.shape)) + 2
-        answer = np.zeros((size * layout.lanes, width), np.float32)
-        output = self.mirror.device_view("outputs", answer)
-        recording = Recording(size, host, device, (own, shared), answer, output)
+        inputs = np.zeros((5, size), np.int64)
+        inputs[SLOT:] = [[self.mirror.spare], [0], [self.mirror.spare], [0]]
+        inputs[GROUP] = self._groups
+        recording = Recording(size, inputs, self.mirror.device_view("inputs", inputs))
         if self._stream is not None:
             recording.graph = self._capture(recording, self._stream)
         return recording

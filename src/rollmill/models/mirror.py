@@ -3,6 +3,7 @@
 The arena itself stays in host memory, where the workers write. It is registered with CUDA, so that a
 kernel can read it across the bus: when a row is about to be decided, its observations are gathered from
 there, and kept in the same (slot, row) of the mirror, where the learner finds whole segments later.
+Decisions go the other way: a kernel writes them into the arena.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.fields import Array
-from rollmill.core.slots import OBS, Arena
+from rollmill.core.slots import OBS, RECORD, RECORD_BYTES, Arena
+
+FIRST_AT: int = RECORD.fields["first"][1]  # type: ignore[index]
+"""Byte of a record."""
 
 
 class Mirror:
@@ -23,7 +27,11 @@ class Mirror:
         self.device = device
         self.layout = arena.layout
         self._registered: list[Array] = []
-        self._host = {name: self.device_view(name, array) for name, array in arena.obs.items()}
+        self._lock("the arena", arena.block.array("uint8", (arena.block.nbytes,), 0))
+        self._host = {name: self._view(array) for name, array in arena.obs.items()}
+        records = np.frombuffer(arena.records, np.uint8).reshape(*arena["first"].shape, RECORD_BYTES)
+        self._first = self._view(records)[..., FIRST_AT]
+        self._decisions = [self._view(arena[name]) for name in ("action", "log_prob", "value")]
         self.spare = arena.slots
         """A slot that belongs to nobody, for batches that are filled up to a fixed size."""
         self.obs = {
@@ -33,10 +41,13 @@ class Mirror:
         self._wide = {name: (_widest(self._host[name]), _widest(own)) for name, own in self.obs.items()}
         """(host, device) views that rows are moved by."""
         layout = arena.layout
-        self._every = layout.state_every or layout.steps
         # One row more than there are states: decisions in between put theirs there, to be forgotten.
         shape = (self.spare + 1, layout.state_rows + 1, layout.lanes, layout.state_size)
         self.state = torch.zeros(shape, device=device)
+        every = layout.state_every or layout.steps
+        places = [row // every if row % every == 0 else layout.state_rows for row in range(layout.steps)]
+        self._places = torch.tensor(places, device=device)
+        """Where in ``state`` the states before each row belong."""
 
     def take(self, slots: Tensor, sources: Tensor, rows: Tensor, closing: Tensor) -> dict[str, Tensor]:
         """Read the observations of n rows from host memory, keep them here, and return them ``[n * L, *shape]``.
@@ -53,15 +64,19 @@ class Mirror:
             found[name] = new.view(plain.dtype).reshape(-1, *plain.shape[3:])
         return found
 
-    def state_places(self, rows: Array) -> Array:
-        """Where ``keep_state`` puts the states before these rows; the last place is for those nobody needs."""
-        starts, place = rows % self._every == 0, rows // self._every
-        found: Array = np.where(starts, place, self.layout.state_rows)
-        return found
+    def first(self, sources: Tensor, rows: Tensor) -> Tensor:
+        """Whether the lanes of these rows begin an episode there: ``[n * L]`` bool."""
+        return self._first[sources, rows].flatten().bool()
 
-    def keep_state(self, slots: Tensor, places: Tensor, state: Tensor) -> None:
-        """Store recurrent states ``[n * L, S]`` where back-propagation begins (``state_places``)."""
-        self.state[slots, places] = state.unflatten(0, (len(slots), self.layout.lanes))  # type: ignore[no-untyped-call]
+    def put(self, slots: Tensor, rows: Tensor, action: Tensor, log_prob: Tensor, value: Tensor) -> None:
+        """Write the decisions ``[n * L, ...]`` about these rows into the arena. Rows may be given twice."""
+        for host, new in zip(self._decisions, (action, log_prob, value), strict=True):
+            host[slots, rows] = new.to(host.dtype).reshape(len(slots), *host.shape[2:])
+
+    def keep_state(self, slots: Tensor, rows: Tensor, state: Tensor) -> None:
+        """Store recurrent states ``[n * L, S]`` where back-propagation begins."""
+        shape = (len(slots), self.layout.lanes, self.layout.state_size)
+        self.state[slots, self._places[rows]] = state.reshape(shape)
 
     def segments(self, slots: list[int]) -> dict[str, Tensor]:
         """Whole segments side by side: ``[T + 1, len(slots) * L, ...]`` for observations and states."""
@@ -75,19 +90,27 @@ class Mirror:
         return found
 
     def device_view(self, name: str, array: Array) -> Tensor:
-        """Host memory as the device sees it: on a GPU locked, registered, and read across the bus by kernels."""
+        """Host memory of its own as the device sees it: on a GPU locked, registered, and read across the bus."""
+        self._lock(name, array)
+        return self._view(array)
+
+    def _view(self, array: Array) -> Tensor:
         if self.device.type != "cuda":
             return torch.from_numpy(array)
+        return torch.as_tensor(_DeviceArray(array), device=self.device)
+
+    def _lock(self, name: str, array: Array) -> None:
+        if self.device.type != "cuda":
+            return
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         mapped = 2
         result = int(cudart.cudaHostRegister(array.ctypes.data, array.nbytes, mapped))
         if result:
             raise RollmillError(
-                f"CUDA cannot lock the shared memory of {name!r} ({array.nbytes / 1e6:.0f} MB, error {result}); "
+                f"CUDA cannot lock the shared memory of {name} ({array.nbytes / 1e6:.0f} MB, error {result}); "
                 "lower sampling.envs_per_worker or raise the limit of locked memory (ulimit -l)"
             )
         self._registered.append(array)
-        return torch.as_tensor(_DeviceArray(array), device=self.device)
 
     def close(self) -> None:
         """Unlock the host memory; it must not be freed before."""

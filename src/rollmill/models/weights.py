@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class WeightBoard:
@@ -17,14 +17,13 @@ class WeightBoard:
 
     def __init__(self, model: nn.Module, version: int = 0) -> None:
         self._lock = threading.Lock()
-        self._tensors = [tensor.detach().clone() for tensor in model.state_dict().values()]
+        self._tensors = [tensor.detach().clone() for tensor in _tensors(model)]
         self.version = version
 
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
         with self._lock:
-            for kept, new in zip(self._tensors, model.state_dict().values(), strict=True):
-                kept.copy_(new)
+            torch._foreach_copy_(self._tensors, _tensors(model))
             self._wait(model)
             self.version = version
 
@@ -32,8 +31,7 @@ class WeightBoard:
     def load_into(self, model: nn.Module) -> int:
         """Copy the newest weights into ``model``; returns their version."""
         with self._lock:
-            for own, kept in zip(model.state_dict().values(), self._tensors, strict=True):
-                own.copy_(kept)
+            torch._foreach_copy_(_tensors(model), self._tensors)
             self._wait(model)
             return self.version
 
@@ -43,3 +41,7 @@ class WeightBoard:
         device = next(model.parameters()).device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]

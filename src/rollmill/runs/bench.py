@@ -320,7 +320,7 @@ def _time_alone(
     t_train = _repeat(lambda: parts.learners[0].train(batch), seconds) / rows
     zero = np.zeros(1, np.int64)  # row 0 of slot 0, for group 0: it holds real observations
     decide = sampler.inference.decide
-    t_forward = _repeat(lambda: decide(zero, zero, zero, zero - 1), seconds / 2) / sampler.arena.layout.lanes
+    t_forward = _repeat(lambda: decide(zero, zero, zero, None), seconds / 2) / sampler.arena.layout.lanes
     return t_forward, t_train
 
 

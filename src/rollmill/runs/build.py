@@ -12,7 +12,7 @@ import torch
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import has_fast_bfloat16
-from rollmill.core.protocols import Learner, SaveablePolicy
+from rollmill.core.protocols import Learner, SaveableActor, SaveablePolicy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
@@ -27,7 +27,7 @@ from rollmill.models.weights import WeightBoard
 from rollmill.runs.allocation import map_large_tensors
 from rollmill.runs.recorder import spare_slots
 from rollmill.runs.settings import TrainConfig, segments_per_batch
-from rollmill.sampling.crew import cores_without_worker
+from rollmill.sampling.crew import core_without_worker
 from rollmill.sampling.handover import Handover
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
@@ -42,7 +42,7 @@ class Parts:
 
     spec: EnvSpec
     sampler: Sampler
-    policies: Sequence[SaveablePolicy]
+    policies: Sequence[SaveableActor]
     learners: list[Learner]
     segments_per_batch: int
     gather: Callable[[list[int]], Mapping[str, Any]]
@@ -139,7 +139,7 @@ def _on_gpu(
     torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
     model = build_model(plan.spec, config.model).to(device)
     seed = seeds.branch("actions", 0).integer()
-    awake = bool(cores_without_worker(plan.settings, plan.workers))
+    awake = core_without_worker(plan.settings, plan.workers) is not None
     policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), awake=awake)
     sampler = Sampler(plan, [policy])
     gather = DeviceGather(sampler.arena, policy.mirror)

@@ -26,7 +26,7 @@ from rollmill.core.fields import Array
 from rollmill.core.machine import usable_cores
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
-from rollmill.sampling.mailbox import Bell, Mailbox
+from rollmill.sampling.mailbox import AWAKE_SECONDS, Bell, Mailbox
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan
 
@@ -34,8 +34,6 @@ log = logging.getLogger("rollmill")
 
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
-AWAKE_SECONDS = 0.001
-"""How long a thread with a core of its own looks out for ready groups before it sleeps."""
 RESTART_WINDOW_SECONDS = 600.0
 LINES_PER_WINDOW = 200
 """Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
@@ -147,7 +145,7 @@ class ProcessCrew:
         environment: Mapping[str, str],
         stay_apart: bool = False,
     ) -> None:
-        """``stay_apart``: the thread that answers keeps to the cores that have no worker, if there are any, and stays
+        """``stay_apart``: the thread that answers has a core without a worker to itself, if there is one, and stays
         awake there. It pays where the network runs on a GPU: each time that thread runs beside a simulator, that one
         goes on with cold caches, and sleeping between answers costs time.
         """
@@ -165,7 +163,8 @@ class ProcessCrew:
         self._next_check = 0.0
         self._stopping = False
         self._cores = usable_cores() if settings.affinity else []
-        self._own_cores = cores_without_worker(settings, len(plans)) if stay_apart else []
+        self._own_core = core_without_worker(settings, len(plans)) if stay_apart else None
+        self._asleep = box.asleep
 
     # -- what the sampler calls ----------------------------------------------------------------
 
@@ -174,15 +173,20 @@ class ProcessCrew:
             self._spawn(index)
 
     def settle(self) -> None:
-        if self._own_cores:
-            os.sched_setaffinity(0, self._own_cores)
+        if self._own_core is None:
+            return
+        # Whoever shared that core would not take its turn for microseconds: the scheduler deals out milliseconds.
+        keep_threads_to({*self._cores} - {self._own_core})
+        os.sched_setaffinity(0, {self._own_core})
 
     def post(self, groups: Array) -> None:
-        for worker in np.unique(groups // self._plans[0].groups):
-            self._bells[worker].ring()
+        asleep = self._asleep
+        for worker in set((groups // self._plans[0].groups).tolist()):
+            if asleep[worker]:
+                self._bells[worker].ring()
 
     def wait(self, timeout: float) -> None:
-        if self._own_cores and timeout and self._watch_workers():
+        if self._own_core is not None and timeout and self._watch_workers():
             return
         for fd, _ in self._poll.poll(int(timeout * 1000)):
             if fd == self._bell.fd:
@@ -195,12 +199,14 @@ class ProcessCrew:
         ready = self._box.enough_ready
         if ready():
             return False  # it is not workers that are waited for
+        self._box.listens[0] = 0
         end = time.perf_counter() + AWAKE_SECONDS
         while time.perf_counter() < end:
             time.sleep(0)  # others may have the interpreter
             if ready():
-                return True
-        return False
+                break
+        self._box.listens[0] = 1
+        return ready()
 
     def check(self) -> Array:
         now = time.monotonic()
@@ -208,6 +214,8 @@ class ProcessCrew:
             return np.zeros(0, np.int64)
         self._next_check = now + WATCH_SECONDS
         self.wait(0)  # a sampler that is never idle must still hear its workers
+        for bell in self._bells:
+            bell.ring()  # no worker sleeps longer than this, whatever came between it and a ring
         lost = [self._replace(trouble) for trouble in self._troubles(now)]
         return np.concatenate(lost) if lost else np.zeros(0, np.int64)
 
@@ -228,8 +236,8 @@ class ProcessCrew:
                 log.warning("worker %d: %d lines of output were not logged (too many)", index, count)
         for bell in (self._bell, *self._bells):
             bell.close()
-        if self._own_cores:
-            os.sched_setaffinity(0, self._cores)  # if this thread has answered
+        if self._own_core is not None:
+            keep_threads_to({*self._cores})
 
     def wake(self) -> None:
         """End a ``wait`` in another thread (a slot became free)."""
@@ -315,6 +323,7 @@ class ProcessCrew:
             events_fd=events_write,
             parent=os.getpid(),
             core=self._core(index),
+            awake=self._own_core is not None,
             nice=self._settings.nice,
             path=sys.path,
         )
@@ -409,9 +418,17 @@ class ProcessCrew:
             self._dropped_lines[index] += 1
 
 
-def cores_without_worker(settings: SamplingSettings, workers: int) -> list[int]:
-    """Cores that are left to others when every worker is pinned to one."""
-    return usable_cores()[workers:] if settings.affinity else []
+def core_without_worker(settings: SamplingSettings, workers: int) -> int | None:
+    """A core that is left to others when every worker is pinned to one."""
+    left = usable_cores()[workers:] if settings.affinity else []
+    return left[0] if left else None
+
+
+def keep_threads_to(cores: set[int]) -> None:
+    """Let all threads of this process run on these cores only, and whatever they start."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _describe_exit(code: int) -> str:

@@ -11,11 +11,12 @@ import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from rollmill.core.fields import Array, Obs
-from rollmill.core.protocols import Policy
+from rollmill.core.protocols import Actor, GroupRows, InPlacePolicy, Policy
 from rollmill.core.slots import CARRIED_FIELDS, Arena
 from rollmill.sampling.mailbox import Mailbox
 
@@ -49,11 +50,13 @@ class Request:
 class Inference:
     """The acting side of the policies. Not thread-safe: one thread answers."""
 
-    def __init__(self, arena: Arena, box: Mailbox, policies: Sequence[Policy]) -> None:
+    def __init__(self, arena: Arena, box: Mailbox, policies: Sequence[Actor]) -> None:
+        """``policies``: one ``InPlacePolicy``, or any number of ``Policy``."""
         layout = arena.layout
         self._arena = arena
         self._box = box
-        self._policies = policies
+        self._in_place = policies[0] if isinstance(policies[0], InPlacePolicy) else None
+        self._policies = cast(Sequence[Policy], policies)
         self._lane_numbers = np.arange(layout.lanes)
         self.policy_of_lane = np.zeros((len(box.command), layout.lanes), np.int16)
         """[groups, L]: which policy acts for a lane."""
@@ -77,19 +80,21 @@ class Inference:
         """Decide for the newest row of each group; returns the slots that became finished segments."""
         box = self._box
         slots, rows = box.slot[groups], box.row[groups] + 1
-        full = np.nonzero(rows == self._arena.layout.steps)[0]
-        finished = slots[full].copy()
+        full = (rows == self._arena.layout.steps).nonzero()[0]
+        if not full.size:
+            self.decide(groups, slots, rows, None)
+            box.row[groups] = rows
+            return []
+        finished = slots[full]
         closing = np.full(groups.size, -1)
-        if full.size:
-            fresh = np.array([self.free.popleft() for _ in full])
-            self._carry_over(finished, fresh)
-            closing[full] = finished
-            self.group_of_slot[fresh] = groups[full]
-            slots[full], rows[full] = fresh, 0
+        fresh = np.array([self.free.popleft() for _ in full])
+        self._carry_over(finished, fresh)
+        closing[full] = finished
+        self.group_of_slot[fresh] = groups[full]
+        slots[full], rows[full] = fresh, 0
         self.decide(groups, slots, rows, closing)
-        if full.size:
-            for name in ("value", "version", "policy_id", "frames"):
-                self._arena[name][finished, -1] = self._arena[name][slots[full], 0]
+        for name in ("value", "version", "policy_id", "frames"):
+            self._arena[name][finished, -1] = self._arena[name][fresh, 0]
         box.slot[groups] = slots
         box.row[groups] = rows
         return [int(slot) for slot in finished]
@@ -99,17 +104,20 @@ class Inference:
         for array in (*arena.obs.values(), *(arena[name] for name in CARRIED_FIELDS)):
             array[new, 0] = array[old, -1]
 
-    def decide(self, groups: Array, slots: Array, rows: Array, closing: Array) -> None:
-        """Ask the policies about these rows and write what they say."""
+    def decide(self, groups: Array, slots: Array, rows: Array, closing: Array | None) -> None:
+        """Ask the policies about these rows and write what they say; ``closing`` as in ``GroupRows``."""
         layout = self._arena.layout
         self.frames += groups.size * layout.lanes * layout.spec.frames_per_step
+        if self._in_place is not None:
+            self._in_place.decide(GroupRows(groups, slots, rows, closing), lambda: self._stamp(0, slots, rows, None))
+            return
         request = Request(
             first=self._rows_of(self._arena["first"], slots, rows),
             lanes=(groups[:, None] * layout.lanes + self._lane_numbers).ravel(),
             groups=groups,
             slots=slots,
             rows=rows,
-            closing=closing,
+            closing=np.full(groups.size, -1) if closing is None else closing,
             gather=lambda: {name: self._rows_of(x, slots, rows) for name, x in self._arena.obs.items()},
         )
         if len(self._policies) == 1:
@@ -124,18 +132,18 @@ class Inference:
         """Ask policy ``k`` for ``request`` and write its answer; ``mine``: positions among all lanes."""
         policy, layout = self._policies[k], self._arena.layout
         answer = policy.act(request)
-        columns: dict[str, Array | int] = {
-            "action": answer.action,
-            "log_prob": answer.log_prob,
-            "value": answer.value,
-            "version": policy.version,
-            "policy_id": k,
-            "frames": self.frames,
-        }
+        columns = {"action": answer.action, "log_prob": answer.log_prob, "value": answer.value}
         for name, values in columns.items():
             self._write(self._arena[name], slots, rows, mine, values)
+        self._stamp(k, slots, rows, mine)
         if layout.state_size and answer.state is not None:
             self._keep_state(answer.state, slots, rows, mine)
+
+    def _stamp(self, k: int, slots: Array, rows: Array, mine: Array | None) -> None:
+        """Write down who has decided, and when."""
+        stamps = {"version": self._policies[k].version, "policy_id": k, "frames": self.frames}
+        for name, value in stamps.items():
+            self._write(self._arena[name], slots, rows, mine, value)
 
     def _keep_state(self, state: Array, slots: Array, rows: Array, mine: Array | None) -> None:
         """Store the recurrent state where a piece of back-propagation through time begins."""

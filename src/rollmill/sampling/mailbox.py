@@ -4,6 +4,10 @@ A command to a group is "step from row ``row`` of slot ``slot``" (row -1: reset 
 process writes slot and row, then raises ``command``; the worker does the work, then sets ``done`` to
 it. So a group is *ready* for an answer exactly when ``command == done``; there is no other state, and
 a dead worker leaves nothing locked. Bells only wake sleepers; the numbers are the truth.
+
+A bell is rung only for somebody who says that it may sleep (``listens``, ``asleep``): ringing is a system call, and
+in the main process each one hands the interpreter to another thread. So a sleeper first says so, then looks at the
+numbers once more, and then sleeps.
 """
 
 from __future__ import annotations
@@ -18,15 +22,17 @@ from rollmill.core.fields import Array, Field
 from rollmill.core.slots import SharedBlock, layout_arrays
 
 GROUP_FIELDS = ("command", "done", "slot", "row")
-WORKER_FIELDS = ("since", "env", "episode", "step", "phase", "seconds_env", "seconds_wait")
-SINCE, ENV, EPISODE, STEP, PHASE = range(5)
-"""Places of the first of them in a worker's line."""
+WORKER_FIELDS = ("since", "env", "episode", "step", "phase", "seconds_env", "seconds_wait", "asleep")
+SINCE, ENV, EPISODE, STEP, PHASE, SECONDS_ENV, SECONDS_WAIT, ASLEEP = range(8)
+"""Their places in a worker's line."""
+AWAKE_SECONDS = 0.001
+"""How long somebody with a core of its own looks out for news before it sleeps."""
 LINE_BYTES = 64
 """Each worker writes its numbers into a cache line of its own: no two cores fight for one."""
 LINE = np.dtype(
     {
         "names": WORKER_FIELDS,
-        "formats": ["f8", "i8", "i8", "i8", "i8", "f8", "f8"],
+        "formats": ["f8", "i8", "i8", "i8", "i8", "f8", "f8", "i8"],
         "itemsize": LINE_BYTES,
     }
 )
@@ -46,26 +52,35 @@ class Mailbox:
     since: Array  # [W] float64, monotonic seconds when the phase began
     seconds_env: Array  # [W] float64, time spent stepping since the start
     seconds_wait: Array  # [W] float64, time spent waiting for actions
+    asleep: Array  # [W] int64, written by the worker: its bell must be rung for it to see a command
     next_episode: Array  # [E] int64, first unused episode number of every env
     dials: Array  # [D] float64, written by main: ``env.dials``, in the order of the config
     stop: Array  # [1] int64, written by main
     wanted: Array  # [1] int64, written by main: ready groups it waits for; workers ring its bell from then on
+    listens: Array  # [1] int64, written by main: 0 while it looks at the numbers by itself before it sleeps
 
     def __init__(
         self, groups: int, workers: int, envs: int, block: SharedBlock | None = None, *, dials: int = 0
     ) -> None:
         fields = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
         fields += [(Field("next_episode", "int64"), (envs,))]
-        fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted")]
+        fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted", "listens")]
         fields += [(Field("dials", "float64"), (dials,))]
         offsets, nbytes = layout_arrays([(Field("lines", f"V{LINE_BYTES}"), (workers,)), *fields])
         self.block = block or SharedBlock.create(nbytes)
         for field, shape in fields:
             setattr(self, field.name, self.block.array(field.dtype, shape, offsets[field.name]))
+        self._offsets = offsets
         self._lines_at = offsets["lines"]
         lines = self.block.array(LINE, (workers,), self._lines_at)
         for name in WORKER_FIELDS:
             setattr(self, name, lines[name])
+        if block is None:
+            self.listens[0] = 1
+
+    def numbers(self, name: str) -> memoryview:
+        """The same as the array of int64 of that name, for who reads and writes few at a time."""
+        return self.block.raw(self._offsets[name], getattr(self, name).nbytes).cast("q")
 
     def line(self, worker: int) -> memoryview:
         """The bytes of one worker's numbers, in the order of ``WORKER_FIELDS``."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
-from rollmill.core.protocols import Policy
+from rollmill.core.protocols import Actor
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
 from rollmill.envs.batch import EnvBatch
@@ -104,7 +104,7 @@ def default_workers() -> int:
 class Sampler:
     """Owns the arena, the mailbox, the crew and the acting side of the policies."""
 
-    def __init__(self, plan: SamplerPlan, policies: Sequence[Policy]) -> None:
+    def __init__(self, plan: SamplerPlan, policies: Sequence[Actor]) -> None:
         settings = plan.settings
         self.plan = plan
         layout = SegmentLayout(
@@ -207,8 +207,10 @@ class Sampler:
         if groups.size:
             begun = time.perf_counter()
             self._short_since = None
+            self.box.listens[0] = 0
             finished = self.inference.answer(groups)
             self.box.command[groups] += 1
+            self.box.listens[0] = 1
             self.crew.post(groups)
             for slot in finished:
                 self._finish(slot)

@@ -28,7 +28,7 @@ from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actio
 from rollmill.envs.dials import Dials
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.sampling.mailbox import Bell, Mailbox, SharedWatch
+from rollmill.sampling.mailbox import ASLEEP, AWAKE_SECONDS, SECONDS_ENV, SECONDS_WAIT, Bell, Mailbox, SharedWatch
 from rollmill.sampling.schedule import EpisodeSchedule
 
 if TYPE_CHECKING:
@@ -90,9 +90,14 @@ class Worker:
     def __init__(self, plan: WorkerPlan, arena: Arena, box: Mailbox, watch: Watch, listener: Listener) -> None:
         self._arena = arena
         self._box = box
+        self._command, self._done = box.numbers("command"), box.numbers("done")
+        self._slot, self._row = box.numbers("slot"), box.numbers("row")
+        self._actions = arena["action"]
         self.groups = range(plan.index * plan.groups, (plan.index + 1) * plan.groups)
         self._rng = plan.seeds.branch("actions", plan.index).generator() if plan.random_actions else None
         self.batches: list[EnvBatch | VectorBatch] = []
+        self._noted = [0] * plan.groups
+        """Episodes begun by each batch whose numbers are published."""
         try:
             for group in range(plan.groups):
                 self.batches.append(self._build(plan, group, watch, listener))
@@ -125,26 +130,32 @@ class Worker:
 
     def work(self) -> int:
         """Do every command that waits; returns how many there were."""
-        box, count = self._box, 0
-        for group, batch in zip(self.groups, self.batches):
-            command = int(box.command[group])
-            if command == box.done[group]:
+        done, count = self._done, 0
+        for number, (group, batch) in enumerate(zip(self.groups, self.batches)):
+            command = self._command[group]
+            if command == done[group]:
                 continue
-            slot, row = int(box.slot[group]), int(box.row[group])
+            slot, row = self._slot[group], self._row[group]
             self._step(batch, slot, row)
             if self._rng is not None:
-                box.row[group] = self._play_on(batch, slot, row, self._rng)
-            self._note_episodes(batch)
-            box.done[group] = command
+                self._row[group] = self._play_on(batch, slot, row, self._rng)
+            if batch.begun != self._noted[number]:
+                self._note_episodes(number)
+            done[group] = command
             count += 1
         return count
+
+    def has_work(self) -> bool:
+        """Whether a command waits."""
+        begin, end = self.groups.start, self.groups.stop
+        return bool(self._command[begin:end] != self._done[begin:end])
 
     def _step(self, batch: EnvBatch | VectorBatch, slot: int, row: int) -> None:
         out = RowOut(self._arena, slot, row)
         if row < 0:
             batch.reset(out)
         else:
-            batch.step(self._arena["action"][slot, row], out)
+            batch.step(self._actions[slot, row], out)
 
     def _play_on(self, batch: EnvBatch | VectorBatch, slot: int, row: int, rng: np.random.Generator) -> int:
         """Act at random until the segment is full; returns the last row that was stepped from."""
@@ -163,9 +174,10 @@ class Worker:
             self._step(batch, slot, k)
         return layout.steps - 1
 
-    def _note_episodes(self, batch: EnvBatch | VectorBatch) -> None:
+    def _note_episodes(self, number: int) -> None:
         """Publish the episode numbers in use: a replacement of this worker must not repeat them."""
-        envs = batch.envs
+        batch = self.batches[number]
+        self._noted[number], envs = batch.begun, batch.envs
         self._box.next_episode[envs.start : envs.stop] = batch.next_episode
 
     def close(self) -> None:
@@ -190,6 +202,8 @@ class ProcessSetup:
     events_fd: int
     parent: int
     core: int | None
+    awake: bool
+    """Nobody else needs the core while this worker has nothing to do: look out for commands before sleeping."""
     nice: int
     path: list[str]
 
@@ -199,12 +213,15 @@ class WorkerProcess:
 
     def __init__(self, setup: ProcessSetup) -> None:
         self._parent = setup.parent
+        self._awake = setup.awake
         self._events_fd = setup.events_fd
         arena_block, box_block = SharedBlock(*setup.arena), SharedBlock(*setup.mailbox)
         self._box = Mailbox(*setup.shape, block=box_block, dials=len(setup.plan.env.dials))
         self._main_bell = Bell(*setup.main_bell)
         self._own_bell = Bell(*setup.own_bell)
-        self._index = setup.plan.index
+        index = setup.plan.index
+        line = self._box.line(index)
+        self._seconds, self._numbers = line.cast("d"), line.cast("q")
         arena = Arena(setup.plan.layout, setup.slots, block=arena_block)
         for block in (arena_block, box_block):
             block.close_fd()  # simulators started from here must not keep our memory alive
@@ -214,24 +231,43 @@ class WorkerProcess:
                 "episode", {"lane": lane, "episode": episode, "stats": stats}
             ),
         )
-        self._worker = Worker(setup.plan, arena, self._box, SharedWatch(self._box, self._index), listener)
+        self._worker = Worker(setup.plan, arena, self._box, SharedWatch(self._box, index), listener)
 
     def serve(self) -> None:
-        box, index = self._box, self._index
+        box, seconds = self._box, self._seconds
+        stop, listens = box.numbers("stop"), box.numbers("listens")
         idle_since = time.perf_counter()
-        while not box.stop[0]:
+        while not stop[0]:
             begun = time.perf_counter()
             if self._worker.work():
-                box.seconds_wait[index] += begun - idle_since
-                if box.enough_ready():
+                seconds[SECONDS_WAIT] += begun - idle_since
+                if listens[0] and box.enough_ready():
                     self._main_bell.ring()
                 idle_since = time.perf_counter()
-                box.seconds_env[index] += idle_since - begun
-            elif self._own_bell.wait(PARENT_CHECK_SECONDS):
-                self._own_bell.hush()  # before looking at the numbers: what is rung for later wakes again
-            elif os.getppid() != self._parent:
+                seconds[SECONDS_ENV] += idle_since - begun
+            elif not self._sleep() and os.getppid() != self._parent:
                 break  # the run is gone: end quietly
         self._worker.close()
+
+    def _sleep(self) -> bool:
+        """Wait for a command; False when none came for a while."""
+        if self._awake and self._look_out():
+            return True
+        self._numbers[ASLEEP] = 1
+        rung = self._worker.has_work() or self._own_bell.wait(PARENT_CHECK_SECONDS)
+        self._numbers[ASLEEP] = 0
+        if rung:
+            self._own_bell.hush()  # before looking at the numbers: what is rung for later wakes again
+        return rung
+
+    def _look_out(self) -> bool:
+        """Stay awake for a moment; False when sleeping is better. Falling asleep and waking up takes a core longer
+        than an answer takes to come."""
+        end = time.perf_counter() + AWAKE_SECONDS
+        while time.perf_counter() < end:
+            if self._worker.has_work():
+                return True
+        return False
 
     def _tell(self, kind: str, data: dict[str, Any]) -> None:
         send_event(self._events_fd, kind, data)
