@@ -58,7 +58,7 @@ def gpu_sides() -> dict[str, Side]:
     cores = available_cores()
     peer = ("--device=gpu", "--policy_workers_per_policy=2")
     return {
-        "rollmill": Side(0, 8, 4096, ("learning.device=cuda", "sampling.groups=4", "sampling.answer_share=0.1")),
+        "rollmill": Side(0, 16, 4096, ("learning.device=cuda",)),
         PEER: Side(cores, 20, 4096, peer),
     }
 

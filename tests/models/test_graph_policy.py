@@ -90,3 +90,29 @@ def test_batches_are_padded_to_the_next_size_with_lanes_of_their_own():
     assert [r.groups for r in policy._recordings] == [1, 2, 4, 5]
     assert policy._states.shape[0] == (GROUPS + 1) * LANES
     assert policy.mirror.state.shape[0] == policy.mirror.spare + 1
+
+
+def test_padding_writes_nothing_of_its_own():
+    """Decisions of padding would land in some slot: all rows that were not asked about stay as they were."""
+    spec = SPECS["vector"]
+    torch.manual_seed(0)
+    model = build_model(spec, ModelSettings(mlp=(8,), fc=(8,)))
+    policy = GraphPolicy(build_model(spec, ModelSettings(mlp=(8,), fc=(8,))), WeightBoard(model), GROUPS, seed=1)
+    arena = Arena(SegmentLayout(spec, STEPS, LANES), slots=7)
+    for slot in range(7):
+        arena.poison(slot)
+    policy.attach(arena)
+    inference = Inference(arena, Mailbox(GROUPS, 1, GROUPS * LANES), [policy])
+    rng = np.random.default_rng(3)
+    for asked in ([0, 1, 2], [4, 1, 0], [3], [2, 0, 1, 4, 3]):
+        places = (np.array(asked), np.array([k % STEPS for k in asked]))
+        for slot, row in zip(*places):
+            fill_row(arena, int(slot), int(row), rng)
+        before = {name: arena[name].copy() for name in ("action", "log_prob", "value")}
+        inference.decide(np.array(asked), *places, None)
+        untouched = np.ones(arena["value"].shape[:2], bool)
+        untouched[places] = False
+        for name, old in before.items():
+            np.testing.assert_array_equal(arena[name][untouched], old[untouched])
+            assert np.isfinite(arena[name][places]).all()
+            assert (arena["action"][places] < 5).all()

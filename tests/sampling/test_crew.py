@@ -5,6 +5,7 @@ import subprocess
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from faulty_envs import Marker
@@ -110,3 +111,50 @@ def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(monkey
     assert crew._watch_workers() is True
     finish.join()
     sampler.stop()
+
+
+class Chime:
+    """Counts rings."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+
+    def ring(self) -> None:
+        self.rings += 1
+
+
+def test_only_sleeping_workers_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, crew = sampler_of(workers=3, envs_per_worker=2, groups=2)
+    chimes = [Chime() for _ in range(3)]
+    monkeypatch.setattr(crew, "_bells", chimes)
+    sampler.box.asleep[:] = [1, 0, 1]
+    crew.post(np.array([0, 1, 2, 3]))
+    assert [chime.rings for chime in chimes] == [1, 0, 0], "worker 1 is awake, worker 2 was given nothing"
+
+
+def test_a_worker_that_missed_its_bell_is_woken_by_the_next_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, crew = sampler_of(workers=2)
+    chimes = [Chime() for _ in range(2)]
+    monkeypatch.setattr(crew, "_bells", chimes)
+    crew.check()
+    assert [chime.rings for chime in chimes] == [1, 1]
+    crew.check()
+    assert [chime.rings for chime in chimes] == [1, 1], "not at every call"
+
+
+def test_workers_ring_only_while_somebody_listens() -> None:
+    sampler, crew = sampler_of(workers=1)
+    box = sampler.box
+    sampler.start()
+    try:
+        wait_until(lambda: box.ready().size == 1)
+        wait_until(lambda: box.asleep[0] == 1)
+        for listens in (0, 1, 0):
+            crew._bell.hush()
+            box.listens[0] = listens
+            box.row[0], box.command[0] = 0, box.command[0] + 1
+            crew.post(np.array([0]))
+            wait_until(lambda: box.ready().size == 1 and box.asleep[0] == 1)
+            assert crew._bell.wait(0) is bool(listens)
+    finally:
+        sampler.stop()

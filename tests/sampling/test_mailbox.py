@@ -56,7 +56,7 @@ def test_a_watch_says_what_goes_on_and_for_how_long() -> None:
 
 def test_every_worker_has_a_cache_line_of_its_own() -> None:
     box = Mailbox(3, 4, 8)
-    names = ("phase", "env", "episode", "step", "since", "seconds_env", "seconds_wait")
+    names = ("phase", "env", "episode", "step", "since", "seconds_env", "seconds_wait", "asleep")
     for worker in range(4):
         lines = {getattr(box, name)[worker:].ctypes.data // 64 for name in names}
         assert len(lines) == 1
@@ -65,6 +65,27 @@ def test_every_worker_has_a_cache_line_of_its_own() -> None:
     for name in names:
         assert getattr(box, name).tolist() == [1, 2, 3, 4], name
     assert box.command.sum() == box.next_episode.sum() == box.stop[0] == 0
+
+
+def test_numbers_are_the_arrays_under_another_name() -> None:
+    box = Mailbox(3, 2, 4)
+    for name in ("command", "done", "slot", "row", "stop", "wanted", "listens"):
+        numbers, array = box.numbers(name), getattr(box, name)
+        assert len(numbers) == len(array)
+        numbers[len(numbers) - 1] = -7
+        assert array[-1] == -7
+        array[0] = 11
+        assert numbers[0] == 11
+    box.block.close_fd()
+
+
+def test_main_listens_until_it_says_otherwise() -> None:
+    """A worker that joins (or a new one in its place) does not change that."""
+    box = Mailbox(3, 2, 4)
+    assert box.listens[0] == 1
+    box.listens[0] = 0
+    assert Mailbox(3, 2, 4, SharedBlock(box.block.fd, box.block.nbytes)).listens[0] == 0
+    box.block.close_fd()
 
 
 def test_a_bell_wakes_once_however_often_it_was_rung() -> None:

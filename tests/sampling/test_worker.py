@@ -7,9 +7,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +254,29 @@ def test_a_worker_without_its_parent_does_not_even_start() -> None:
         process = subprocess.run([sys.executable, "-m", "rollmill.sampling.worker", str(read)], pass_fds=(read,))
         os.close(read)
     assert process.returncode == 1
+
+
+def test_a_worker_with_a_core_of_its_own_looks_out_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(EnvSettings(id="faulty_envs:Marker")) as setup:
+        process = WorkerProcess(replace(setup, awake=True))
+        assert process._look_out() is False, "nothing came in time"
+        monkeypatch.setattr(worker_module, "AWAKE_SECONDS", 100.0)
+        order = threading.Timer(0.1, lambda: process._box.command.__setitem__(0, 1))
+        order.start()
+        assert process._sleep() is True
+        assert process._box.asleep[0] == 0
+        order.join()
+        process._worker.close()
+
+
+def test_a_command_that_comes_while_a_worker_falls_asleep_is_seen() -> None:
+    """It says that it sleeps, and looks once more: nobody has rung, and it does not wait."""
+    with served(EnvSettings(id="faulty_envs:Marker")) as setup:
+        process = WorkerProcess(setup)
+        process._box.command[0] = 1
+        assert process._sleep() is True
+        assert process._box.asleep[0] == 0
+        process._worker.close()
 
 
 def layout_of(env: EnvSettings) -> SegmentLayout:
