@@ -42,6 +42,8 @@ class Side:
     envs: int
     batch: int
     words: tuple[str, ...] = ()
+    report_frames: int = 1
+    """Frames between two rows of our metrics: the rate is read from them, but rows cost time, too."""
 
 
 PEER = "sample_factory"
@@ -58,7 +60,7 @@ def gpu_sides() -> dict[str, Side]:
     cores = available_cores()
     peer = ("--device=gpu", "--policy_workers_per_policy=2")
     return {
-        "rollmill": Side(0, 16, 4096, ("learning.device=cuda",)),
+        "rollmill": Side(0, 16, 4096, ("learning.device=cuda",), report_frames=100_000),
         PEER: Side(cores, 20, 4096, peer),
     }
 
@@ -153,7 +155,7 @@ def run_ours(env: str, side: Side, seconds: float) -> dict[str, float]:
             "model.hidden_size=512",
             "model.memory_skip=false",  # the peer has none
             "stop.frames=1_000_000_000",
-            "report.every_frames=1",
+            f"report.every_frames={side.report_frames}",
             "report.console_seconds=0",
             f"run.dir={folder}",
             *side.words,
