@@ -68,6 +68,17 @@ SAME_PONG = (
     "learning.precision=float32",
 )
 """What makes our Pong the others' Pong: network, envs, batch, epochs."""
+PUFFER_BATCH = (
+    "sampling.mode=async",
+    "sampling.workers=1",
+    "sampling.envs_per_worker=64",
+    "sampling.rollout=64",
+    "learning.batch_size=4096",
+    "learning.minibatches=1",
+    "learning.epochs=1",
+    "learning.target_kl=0",
+)
+"""The envs, horizon, batch and single epoch of PufferLib's default settings, for the rate alone."""
 COMMON = ["torch==2.13.0", "gymnasium==1.4.0", "numpy<2.5"]
 
 
@@ -127,6 +138,12 @@ def run_ours(task: str, config: str, seed: int, options: argparse.Namespace) -> 
     return result
 
 
+def run_puffer_batch(config: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    words = ["-f", config, f"run.seed={seed}", *PUFFER_BATCH]
+    train = ours("bench", "train", *words, "--seconds", str(options.seconds))["train"]
+    return {"steps_per_s": train["steps_per_s"], "phases": train["phases"]}
+
+
 def solve(words: list[str], limit: float) -> dict[str, Any]:
     """Train until the goal is reached or the config's frames are used up; later than ``limit`` seconds is a miss.
 
@@ -162,6 +179,9 @@ def contenders(task: str, options: argparse.Namespace) -> dict[str, Run]:
             continue
         label = "rollmill" if name == task else f"rollmill {Path(config).stem}"
         found[label] = lambda seed, config=config: run_ours(task, config, seed, options)
+    if task == "cartpole" and "pufferlib_default" in options.peers:
+        fast = options.cartpole_fast_config
+        found["rollmill, PufferLib's default batch"] = lambda seed: run_puffer_batch(fast, seed, options)
     for name in options.peers:
         peer = PEERS[name]
         if peer.task != task:
@@ -208,7 +228,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         mine = statistics.median(next(iter(rates.values())))
         for name, runs in row["runs"].items():
             goal = ["", "", ""]
-            if row["task"] == "cartpole":
+            if "solved_s" in runs[0]:
                 seconds = [seconds_text([run[key] for run in runs]) for key in ("solved_s", "solved_wall_s")]
                 steps = [run["solved_steps"] for run in runs if run["solved_steps"]]
                 goal = [*seconds, f"{statistics.median(steps):,.0f}" if steps else ""]
