@@ -228,7 +228,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         mine = statistics.median(next(iter(rates.values())))
         for name, runs in row["runs"].items():
             goal = ["", "", ""]
-            if "solved_s" in runs[0]:
+            if row["task"] == "cartpole" and "solved_s" in runs[0]:
                 seconds = [seconds_text([run[key] for run in runs]) for key in ("solved_s", "solved_wall_s")]
                 steps = [run["solved_steps"] for run in runs if run["solved_steps"]]
                 goal = [*seconds, f"{statistics.median(steps):,.0f}" if steps else ""]
