@@ -138,7 +138,7 @@ class Policy(Actor, Protocol):
 class InPlacePolicy(Actor, Protocol):
     """Reads the rows of whole groups from the arena by itself, and writes its decisions there."""
 
-    def decide(self, rows: GroupRows, meanwhile: Callable[[], None]) -> None:
+    def decide_in_place(self, rows: GroupRows, meanwhile: Callable[[], None]) -> None:
         """Decide for these rows. ``meanwhile`` is called once, with ``version`` known, while a device is at work."""
 
 

@@ -113,7 +113,7 @@ class GraphPolicy:
     # -- one decision --------------------------------------------------------------------------
 
     @torch.no_grad()
-    def decide(self, rows: GroupRows, meanwhile: Callable[[], None]) -> None:
+    def decide_in_place(self, rows: GroupRows, meanwhile: Callable[[], None]) -> None:
         self.refresh()
         count = rows.groups.size
         recording = next(r for r in self._recordings if r.groups >= count)

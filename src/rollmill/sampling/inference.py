@@ -109,7 +109,9 @@ class Inference:
         layout = self._arena.layout
         self.frames += groups.size * layout.lanes * layout.spec.frames_per_step
         if self._in_place is not None:
-            self._in_place.decide(GroupRows(groups, slots, rows, closing), lambda: self._stamp(0, slots, rows, None))
+            self._in_place.decide_in_place(
+                GroupRows(groups, slots, rows, closing), lambda: self._stamp(0, slots, rows, None)
+            )
             return
         request = Request(
             first=self._rows_of(self._arena["first"], slots, rows),
