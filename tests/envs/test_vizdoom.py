@@ -19,6 +19,7 @@ from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import Array, Obs
 from rollmill.core.janitor import SCRATCH_VARIABLE, sweep_stale_segments
 from rollmill.core.janitor_main import SEGMENT_KINDS, vizdoom_instance
+from rollmill.envs import vizdoom as vizdoom_module
 from rollmill.envs import vizdoom_engine, vizdoom_launcher
 from rollmill.envs.batch import random_actions
 from rollmill.envs.vizdoom import DoomEnv
@@ -313,6 +314,29 @@ def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r'pip install "rollmill\[vizdoom\]"'):
         DoomEnv()
+
+
+def test_a_fresh_engine_takes_over_now_and_then_and_nothing_else_changes(
+    basic: DoomEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines keep some memory of every episode for ever."""
+    monkeypatch.setattr(vizdoom_module, "EPISODES_PER_ENGINE", 2)
+    pids, played = [], []
+    for episode in range(5):
+        obs, rows = new_obs(), []
+        basic.reset(episode % 2, obs)  # episodes 0, 2 and 4 are the first of their engines, and alike
+        for action in random_choices(10, basic.spec.action.nvec[0], episode % 2):
+            reward, terminated, _, _ = basic.step(action, obs)
+            rows.append((reward, obs["obs"].tobytes()))
+            if terminated:
+                break
+        pids.append(basic.engine_pid)
+        played.append(rows)
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
+    assert pids[0] is not None
+    assert not exists(pids[0]), "the old one is gone"
+    assert played[0] == played[2] == played[4]
+    assert played[1] == played[3]
 
 
 def test_misuse_of_the_env_is_an_error(basic: DoomEnv) -> None:

@@ -36,6 +36,8 @@ BUFFERS = {"depth": 1, "labels": 1, "automap": 3}
 """Pictures besides the screen, and their channels."""
 VARIABLES_FIELD = "game_variables"
 SCREEN, WIDE_SCREEN = (160, 120), (256, 144)
+EPISODES_PER_ENGINE = 2500
+"""ViZDoom 1.3's engine does not give back some 290 bytes of every episode; after so many a fresh one takes over."""
 
 
 class DoomEnv:
@@ -115,6 +117,7 @@ class DoomEnv:
             frames_per_step=frame_skip,
         )
         self._engine: Engine | None = None
+        self._episodes = 0
         self._call = Call()
         self._faults = tuple(getattr(vizdoom, name) for name in FAULTS)
         self._health = vizdoom.GameVariable.HEALTH
@@ -150,9 +153,13 @@ class DoomEnv:
         return self._engine.pid if self._engine else None
 
     def reset(self, seed: int, obs: Obs) -> None:
+        if self._episodes >= EPISODES_PER_ENGINE:
+            self.close()
         if self._engine is None:
             self._engine = Engine(self._game)
             self._call = self._engine.call
+            self._episodes = 0
+        self._episodes += 1
         game = self._game
         self._call.active = True
         try:
