@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Run
-from running import LIMIT_SECONDS, SERIAL, Call, train_here
+from running import LIMIT_SECONDS, SERIAL, Call, train_here, wait_until
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]
@@ -83,7 +83,8 @@ def look_at(url: str) -> None:
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(url)
-        page.wait_for_function("document.getElementById('picture').naturalWidth >= 320")
-        page.wait_for_function("document.getElementById('text').textContent.includes('episode')")
+        # Not wait_for_function: from its second look on it evaluates text in the page, whose policy forbids that.
+        wait_until(lambda: page.evaluate("document.getElementById('picture').naturalWidth") >= 320)
+        page.locator("#text", has_text="episode").wait_for()
         browser.close()
         assert said == []
