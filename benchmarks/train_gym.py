@@ -131,15 +131,13 @@ def run_of_peer(peer: Peer, seed: int, options: argparse.Namespace) -> dict[str,
 
 def run_ours(task: str, config: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     words = ["-f", config, f"run.seed={seed}", *(SAME_PONG if task == "pong" else ())]
-    train = ours("bench", "train", *words, "--seconds", str(options.seconds))["train"]
-    result = {"steps_per_s": train["steps_per_s"], "phases": train["phases"]}
+    result = our_rate(words, options)
     if task == "cartpole":
         result |= solve(words, options.limit)
     return result
 
 
-def run_puffer_batch(config: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    words = ["-f", config, f"run.seed={seed}", *PUFFER_BATCH]
+def our_rate(words: list[str], options: argparse.Namespace) -> dict[str, Any]:
     train = ours("bench", "train", *words, "--seconds", str(options.seconds))["train"]
     return {"steps_per_s": train["steps_per_s"], "phases": train["phases"]}
 
@@ -181,7 +179,9 @@ def contenders(task: str, options: argparse.Namespace) -> dict[str, Run]:
         found[label] = lambda seed, config=config: run_ours(task, config, seed, options)
     if task == "cartpole" and "pufferlib_default" in options.peers:
         fast = options.cartpole_fast_config
-        found["rollmill, PufferLib's default batch"] = lambda seed: run_puffer_batch(fast, seed, options)
+        found["rollmill, PufferLib's default batch"] = lambda seed: our_rate(
+            ["-f", fast, f"run.seed={seed}", *PUFFER_BATCH], options
+        )
     for name in options.peers:
         peer = PEERS[name]
         if peer.task != task:

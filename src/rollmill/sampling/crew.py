@@ -164,7 +164,6 @@ class ProcessCrew:
         self._stopping = False
         self._cores = usable_cores() if settings.affinity else []
         self._own_core = core_without_worker(settings, len(plans)) if stay_apart else None
-        self._asleep = box.asleep
 
     # -- what the sampler calls ----------------------------------------------------------------
 
@@ -180,9 +179,8 @@ class ProcessCrew:
         os.sched_setaffinity(0, {self._own_core})
 
     def post(self, groups: Array) -> None:
-        asleep = self._asleep
         for worker in set((groups // self._plans[0].groups).tolist()):
-            if asleep[worker]:
+            if self._box.asleep[worker]:
                 self._bells[worker].ring()
 
     def wait(self, timeout: float) -> None:

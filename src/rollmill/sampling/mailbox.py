@@ -6,7 +6,7 @@ it. So a group is *ready* for an answer exactly when ``command == done``; there 
 a dead worker leaves nothing locked. Bells only wake sleepers; the numbers are the truth.
 
 A bell is rung only for somebody who says that it may sleep (``listens``, ``asleep``): ringing is a system call, and
-in the main process each one hands the interpreter to another thread. So a sleeper first says so, then looks at the
+in the main process each one lets another thread take the interpreter. So a sleeper first says so, then looks at the
 numbers once more, and then sleeps.
 """
 

@@ -261,8 +261,7 @@ class WorkerProcess:
         return rung
 
     def _look_out(self) -> bool:
-        """Stay awake for a moment; False when sleeping is better. Falling asleep and waking up takes a core longer
-        than an answer takes to come."""
+        """Stay awake for a moment; False when sleeping is better."""
         end = time.perf_counter() + AWAKE_SECONDS
         while time.perf_counter() < end:
             if self._worker.has_work():
