@@ -15,7 +15,7 @@ from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs import simulate as module
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.simulate import simulate
+from rollmill.envs.simulate import BareLoop
 
 
 class Relay:
@@ -48,22 +48,24 @@ class Relay:
 def test_an_episode_is_over_when_every_agent_is(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Relay()
     monkeypatch.setattr(module, "make_env", lambda settings, instance: env)
-    found = simulate(EnvSettings(), index=2, seconds=0.01, on_ready=lambda: None)
+    loop = BareLoop(EnvSettings(), index=2)
+    found = [loop.run(0.01), loop.run(0.01)]
+    loop.close()
     assert set(env.steps_of[:-1]) == {3}
     assert env.resets == list(range(2 << 16, (2 << 16) + len(env.resets))), "instances never share a seed"
     assert env.closed
-    assert found["steps"] == sum(env.steps_of) - module.WARM_UP_STEPS
-    assert found["frames"] == found["steps"] * 3 * 4
-    assert found["seconds"] >= 0.01
+    assert sum(run["steps"] for run in found) == sum(env.steps_of) - module.WARM_UP_STEPS
+    for run in found:
+        assert run["frames"] == run["steps"] * 3 * 4
+        assert run["seconds"] >= 0.01
 
 
 @pytest.mark.parametrize("name", ["toy_masked", "toy_reach", "CartPole-v1", "faulty_envs:Zoo"])
 def test_it_steps_every_kind_of_env(name: str) -> None:
     """Masked actions, too: the toy raises for a forbidden one."""
-    ready: list[bool] = []
-    found = simulate(EnvSettings(id=name), index=0, seconds=0.01, on_ready=lambda: ready.append(True))
-    assert found["steps"] > 0
-    assert ready == [True]
+    loop = BareLoop(EnvSettings(id=name), index=0)
+    assert loop.run(0.01)["steps"] > 0
+    loop.close()
 
 
 def test_as_a_process_it_waits_for_the_word_and_keeps_to_its_core() -> None:
@@ -71,7 +73,6 @@ def test_as_a_process_it_waits_for_the_word_and_keeps_to_its_core() -> None:
     setup: dict[str, Any] = {
         "env": {"id": "toy_target"},
         "index": 1,
-        "seconds": 0.05,
         "core": core,
         "path": sys.path,
     }
@@ -84,8 +85,9 @@ def test_as_a_process_it_waits_for_the_word_and_keeps_to_its_core() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     assert os.sched_getaffinity(process.pid) == {core}
-    text, _ = process.communicate("\n", timeout=300)
-    found = json.loads(text)
-    assert found["frames"] == found["steps"] > 0
-    assert found["seconds"] >= 0.05
+    text, _ = process.communicate("0.05\n0.1\n", timeout=300)
+    for line, seconds in zip(text.splitlines(), (0.05, 0.1), strict=True):
+        found = json.loads(line)
+        assert found["frames"] == found["steps"] > 0
+        assert found["seconds"] >= seconds
     assert process.returncode == 0

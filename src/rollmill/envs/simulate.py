@@ -1,16 +1,16 @@
 """A bare simulator loop in a process of its own: the upper bound that sampling is measured against.
 
-``python -m rollmill.envs.simulate`` builds one env, waits for a line on stdin, steps it with random actions
-for the asked time, and prints how far it came. Nothing is shared, nobody is waited for.
+``python -m rollmill.envs.simulate`` builds one env and says that it is ready. For every line on stdin, a number of
+seconds, it steps the env with random actions for so long and prints how far it came. Nothing is shared.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -22,41 +22,48 @@ from rollmill.envs.settings import EnvSettings
 
 ACTIONS = 1024
 WARM_UP_STEPS = 50
+STEPS_PER_LOOK = 16
+"""Steps between two looks at the clock."""
 
 
-def simulate(settings: EnvSettings, index: int, seconds: float, on_ready: Callable[[], None]) -> dict[str, float]:
-    """Step one env for ``seconds``, from when ``on_ready`` returns; gives steps, frames and the time it really took."""
-    env = make_env(settings, EnvInstance(index=index, worker=index))
-    spec = env.spec
-    obs: Obs = {f.name: np.ones((spec.agents, *f.shape), f.dtype) for f in spec.observation}
-    rng = np.random.default_rng(index)
-    actions = [random_actions(spec, rng, obs, spec.agents) for _ in range(ACTIONS)]
-    episode = index << 16
-    env.reset(episode, obs)
-    over = np.zeros(spec.agents, bool)  # agents may end one after the other
-    steps, limit, begun = 0, WARM_UP_STEPS, 0.0
-    end = float("inf")
-    while True:
-        action = random_actions(spec, rng, obs, spec.agents) if spec.masked else actions[steps % ACTIONS]
-        _, terminated, truncated, _ = env.step(action, obs)
-        steps += 1
-        over |= terminated
-        over |= truncated
-        if over.all():
-            over[:] = False
-            episode += 1
-            env.reset(episode, obs)
-        if steps >= limit:
-            now = time.perf_counter()
-            if now >= end:
-                break
-            if not begun:
-                on_ready()
-                steps, begun = 0, time.perf_counter()
-                end = begun + seconds
-            limit = steps + 16
-    env.close()
-    return {"steps": steps, "frames": steps * spec.agents * spec.frames_per_step, "seconds": now - begun}
+class BareLoop:
+    """One env, stepped with random actions, and begun anew where an episode ends."""
+
+    def __init__(self, settings: EnvSettings, index: int) -> None:
+        self._env = make_env(settings, EnvInstance(index=index, worker=index))
+        spec = self._spec = self._env.spec
+        self._obs: Obs = {f.name: np.ones((spec.agents, *f.shape), f.dtype) for f in spec.observation}
+        self._rng = np.random.default_rng(index)
+        drawn = [random_actions(spec, self._rng, self._obs, spec.agents) for _ in range(ACTIONS)]
+        self._actions = itertools.cycle(drawn)  # drawing takes longer than some envs do
+        self._over = np.zeros(spec.agents, bool)  # agents may end one after the other
+        self._episode = index << 16
+        self._env.reset(self._episode, self._obs)
+        self._step(WARM_UP_STEPS)
+
+    def run(self, seconds: float) -> dict[str, float]:
+        """Go on for ``seconds``; gives steps, frames and the time it really took."""
+        steps, begun = 0, time.perf_counter()
+        while (now := time.perf_counter()) < begun + seconds:
+            self._step(STEPS_PER_LOOK)
+            steps += STEPS_PER_LOOK
+        frames = steps * self._spec.agents * self._spec.frames_per_step
+        return {"steps": steps, "frames": frames, "seconds": now - begun}
+
+    def _step(self, count: int) -> None:
+        spec, obs, over = self._spec, self._obs, self._over
+        for _ in range(count):
+            action = random_actions(spec, self._rng, obs, spec.agents) if spec.masked else next(self._actions)
+            _, terminated, truncated, _ = self._env.step(action, obs)
+            over |= terminated
+            over |= truncated
+            if over.all():
+                over[:] = False
+                self._episode += 1
+                self._env.reset(self._episode, obs)
+
+    def close(self) -> None:
+        self._env.close()
 
 
 def main() -> None:
@@ -68,13 +75,11 @@ def main() -> None:
     # Whatever the env prints goes to stderr: stdout is for the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-
-    def on_ready() -> None:
-        print("ready", file=answers, flush=True)
-        sys.stdin.readline()
-
-    result = simulate(EnvSettings(**setup["env"]), setup["index"], setup["seconds"], on_ready)
-    print(json.dumps(result), file=answers, flush=True)
+    loop = BareLoop(EnvSettings(**setup["env"]), setup["index"])
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(loop.run(float(line))), file=answers, flush=True)
+    loop.close()
 
 
 if __name__ == "__main__":

@@ -100,28 +100,41 @@ def load_of_others(seconds: float = 1.0) -> float:
 
 def bench_sim(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
     """As many bare simulators as cores, each pinned to one, all at the same time."""
-    cores: list[int | None] = [*usable_cores()] or [None] * default_workers()
-    simulators = [_Simulator(config, i, core, environment, seconds) for i, core in enumerate(cores)]
-    try:
-        for simulator in simulators:
-            simulator.line()
-        for simulator in simulators:
-            simulator.go()
-        answers = [json.loads(simulator.line()) for simulator in simulators]
-    finally:
-        for simulator in simulators:
-            simulator.close()
-    frames = sum(a["frames"] / a["seconds"] for a in answers)
+    with contextlib.closing(Simulators(config, environment)) as simulators:
+        frames = simulators.frames_per_s(seconds)
     return Measurement("sim", frames, frames / spec.frames_per_step)
+
+
+class Simulators:
+    """One bare simulator process per core, pinned to it; idle between measurements."""
+
+    def __init__(self, config: TrainConfig, environment: Mapping[str, str]) -> None:
+        cores: list[int | None] = [*usable_cores()] or [None] * default_workers()
+        self._all = [_Simulator(config, i, core, environment) for i, core in enumerate(cores)]
+        try:
+            for simulator in self._all:
+                simulator.line()  # "ready"
+        except BaseException:
+            self.close()
+            raise
+
+    def frames_per_s(self, seconds: float) -> float:
+        """Frames per second of all together, all at the same time."""
+        for simulator in self._all:
+            simulator.go(seconds)
+        answers = [json.loads(simulator.line()) for simulator in self._all]
+        return float(sum(a["frames"] / a["seconds"] for a in answers))
+
+    def close(self) -> None:
+        for simulator in self._all:
+            simulator.close()
 
 
 class _Simulator:
     """One bare simulator process."""
 
-    def __init__(
-        self, config: TrainConfig, index: int, core: int | None, environment: Mapping[str, str], seconds: float
-    ) -> None:
-        setup = {"env": asdict(config.env), "index": index, "core": core, "seconds": seconds, "path": sys.path}
+    def __init__(self, config: TrainConfig, index: int, core: int | None, environment: Mapping[str, str]) -> None:
+        setup = {"env": asdict(config.env), "index": index, "core": core, "path": sys.path}
         # A file: a pipe that nobody reads fills up, and then the simulator waits for ever.
         self._noise = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
@@ -133,9 +146,9 @@ class _Simulator:
             env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
 
-    def go(self) -> None:
+    def go(self, seconds: float) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
+        self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
 
     def line(self) -> str:
@@ -294,34 +307,44 @@ def bench_bound(
     sim = results.get("sim") or bench_sim(config, spec, environment, seconds)
     cores = default_workers()
     t_env = cores / sim.steps_per_s
-    t_forward, t_train = _time_alone(config, spec, environment, seconds)
+    alone = Alone(config, spec, environment)
+    t_train, t_forward = alone.train_seconds(seconds), alone.forward_seconds(seconds / 2)
     steps = cores / (t_env + t_forward + t_train)
     phases = {"env ms/step": 1e3 * t_env, "forward ms/step": 1e3 * t_forward, "train ms/step": 1e3 * t_train}
     return Measurement("bound", steps * spec.frames_per_step, steps, phases)
 
 
-def _time_alone(
-    config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float
-) -> tuple[float, float]:
-    """Seconds per step of the forward pass (for one group) and of training (one batch), with real data."""
-    from rollmill.runs.build import build_parts
+class Alone:
+    """The network's two jobs with nothing beside them, on one thread and with real data."""
 
-    # One thread, or the seconds would be those of several cores.
-    parts = build_parts(replace(config, learning=replace(config.learning, threads=1)), spec, environment)
-    sampler = parts.sampler
-    try:
-        sampler.start()
-        while (slots := sampler.take(parts.segments_per_batch, timeout=0)) is None:
-            sampler.round()
-        batch = parts.gather(slots)
-    finally:
-        sampler.stop()
-    rows = config.learning.batch_size
-    t_train = _repeat(lambda: parts.learners[0].train(batch), seconds) / rows
-    zero = np.zeros(1, np.int64)  # row 0 of slot 0, for group 0: it holds real observations
-    decide = sampler.inference.decide
-    t_forward = _repeat(lambda: decide(zero, zero, zero, None), seconds / 2) / sampler.arena.layout.lanes
-    return t_forward, t_train
+    def __init__(self, config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str]) -> None:
+        from rollmill.runs.build import build_parts
+
+        # One thread, or the seconds would be those of several cores.
+        parts = build_parts(replace(config, learning=replace(config.learning, threads=1)), spec, environment)
+        sampler = parts.sampler
+        try:
+            sampler.start()
+            while (slots := sampler.take(parts.segments_per_batch, timeout=0)) is None:
+                sampler.round()
+            batch = parts.gather(slots)
+        finally:
+            sampler.stop()
+        self._rows = config.learning.batch_size
+        self._learn = lambda: parts.learners[0].train(batch)
+        # Row 0 of the slots that groups hold has real observations; as many groups as are answered together.
+        groups = np.arange(int(sampler.box.wanted[0]))
+        slots_held, rows = sampler.box.slot[groups], np.zeros(groups.size, np.int64)
+        self._decide = lambda: sampler.inference.decide(groups, slots_held, rows, None)
+        self._lanes = groups.size * sampler.arena.layout.lanes
+
+    def train_seconds(self, seconds: float) -> float:
+        """Seconds of training per step, found in so many seconds."""
+        return _repeat(self._learn, seconds) / self._rows
+
+    def forward_seconds(self, seconds: float) -> float:
+        """Seconds of the forward pass per step, for as many lanes as training answers together."""
+        return _repeat(self._decide, seconds) / self._lanes
 
 
 def _repeat(action: Callable[[], object], seconds: float) -> float:
