@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rollmill.core.machine import (
     cpu_quota,
     has_fast_bfloat16,
     may_have_gpu,
+    step_aside,
     wait_for_turn,
 )
 
@@ -148,15 +150,30 @@ def test_memory_of_the_machine_and_of_the_container(proc: Path, cgroups: Path) -
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux")
-def test_waiting_for_a_turn_is_the_batch_policy() -> None:
-    code = "import os; from rollmill.core.machine import wait_for_turn as f; f(); print(os.sched_getscheduler(0))"
+@pytest.mark.parametrize(("name", "policy"), [("wait_for_turn", "SCHED_BATCH"), ("step_aside", "SCHED_IDLE")])
+def test_waiting_for_a_turn_is_the_batch_policy_and_stepping_aside_the_idle_one(name: str, policy: str) -> None:
+    code = f"import os; from rollmill.core.machine import {name} as f; f(); print(os.sched_getscheduler(0))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert int(done.stdout) == os.SCHED_BATCH
+    assert int(done.stdout) == getattr(os, policy)
 
 
-def test_where_the_policy_is_forbidden_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux")
+def test_sleeping_exactly_leaves_the_timer_no_slack() -> None:
+    code = (
+        "import ctypes; from rollmill.core.machine import sleep_exactly as f; "
+        "slack = lambda: ctypes.CDLL(None).prctl(30, 0, 0, 0, 0); before = slack(); f(); print(before, slack())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    before, after = map(int, done.stdout.split())
+    assert after == 1 < before
+
+
+@pytest.mark.parametrize("ask", [wait_for_turn, step_aside])
+def test_where_the_policy_is_forbidden_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], None]
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
-    wait_for_turn()
+    ask()

@@ -402,6 +402,17 @@ def test_the_engine_waits_for_its_turn_and_asks_for_huge_pages(
     assert tunables.removeprefix("GLIBC_TUNABLES=") == own if own else "hugetlb=1" in tunables
 
 
+def test_the_engine_of_a_process_that_steps_aside_does_so_too() -> None:
+    code = (
+        "import os; from rollmill.core.machine import step_aside; from rollmill.envs.vizdoom import DoomEnv; "
+        "import numpy as np; step_aside(); env = DoomEnv(); "
+        "env.reset(1, {'obs': np.zeros((1, 72, 128, 3), np.uint8)}); print(os.sched_getscheduler(env.engine_pid)); "
+        "env.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout.split()[-1]) == os.SCHED_IDLE
+
+
 def test_the_engine_keeps_no_inherited_file_and_its_parents_core(basic: DoomEnv) -> None:
     cores = os.sched_getaffinity(0)
     reader, writer = os.pipe()

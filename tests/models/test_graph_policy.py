@@ -116,3 +116,25 @@ def test_padding_writes_nothing_of_its_own():
             np.testing.assert_array_equal(arena[name][untouched], old[untouched])
             assert np.isfinite(arena[name][places]).all()
             assert (arena["action"][places] < 5).all()
+
+
+class Done:
+    """A CUDA event that is over at the third look; counts how it is waited for."""
+
+    def __init__(self) -> None:
+        self.looks = self.waits = 0
+
+    def query(self) -> bool:
+        self.looks += 1
+        return self.looks == 3
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize(("pause", "looks", "waits"), [(None, 0, 1), (0.0, 0, 1), (1e-6, 3, 0)])
+def test_it_looks_now_and_then_where_others_need_the_core(pause, looks, waits):
+    model = build_model(SPECS["vector"], ModelSettings(mlp=(8,)))
+    done = Done()
+    GraphPolicy(model, WeightBoard(model), GROUPS, seed=1, pause=pause)._wait(done)
+    assert (done.looks, done.waits) == (looks, waits)

@@ -50,10 +50,14 @@ def numbers(config: TrainConfig) -> tuple[int, int, int, int]:
         (LAPTOP, None, "", (2, 16, 2, 1)),  # nobody knows about images yet
         (LAPTOP, None, "model.encoder=impala", (2, 16, 2, 2)),
         (Machine(1), IMAGE, "", (1, 16, 2, 1)),
-        (SERVER, IMAGE, "learning.batch_size=4096", (15, 16, 4, 1)),
-        (SERVER, IMAGE, "learning.batch_size=4096 sampling.groups=2", (15, 16, 2, 1)),
+        # images: simulators are slow enough to share a core with the thread that answers
+        (SERVER, IMAGE, "learning.batch_size=4096", (16, 16, 2, 1)),
+        (SERVER, IMAGE, "learning.batch_size=4096 sampling.groups=4", (16, 16, 4, 1)),
+        (SERVER, IMAGE, "learning.batch_size=16384 sampling.mode=sync", (15, 16, 4, 1)),
+        (SERVER, VECTOR, "learning.batch_size=4096", (15, 16, 4, 1)),
+        (SERVER, IMAGE, "learning.batch_size=4096 learning.ranks=2", (14, 16, 4, 1)),
         (SERVER, IMAGE, "sampling.mode=serial", (1, 8, 2, 1)),
-        (Machine(2, gpu=True), IMAGE, "", (2, 16, 4, 1)),  # half of the cores is too much to keep free
+        (Machine(2, gpu=True), VECTOR, "", (2, 16, 4, 1)),  # half of the cores is too much to keep free
         # minibatches of 512 rows feed two threads, micro-batches of 64 rows feed eight
         (Machine(16), IMAGE, "learning.batch_size=8192 learning.minibatches=16", (16, 16, 2, 2)),
         (

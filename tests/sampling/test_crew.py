@@ -16,7 +16,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import crew as crew_module
-from rollmill.sampling.crew import ProcessCrew
+from rollmill.sampling.crew import NAP_SECONDS, Place, ProcessCrew, answering_place
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from running import wait_until
@@ -99,16 +99,69 @@ def test_the_thread_that_answers_can_have_a_core_to_itself(apart: bool) -> None:
     assert usable_cores() == cores, "and all are free again afterwards"
 
 
-def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
+def test_where_every_core_has_a_worker_the_last_one_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = usable_cores()
+    monkeypatch.setattr(crew_module, "SHARED_FROM", 2)
+    sampler, crew = sampler_of(mode="async", workers=len(cores), stay_apart=True)
+    sampler.start()
+    sampler.crew.settle()
+    try:
+        assert sorted(os.sched_getaffinity(0)) == cores[-1:]
+        while sampler.box.done.min() < 2:  # all serve
+            sampler.round()
+        policies = [os.sched_getscheduler(pid) for pid in crew.pids()]
+        assert policies == [os.SCHED_BATCH] * (len(cores) - 1) + [os.SCHED_IDLE]
+    finally:
+        sampler.stop()
+    assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings", "expected"),
+    [
+        (7, {}, Place(17, pause=0.0)),  # a core without a worker
+        (8, {}, Place(17, pause=NAP_SECONDS)),  # shared with the last worker
+        (9, {}, Place(17, pause=NAP_SECONDS)),
+        (8, {"mode": "sync"}, None),  # all wait for the slowest: nobody steps aside
+        (7, {"mode": "sync"}, Place(17, pause=0.0)),
+        (7, {"affinity": False}, None),
+    ],
+)
+def test_where_the_thread_that_answers_runs(
+    monkeypatch: pytest.MonkeyPatch, workers: int, settings: dict[str, Any], expected: Place | None
+) -> None:
+    monkeypatch.setattr(crew_module, "usable_cores", lambda: list(range(10, 18)))
+    monkeypatch.setattr(crew_module, "available_cores", lambda: 8)
+    assert answering_place(SamplingSettings(**settings), workers) == expected
+
+
+def test_it_does_not_stay_awake_on_time_that_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that sees 8 cores and may use the time of 4."""
+    monkeypatch.setattr(crew_module, "usable_cores", lambda: list(range(8)))
+    monkeypatch.setattr(crew_module, "available_cores", lambda: 4)
+    assert answering_place(SamplingSettings(), 3) == Place(3, pause=0.0)
+    assert answering_place(SamplingSettings(), 4) == Place(4, pause=NAP_SECONDS)
+
+
+def test_two_cores_are_too_few_to_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "usable_cores", lambda: [0, 1])
+    assert answering_place(SamplingSettings(), 2) is None
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001])
+def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(
+    monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
     sampler, crew = sampler_of(workers=1)
     box = sampler.box
-    assert crew._watch_workers() is False, "every group is ready: it is something else that is waited for"
+    assert crew._watch_workers(0.0) is False, "every group is ready: it is something else that is waited for"
     box.command[:] += 1
-    assert crew._watch_workers() is False, "nobody became ready in time"
+    assert crew._watch_workers(0.0) is False, "nobody became ready in time"
     monkeypatch.setattr(crew_module, "AWAKE_SECONDS", 100.0)
     finish = threading.Timer(0.1, lambda: box.done.__setitem__(slice(None), box.command))
     finish.start()
-    assert crew._watch_workers() is True
+    assert crew._watch_workers(pause) is True
     finish.join()
     sampler.stop()
 

@@ -303,6 +303,7 @@ def served(env: EnvSettings) -> Iterator[ProcessSetup]:
         parent=0,
         core=None,
         awake=False,
+        guest=False,
         nice=0,
         path=sys.path,
     )

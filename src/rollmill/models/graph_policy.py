@@ -8,6 +8,7 @@ next one. Padding has a slot and lanes of its own, so it touches nothing.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +58,10 @@ class GraphPolicy:
         seed: int,
         deterministic: bool = False,
         autocast: torch.dtype | None = None,
-        awake: bool = False,
+        pause: float | None = None,
     ) -> None:
-        """``awake``: spin while the GPU works: sleeping and waking up cost 0.4 ms a decision where it was measured. It
-        needs a core of its own."""
+        """``pause``: seconds between two looks whether the GPU is done; 0 stays awake, which needs a core of its own.
+        None has the driver wake this thread, which cost 0.4 ms a decision where it was measured."""
         self._model = model.eval()
         self._board = board
         self._device = next(model.parameters()).device
@@ -71,7 +72,8 @@ class GraphPolicy:
         self._generator = torch.Generator(self._device).manual_seed(seed)
         # A priority above the learner's: the few small kernels of a decision must not queue behind its large ones.
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._cuda else None  # type: ignore[no-untyped-call]
-        self._done = torch.cuda.Event(blocking=not awake) if self._cuda else None  # type: ignore[no-untyped-call]
+        self._pause = pause
+        self._done = torch.cuda.Event(blocking=pause is None) if self._cuda else None  # type: ignore[no-untyped-call]
         if autocast is not None:
             # Kept in the type they are used in: autocast would convert all weights again for every decision.
             for module in self._model.modules():
@@ -128,7 +130,14 @@ class GraphPolicy:
             recording.graph.replay()
         self._done.record(self._stream)
         meanwhile()
-        self._done.synchronize()
+        self._wait(self._done)
+
+    def _wait(self, done: torch.cuda.Event) -> None:
+        if self._pause:
+            while not done.query():  # type: ignore[no-untyped-call]
+                time.sleep(self._pause)
+        else:
+            done.synchronize()
 
     def _fill(self, recording: Recording, rows: GroupRows, count: int) -> None:
         inputs, spare = recording.inputs, self.mirror.spare

@@ -27,7 +27,7 @@ from rollmill.models.weights import WeightBoard
 from rollmill.runs.allocation import map_large_tensors
 from rollmill.runs.recorder import spare_slots
 from rollmill.runs.settings import TrainConfig, segments_per_batch
-from rollmill.sampling.crew import core_without_worker
+from rollmill.sampling.crew import answering_place
 from rollmill.sampling.handover import Handover
 from rollmill.sampling.random_policy import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
@@ -139,8 +139,9 @@ def _on_gpu(
     torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
     model = build_model(plan.spec, config.model).to(device)
     seed = seeds.branch("actions", 0).integer()
-    awake = core_without_worker(plan.settings, plan.workers) is not None
-    policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), awake=awake)
+    place = answering_place(plan.settings, plan.workers)
+    pause = None if place is None else place.pause
+    policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), pause=pause)
     sampler = Sampler(plan, [policy])
     gather = DeviceGather(sampler.arena, policy.mirror)
     return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks, device)

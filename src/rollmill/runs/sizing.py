@@ -4,9 +4,11 @@
 are never changed. What it gives is what is printed, saved and resumed, so a run that continues elsewhere keeps them.
 
 ====================  ==========================================================================================
-workers               one per core; with a GPU one core (of each rank) stays free for the process that feeds it
+workers               one per core; with a GPU one core (of each rank) stays free for the thread that answers, unless
+                      that thread can share a core with a worker (async, one rank, images: simulators are slow)
 envs_per_worker       16, or fewer where that many would be working on more than ``FRESH_BATCHES`` at once
-groups                2: one half is stepped while the other waits for its actions; 4 with a GPU, which takes longer
+groups                2: one half is stepped while the other waits for its actions; 4 where a core stays free: answers
+                      from a GPU take longer than steps of fast environments
 threads               (CPU, images) one per core, as long as each gets ``THREAD_ROWS`` rows of a minibatch; else 1
 precision             (if "auto") bfloat16 for images where the machine has units for it, else float32
 ====================  ==========================================================================================
@@ -29,7 +31,7 @@ AUTOMATIC = (("sampling", "workers"), ("sampling", "envs_per_worker"), ("samplin
 """(block, key) of the numbers that 0 leaves to ``resolve``."""
 ENVS = 16
 SERIAL_ENVS = 8
-GROUPS, GPU_GROUPS = 2, 4
+GROUPS, APART_GROUPS = 2, 4
 THREAD_ROWS = 256
 """Rows of a minibatch that keep a learner thread busy: with fewer, threads wait for each other."""
 FRESH_BATCHES = {"async": 4, "sync": 1}
@@ -89,11 +91,11 @@ def size(config: TrainConfig, spec: EnvSpec | None = None) -> TrainConfig:
 def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) -> TrainConfig:
     """Replace every automatic number. A batch that is no multiple of the smallest segment is left to ``check``."""
     s, agents = config.sampling, spec.agents if spec else 1
-    serial = s.mode == "serial"
-    workers = s.workers or (1 if serial else _workers(machine, config.learning.ranks))
+    serial, images = s.mode == "serial", _has_images(config, spec)
+    apart = machine.gpu and not (serial or (s.mode == "async" and config.learning.ranks == 1 and images))
+    workers = s.workers or (1 if serial else _workers(machine, config.learning.ranks, apart))
     wanted = SERIAL_ENVS if serial else _fresh_envs(config, workers, agents)
-    groups, lanes = _fitting(config, wanted, agents, GPU_GROUPS if machine.gpu and not serial else GROUPS)
-    images = _has_images(config, spec)
+    groups, lanes = _fitting(config, wanted, agents, APART_GROUPS if apart else GROUPS)
     threads = config.learning.threads or (1 if serial or machine.gpu or not images else _threads(config, machine.cores))
     precision = config.learning.precision
     if precision == "auto":
@@ -105,10 +107,10 @@ def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) 
     )
 
 
-def _workers(machine: Machine, ranks: int) -> int:
-    """The same number for each rank, and at least one."""
+def _workers(machine: Machine, ranks: int, apart: bool) -> int:
+    """The same number for each rank, and at least one; ``apart``: the thread that answers wants a core of its own."""
     cores = machine.cores // ranks
-    spare = machine.gpu and cores >= SPARE_CORE_FROM
+    spare = apart and cores >= SPARE_CORE_FROM
     return max(1, cores - 1 if spare else cores) * ranks
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from rollmill.core.errors import EnvError, RollmillError, WorkerError
 from rollmill.core.fields import Array
-from rollmill.core.machine import usable_cores
+from rollmill.core.machine import available_cores, sleep_exactly, usable_cores
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
 from rollmill.sampling.mailbox import AWAKE_SECONDS, Bell, Mailbox
@@ -35,6 +35,12 @@ log = logging.getLogger("rollmill")
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
 RESTART_WINDOW_SECONDS = 600.0
+NAP_SECONDS = 0.00005
+"""How long the thread that answers leaves its core to the worker there before it looks again: a fraction of a round."""
+LOOKS = 50
+"""How often it looks before it waits for the bell."""
+SHARED_FROM = 4
+"""Cores from which on one belongs to the thread that answers, even where each has a worker."""
 LINES_PER_WINDOW = 200
 """Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
 
@@ -145,9 +151,9 @@ class ProcessCrew:
         environment: Mapping[str, str],
         stay_apart: bool = False,
     ) -> None:
-        """``stay_apart``: the thread that answers has a core without a worker to itself, if there is one, and stays
-        awake there. It pays where the network runs on a GPU: each time that thread runs beside a simulator, that one
-        goes on with cold caches, and sleeping between answers costs time.
+        """``stay_apart``: the thread that answers keeps to one core (``answering_place``). It pays where the network
+        runs on a GPU: each time that thread runs beside a simulator, that one goes on with cold caches, and sleeping
+        between answers costs time.
         """
         self.report = CrewReport()
         self._plans, self._arena, self._box, self._settings = plans, arena, box, settings
@@ -163,7 +169,7 @@ class ProcessCrew:
         self._next_check = 0.0
         self._stopping = False
         self._cores = usable_cores() if settings.affinity else []
-        self._own_core = core_without_worker(settings, len(plans)) if stay_apart else None
+        self._place = answering_place(settings, len(plans)) if stay_apart else None
 
     # -- what the sampler calls ----------------------------------------------------------------
 
@@ -172,11 +178,12 @@ class ProcessCrew:
             self._spawn(index)
 
     def settle(self) -> None:
-        if self._own_core is None:
+        if self._place is None:
             return
         # Whoever shared that core would not take its turn for microseconds: the scheduler deals out milliseconds.
-        keep_threads_to({*self._cores} - {self._own_core})
-        os.sched_setaffinity(0, {self._own_core})
+        keep_threads_to({*self._cores} - {self._place.core})
+        os.sched_setaffinity(0, {self._place.core})
+        sleep_exactly()
 
     def post(self, groups: Array) -> None:
         for worker in set((groups // self._plans[0].groups).tolist()):
@@ -184,7 +191,7 @@ class ProcessCrew:
                 self._bells[worker].ring()
 
     def wait(self, timeout: float) -> None:
-        if self._own_core is not None and timeout and self._watch_workers():
+        if self._place is not None and timeout and self._watch_workers(self._place.pause):
             return
         for fd, _ in self._poll.poll(int(timeout * 1000)):
             if fd == self._bell.fd:
@@ -192,15 +199,15 @@ class ProcessCrew:
             else:
                 self._read(fd)
 
-    def _watch_workers(self) -> bool:
+    def _watch_workers(self, pause: float) -> bool:
         """Look out for ready groups, for a moment; False when sleeping is better."""
         ready = self._box.enough_ready
         if ready():
             return False  # it is not workers that are waited for
         self._box.listens[0] = 0
-        end = time.perf_counter() + AWAKE_SECONDS
+        end = time.perf_counter() + AWAKE_SECONDS + LOOKS * pause
         while time.perf_counter() < end:
-            time.sleep(0)  # others may have the interpreter
+            time.sleep(pause)  # others may have the interpreter meanwhile
             if ready():
                 break
         self._box.listens[0] = 1
@@ -234,7 +241,7 @@ class ProcessCrew:
                 log.warning("worker %d: %d lines of output were not logged (too many)", index, count)
         for bell in (self._bell, *self._bells):
             bell.close()
-        if self._own_core is not None:
+        if self._place is not None:
             keep_threads_to({*self._cores})
 
     def wake(self) -> None:
@@ -310,6 +317,7 @@ class ProcessCrew:
         setup_read, setup_write = os.pipe()
         events_read, events_write = os.pipe()
         output_read, output_write = os.pipe()
+        core = self._core(index)
         setup = ProcessSetup(
             plan=plan,
             slots=self._arena.slots,
@@ -320,8 +328,9 @@ class ProcessCrew:
             own_bell=(self._bells[index].fd, self._bells[index].ring_fd),
             events_fd=events_write,
             parent=os.getpid(),
-            core=self._core(index),
-            awake=self._own_core is not None,
+            core=core,
+            awake=self._place is not None,
+            guest=self._place is not None and core == self._place.core,
             nice=self._settings.nice,
             path=sys.path,
         )
@@ -416,10 +425,27 @@ class ProcessCrew:
             self._dropped_lines[index] += 1
 
 
-def core_without_worker(settings: SamplingSettings, workers: int) -> int | None:
-    """A core that is left to others when every worker is pinned to one."""
-    left = usable_cores()[workers:] if settings.affinity else []
-    return left[0] if left else None
+@dataclass(frozen=True)
+class Place:
+    """Where the thread that answers runs."""
+
+    core: int
+    pause: float
+    """Seconds it sleeps between two looks at what it waits for; 0: the core is its own, and it stays awake."""
+
+
+def answering_place(settings: SamplingSettings, workers: int) -> Place | None:
+    """A core without a worker when every worker is pinned to one; else the last one, whose worker steps aside.
+
+    None where nobody can step aside: too few cores, or everybody has to wait for the slowest (sync mode).
+    """
+    cores = usable_cores() if settings.affinity else []
+    if workers < len(cores):
+        # A container may see more cores than it may keep busy.
+        return Place(cores[workers], 0.0 if workers < available_cores() else NAP_SECONDS)
+    if settings.mode != "async" or len(cores) < SHARED_FROM:
+        return None
+    return Place(cores[-1], NAP_SECONDS)
 
 
 def keep_threads_to(cores: set[int]) -> None:

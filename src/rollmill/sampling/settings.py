@@ -22,7 +22,7 @@ class SamplingSettings:
 
     groups: int = 0
     """Parts of a worker's envs that take turns: one is stepped while the others wait for actions; 0: automatic, 2,
-    or 4 with a GPU."""
+    or 4 with a GPU and without images."""
 
     answer_share: float = 0.25
     """Share of all groups that are answered together: fewer, larger passes through the network. Nobody waits longer

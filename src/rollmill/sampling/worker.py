@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollmill.core.errors import RollmillError
-from rollmill.core.machine import wait_for_turn
+from rollmill.core.machine import step_aside, wait_for_turn
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import ANSWER_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actions
@@ -204,6 +204,8 @@ class ProcessSetup:
     core: int | None
     awake: bool
     """Nobody else needs the core while this worker has nothing to do: look out for commands before sleeping."""
+    guest: bool
+    """The thread that answers has this core, too, and comes first."""
     nice: int
     path: list[str]
 
@@ -303,7 +305,10 @@ def main(setup_fd: int) -> int:
         os.set_inheritable(fd, False)
     sys.path[:] = setup.path
     try:
-        WorkerProcess(setup).serve()
+        process = WorkerProcess(setup)
+        if setup.guest:
+            step_aside()  # only now: a busy machine must not keep it from starting
+        process.serve()
     except RollmillError as error:
         send_event(setup.events_fd, "fatal", {"type": type(error).__name__, "error": str(error)})
         return 3
