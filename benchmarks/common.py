@@ -143,12 +143,14 @@ class Watched:
         reader = threading.Thread(target=self._read, args=(process, begun), daemon=True)
         reader.start()
         deadline = None if until else begun + seconds
-        while process.poll() is None and (deadline is None or time.monotonic() < deadline):
-            self.peak_mb = max(self.peak_mb, tree_mb(process.pid))
-            if deadline is None and any(until in line for _, line in list(self.lines)):
-                deadline = time.monotonic() + seconds
-            time.sleep(0.5)
-        end_tree(process)
+        try:
+            while process.poll() is None and (deadline is None or time.monotonic() < deadline):
+                self.peak_mb = max(self.peak_mb, tree_mb(process.pid))
+                if deadline is None and any(until in line for _, line in list(self.lines)):
+                    deadline = time.monotonic() + seconds
+                time.sleep(0.5)
+        finally:  # it has a session of its own: nothing else would end it
+            end_tree(process)
         reader.join(5)
 
     def _read(self, process: subprocess.Popen[str], begun: float) -> None:

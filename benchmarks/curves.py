@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ROOT, ours, record, save_plot, with_load
+from common import ROOT, end_on_sigterm, ours, record, save_plot, with_load
 
 from rollmill.store.page.svg import Plot
 
@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dir", type=Path, default=ROOT / "runs", help="folder of the runs")
     options = parser.parse_args()
+    end_on_sigterm()
     rows: list[dict[str, Any]] = []
     for task in options.tasks:
         names = [name for name in options.variants if task != "cartpole" or name not in PICTURES]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import OWN, ROOT, Watched, end_tree, median_text, record, save_plot, tree_mb, with_load
+from common import OWN, ROOT, Watched, end_on_sigterm, end_tree, median_text, record, save_plot, tree_mb, with_load
 
 from rollmill.store.page.svg import Plot
 
@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30, help="of --kinds time")
     parser.add_argument("--config", default="configs/doom_basic.yaml")
     options = parser.parse_args()
+    end_on_sigterm()
     results: dict[str, Any] = {"config": options.config}
     for kind in options.kinds:
         if kind == "time":

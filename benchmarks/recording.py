@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, median_text, record, tree
+from common import ROOT, end_on_sigterm, median_text, record, tree
 
 WORDS = {
     "off": ("recording=off",),
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--at-budget", choices=["stop", "thin", "ring"], default="stop")
     parser.add_argument("words", nargs="*", help="more KEY=VALUE words for all kinds")
     options = parser.parse_args()
+    end_on_sigterm()
     results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in options.kinds}
     for repeat in range(options.repeats):
         turn = repeat % len(options.kinds)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, Watched, median_text, peer_venv, record
+from common import ROOT, Watched, end_on_sigterm, median_text, peer_venv, record
 
 from rollmill.core.machine import available_cores
 
@@ -73,6 +73,7 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="one GPU and all cores instead of 2 workers without GPU")
     parser.add_argument("--peer-python", type=Path, help="an interpreter that has Sample Factory (default: a new venv)")
     options = parser.parse_args()
+    end_on_sigterm()
     python = options.peer_python or install()
     sides = gpu_sides() if options.gpu else CPU
     rows = []
