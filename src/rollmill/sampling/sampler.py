@@ -66,7 +66,7 @@ class SamplerPlan:
     workers_before: int = 0
     """Workers of other samplers of the same run (ranks) that come before this one's."""
     stay_apart: bool = False
-    """Keep the thread that answers away from the workers' cores, where there are more cores than workers."""
+    """Give the thread that answers a core that others leave or step aside from (``crew.answering_place``)."""
     lockstep: bool = False
     """Answer only when every group is ready: slower, but the order of decisions is fixed."""
     schedule: EpisodeSchedule | None = None
