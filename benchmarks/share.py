@@ -31,6 +31,7 @@ from typing import Any
 from common import end_on_sigterm, record, tree
 
 from rollmill.core.config import load_config
+from rollmill.core.errors import RollmillError
 from rollmill.core.machine import may_have_gpu, usable_cores
 from rollmill.runs.bench import WARM_UP_STEPS, Alone, Simulators
 from rollmill.runs.household import household
@@ -57,6 +58,8 @@ def main() -> int:
         {"train": serve_training, "alone": serve_alone}[options.role](config)
         return 0
     end_on_sigterm()
+    for variant in options.variant or []:
+        load_config(TrainConfig, tuple(options.config), (*options.words, *variant.split()))
     files = [word for path in options.config for word in ("-f", str(path))]
     results = measure(config, [*files, *options.words], options.variant or [""], options.rounds, options.seconds)
     print(table(results))
@@ -285,4 +288,7 @@ def serve_alone(config: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except RollmillError as error:
+        sys.exit(f"error: {error}")

@@ -32,7 +32,7 @@ def wait_for_turn() -> None:
 def step_aside() -> None:
     """From now on, run only while nobody else wants the core, with all that is started (Linux: the idle policy).
 
-    Who wakes up there runs at once; a thread of lower priority in any other policy would end its time slice first.
+    Anybody of another policy who wakes up there takes the core at once.
     """
     if hasattr(os, "sched_setscheduler"):
         _set_policy(os.SCHED_IDLE)

@@ -307,7 +307,7 @@ def main(setup_fd: int) -> int:
     try:
         process = WorkerProcess(setup)
         if setup.guest:
-            step_aside()  # only now: a busy machine must not keep it from starting
+            step_aside()  # only now: on a busy machine, building the envs would time out
         process.serve()
     except RollmillError as error:
         send_event(setup.events_fd, "fatal", {"type": type(error).__name__, "error": str(error)})
