@@ -279,12 +279,12 @@ def serve_alone(config: TrainConfig) -> None:
     answers = _answers()
     with household() as environment:
         spec = probe_beside(config.env, environment, config.sampling.start_timeout)
-        alone = Alone(size(config, spec), spec, environment)
-        print('"ready"', file=answers, flush=True)
-        for line in sys.stdin:
-            seconds = float(line) / 2
-            found = {"forward": alone.forward_seconds(seconds), "train": alone.train_seconds(seconds)}
-            print(json.dumps(found), file=answers, flush=True)
+        with contextlib.closing(Alone(size(config, spec), spec, environment)) as alone:
+            print('"ready"', file=answers, flush=True)
+            for line in sys.stdin:
+                seconds = float(line) / 2
+                found = {"forward": alone.forward_seconds(seconds), "train": alone.train_seconds(seconds)}
+                print(json.dumps(found), file=answers, flush=True)
 
 
 if __name__ == "__main__":

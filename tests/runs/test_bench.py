@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -88,6 +89,35 @@ def test_the_bound_is_that_of_one_thread_per_core(tmp_path: Path, monkeypatch: p
     config = config_of(tmp_path, *TARGET, "sampling.mode=sync", "learning.threads=2")
     bench_bound(config, make_env(config.env).spec, os.environ, {"sim": Measurement("sim", 1.0, 1.0)}, SECONDS)
     assert asked == [1]
+
+
+def test_the_policy_is_detached_only_after_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, a policy that has let go of the arena cannot be asked any more."""
+    calls: list[str] = []
+
+    def build(*arguments: Any) -> Parts:
+        parts = build_parts(*arguments)
+        sampler, policy = parts.sampler, parts.sampler.policies[0]
+        monkeypatch.setattr(sampler.inference, "decide", _noted(calls, "decide", sampler.inference.decide))
+        monkeypatch.setattr(sampler.crew, "stop", _noted(calls, "end workers", sampler.crew.stop))
+        monkeypatch.setattr(policy, "detach", _noted(calls, "detach", policy.detach))
+        return parts
+
+    monkeypatch.setattr(build_module, "build_parts", build)
+    config = config_of(tmp_path, *SERIAL, *TARGET)
+    bench_bound(config, make_env(config.env).spec, os.environ, {"sim": Measurement("sim", 1.0, 1.0)}, SECONDS)
+    alone = calls[calls.index("end workers") + 1 :]
+    assert alone[-1] == "detach"
+    assert len(alone) > 1
+    assert set(alone[:-1]) == {"decide"}
+
+
+def _noted(calls: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **words: Any) -> Any:
+        calls.append(name)
+        return function(*arguments, **words)
+
+    return call
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------

@@ -307,8 +307,8 @@ def bench_bound(
     sim = results.get("sim") or bench_sim(config, spec, environment, seconds)
     cores = default_workers()
     t_env = cores / sim.steps_per_s
-    alone = Alone(config, spec, environment)
-    t_train, t_forward = alone.train_seconds(seconds), alone.forward_seconds(seconds / 2)
+    with contextlib.closing(Alone(config, spec, environment)) as alone:
+        t_train, t_forward = alone.train_seconds(seconds), alone.forward_seconds(seconds / 2)
     steps = cores / (t_env + t_forward + t_train)
     phases = {"env ms/step": 1e3 * t_env, "forward ms/step": 1e3 * t_forward, "train ms/step": 1e3 * t_train}
     return Measurement("bound", steps * spec.frames_per_step, steps, phases)
@@ -322,14 +322,16 @@ class Alone:
 
         # One thread, or the seconds would be those of several cores.
         parts = build_parts(replace(config, learning=replace(config.learning, threads=1)), spec, environment)
-        sampler = parts.sampler
+        self._sampler = sampler = parts.sampler
         try:
             sampler.start()
             while (slots := sampler.take(parts.segments_per_batch, timeout=0)) is None:
                 sampler.round()
             batch = parts.gather(slots)
-        finally:
+        except BaseException:
             sampler.stop()
+            raise
+        sampler.dismiss()  # not stopped: on a GPU, the graphs of the policy read the arena
         self._rows = config.learning.batch_size
         self._learn = lambda: parts.learners[0].train(batch)
         # Row 0 of the slots that groups hold has real observations; as many groups as are answered together.
@@ -345,6 +347,9 @@ class Alone:
     def forward_seconds(self, seconds: float) -> float:
         """Seconds of the forward pass per step, for as many lanes as training answers together."""
         return _repeat(self._decide, seconds) / self._lanes
+
+    def close(self) -> None:
+        self._sampler.stop()
 
 
 def _repeat(action: Callable[[], object], seconds: float) -> float:

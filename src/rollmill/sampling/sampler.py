@@ -121,6 +121,7 @@ class Sampler:
         self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
         """Slots that are free for whoever returns as many others (``release``)."""
         self.crew = self._build_crew()
+        self._dismissed = False
         self.finished: deque[int] = deque()
         self.episodes: deque[EpisodeEnd] = deque(maxlen=10_000)
         self.steps = 0
@@ -288,8 +289,14 @@ class Sampler:
         if isinstance(self.crew, ProcessCrew):
             self.crew.wake()
 
+    def dismiss(self) -> None:
+        """End the workers. What they have written stays, and the policies can still be asked about it."""
+        if not self._dismissed:
+            self._dismissed = True
+            self.crew.stop()
+
     def stop(self) -> None:
-        self.crew.stop()
+        self.dismiss()
         for policy in self.policies:
             policy.detach()
         for block in (self.arena.block, self.box.block):
