@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from rollmill.envs.vizdoom_scenarios import SCENARIOS
 vizdoom = pytest.importorskip("vizdoom")
 pytest.importorskip("cv2")
 pytestmark = pytest.mark.vizdoom
+
+DATA = "vizdoom-data"
+"""What the engines of a run share, in its scratch folder."""
 
 
 def new_obs(height: int = 72, width: int = 128) -> Obs:
@@ -168,9 +172,15 @@ def play_bare(game: Any, seed: int, choices: Array) -> tuple[list[float], list[A
     return rewards, screens, game.is_episode_timeout_reached()
 
 
+@pytest.mark.parametrize("unpacked", [False, True])
 @pytest.mark.parametrize("scenario", ["basic", "health_gathering_supreme"])
-def test_episodes_are_those_of_the_bare_game(scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_are_those_of_the_bare_game(
+    scenario: str, unpacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``unpacked``: the engine has its data as within a run."""
     monkeypatch.chdir(tmp_path)  # the bare game litters
+    if unpacked:
+        monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
     game, env, obs = bare_game(scenario), DoomEnv(scenario=scenario), new_obs()
     ends = set()
     for seed in range(8):
@@ -372,7 +382,7 @@ def test_nothing_is_written_into_the_current_folder(
     monkeypatch.setenv(SCRATCH_VARIABLE, str(scratch))
     basic.reset(0, new_obs())
     assert basic.engine_pid is not None
-    (folder,) = scratch.iterdir()
+    (folder,) = (path for path in scratch.iterdir() if path.name != DATA)
     assert Path(f"/proc/{basic.engine_pid}/cwd").readlink() == folder
     engine, segments = basic.engine_pid, segments_of(basic)
     assert all(path.exists() for path in segments)
@@ -381,8 +391,34 @@ def test_nothing_is_written_into_the_current_folder(
     assert basic.engine_pid is None
     assert not exists(engine)
     assert not any(path.exists() for path in segments)
-    assert list(scratch.iterdir()) == []
+    assert [path.name for path in scratch.iterdir()] == [DATA], "for the next engine"
     assert list(here.iterdir()) == []
+
+
+def test_engines_of_a_run_share_unpacked_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
+    envs = [DoomEnv(scenario="basic") for _ in range(2)]
+    for env in envs:
+        env.reset(0, new_obs())
+    (data,) = (tmp_path / DATA).iterdir()
+    for env in envs:
+        opened = {os.path.realpath(file) for file in Path(f"/proc/{env.engine_pid}/fd").iterdir()}
+        assert str(data.resolve()) in opened
+        env.close()
+    with zipfile.ZipFile(data) as ours, zipfile.ZipFile(Path(vizdoom.__file__).with_name("vizdoom.pk3")) as packed:
+        assert ours.namelist() == packed.namelist()
+        assert all(ours.read(name) == packed.read(name) for name in packed.namelist())
+        assert {entry.compress_type for entry in ours.infolist()} == {zipfile.ZIP_STORED}
+
+
+def test_data_that_cannot_be_unpacked_is_read_packed(tmp_path: Path) -> None:
+    engine = Path(vizdoom.__file__).with_name("vizdoom")
+    packed = engine.with_name("vizdoom.pk3")
+    assert vizdoom_engine.unpacked_data(engine, tmp_path / "missing") == packed
+    assert vizdoom_engine.unpacked_data(tmp_path / "vizdoom", tmp_path) == tmp_path / "vizdoom.pk3", "nothing there"
+    (tmp_path / "vizdoom.pk3").write_bytes(b"no archive")
+    assert vizdoom_engine.unpacked_data(tmp_path / "vizdoom", tmp_path) == tmp_path / "vizdoom.pk3"
+    assert [path.name for path in tmp_path.iterdir()] == ["vizdoom.pk3"]
 
 
 @pytest.mark.parametrize("own", [None, "glibc.malloc.hugetlb=0"])
@@ -452,7 +488,7 @@ def test_a_scratch_folder_that_runs_no_programs_is_refused(
         monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
         with pytest.raises(ConfigError, match="noexec"):
             basic.reset(0, new_obs())
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == [DATA]
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -481,7 +517,7 @@ def test_an_engine_that_does_not_start_is_explained(
     basic._game.set_doom_scenario_path("/nowhere.wad")
     with pytest.raises(EnvError, match=r"did not start: .*nowhere\.wad"):
         basic.reset(0, new_obs())
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [DATA]
 
 
 def test_a_dead_engine_is_reported_by_step_and_reset(basic: DoomEnv) -> None:
@@ -614,7 +650,7 @@ def test_the_engine_dies_with_its_killed_parent(tmp_path: Path) -> None:
 def test_the_engine_is_not_started_for_a_parent_already_gone(tmp_path: Path) -> None:
     nobody = 2**22 + 1  # above Linux's largest process id
     done = subprocess.run(
-        [sys.executable, "-I", "-S", vizdoom_launcher.__file__, str(tmp_path), str(nobody), "/bin/true"],
+        [sys.executable, "-I", "-S", vizdoom_launcher.__file__, str(tmp_path), str(nobody), "/bin/true", "true"],
         capture_output=True,
         text=True,
     )

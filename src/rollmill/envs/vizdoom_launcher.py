@@ -2,24 +2,26 @@
 
 Run by path and without rollmill, because every engine pays for its start (about 15 ms)::
 
-    python -I -S vizdoom_launcher.py FOLDER PARENT_PID ENGINE [ARGUMENT ...]
+    python -I -S vizdoom_launcher.py FOLDER PARENT_PID ENGINE DATA [ARGUMENT ...]
+
+DATA is the engine's ``vizdoom.pk3``.
 
 The engine by itself ignores SIGTERM, stays when its parent is killed, keeps every file descriptor it
 inherits (locks and pipes too), and writes ``_vizdoom.ini`` and ``_vizdoom/`` into the current folder.
 """
 
 import os
-import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+SIGKILL = 9  # importing signal would take longer than all of this does
 
 
 def die_with_parent(parent: int) -> None:
     """Ask Linux to SIGKILL this process when the thread that started it ends; it lasts across exec."""
     import ctypes
 
-    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL) != 0:
         raise OSError("prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it was gone before the request
         sys.exit(f"the parent process {parent} is gone")
@@ -55,7 +57,7 @@ def use_huge_pages() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    folder, parent, engine, *rest = arguments
+    folder, parent, engine, data, *rest = arguments
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     close_inherited_files()
@@ -65,7 +67,7 @@ def main(arguments: list[str]) -> None:
         use_huge_pages()
     with open("engine.pid", "w") as file:
         file.write(str(os.getpid()))
-    os.execv(engine, [engine, *rest])  # argv[0] is where the engine looks for vizdoom.pk3
+    os.execv(engine, [data, *rest])  # the engine takes the folder of argv[0] for its own
 
 
 if __name__ == "__main__":
