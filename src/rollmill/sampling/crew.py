@@ -201,17 +201,19 @@ class ProcessCrew:
 
     def _watch_workers(self, pause: float) -> bool:
         """Look out for ready groups, for a moment; False when sleeping is better."""
-        ready = self._box.enough_ready
-        if ready():
+        box = self._box
+        missing = box.missing()
+        if not missing:
             return False  # it is not workers that are waited for
-        self._box.listens[0] = 0
+        box.listens[0] = 0
         end = time.perf_counter() + AWAKE_SECONDS + LOOKS * pause
-        while time.perf_counter() < end:
-            time.sleep(pause)  # others may have the interpreter meanwhile
-            if ready():
-                break
-        self._box.listens[0] = 1
-        return ready()
+        while missing and time.perf_counter() < end:
+            # Others may have the interpreter meanwhile. The more are missing the longer it will take, and each look
+            # costs the worker on this core more than the moment it takes.
+            time.sleep(pause * missing)
+            missing = box.missing()
+        box.listens[0] = 1
+        return box.enough_ready()
 
     def check(self) -> Array:
         now = time.monotonic()

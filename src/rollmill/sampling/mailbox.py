@@ -91,9 +91,13 @@ class Mailbox:
         found: Array = (self.command == self.done).nonzero()[0]
         return found
 
+    def missing(self) -> int:
+        """How many groups more must become ready before the main process answers; 0 when enough are."""
+        return max(0, int(self.wanted[0]) - int(np.count_nonzero(self.command == self.done)))
+
     def enough_ready(self) -> bool:
         """Whether as many groups are ready as the main process waits for."""
-        return bool(np.count_nonzero(self.command == self.done) >= self.wanted[0])
+        return not self.missing()
 
     def restart(self, groups: Array) -> None:
         """Tell groups (of a new worker) to begin again at row 0 of the slot they hold."""
