@@ -5,6 +5,7 @@ Workers and subprocesses import this module, so it must not import torch.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -220,6 +221,7 @@ class Inspector(Marker):
             "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
             "token": os.environ.get("ROLLMILL_TOKEN", ""),
             "pid": os.getpid(),
+            "frozen": gc.get_freeze_count(),
             "passed_on": [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _inheritable(fd)],
         }
         self._report.write_text(repr(facts), encoding="utf-8")

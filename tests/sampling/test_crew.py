@@ -166,6 +166,26 @@ def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(
     sampler.stop()
 
 
+def test_naps_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, crew = sampler_of(workers=4)
+    box, naps = sampler.box, []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        box.done[len(naps) - 1] += 1  # a group becomes ready
+
+    box.wanted[0] = 3
+    box.command[:] += 1
+    monkeypatch.setattr(crew_module.time, "sleep", nap)
+    assert crew._watch_workers(0.5) is True
+    assert naps == [1.5, 1.0, 0.5]
+    assert box.missing() == 0
+    box.done[3:] = box.command[3:]
+    assert box.missing() == 0, "more than enough"
+    monkeypatch.undo()
+    sampler.stop()
+
+
 class Chime:
     """Counts rings."""
 

@@ -65,6 +65,7 @@ def test_what_an_env_sees_in_its_worker(tmp_path: Path) -> None:
         assert report["sigint_ignored"] is True
         assert report["cores"] == [cores[env // 2 % len(cores)]]
         assert report["pid"] != os.getpid()
+        assert report["frozen"] > 1000, "the garbage collector leaves alone what stands from the start"
         assert report["passed_on"] == [], "a simulator must not keep our memory and pipes alive"
     assert len({report["pid"] for report in reports.values()}) == 2
 

@@ -6,6 +6,7 @@ seconds, it steps the env with random actions for so long and prints how far it 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -86,6 +87,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     loop = BareLoop(EnvSettings(**setup["env"]), setup["index"])
+    gc.freeze()  # as a worker does
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(loop.run(float(line))), file=answers, flush=True)
