@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,28 @@ def test_an_episode_is_over_when_every_agent_is(monkeypatch: pytest.MonkeyPatch)
     for run in found:
         assert run["frames"] == run["steps"] * 3 * 4
         assert run["seconds"] >= 0.01
+
+
+class Alternating(Relay):
+    """One agent, whose episodes of three steps end in turns by their goal and by their time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, agents=1)
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        self.steps_of[-1] += 1
+        over, even = self.steps_of[-1] == 3, len(self.resets) % 2 == 0
+        return 1.0, over and even, over and not even, {}
+
+
+def test_an_episode_of_one_agent_is_over_at_its_goal_and_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Alternating()
+    monkeypatch.setattr(module, "make_env", lambda settings, instance: env)
+    loop = BareLoop(EnvSettings(), index=0)
+    loop.run(0.01)
+    assert len(env.resets) > 2
+    assert set(env.steps_of[:-1]) == {3}
 
 
 @pytest.mark.parametrize("name", ["toy_masked", "toy_reach", "CartPole-v1", "faulty_envs:Zoo"])

@@ -18,7 +18,7 @@ import pytest
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import Array, Obs
-from rollmill.core.janitor import SCRATCH_VARIABLE, sweep_stale_segments
+from rollmill.core.janitor import SCRATCH_VARIABLE, TOKEN_VARIABLE, sweep_stale_segments
 from rollmill.core.janitor_main import SEGMENT_KINDS, vizdoom_instance
 from rollmill.envs import vizdoom as vizdoom_module
 from rollmill.envs import vizdoom_engine, vizdoom_launcher
@@ -54,6 +54,12 @@ def gathering() -> Iterator[DoomEnv]:
     env = DoomEnv(scenario="health_gathering_supreme")
     yield env
     env.close()
+
+
+def pretend_run(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
+    """Have engines start as in a run with this scratch folder."""
+    monkeypatch.setenv(SCRATCH_VARIABLE, str(scratch))
+    monkeypatch.setenv(TOKEN_VARIABLE, "a run")
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -180,7 +186,7 @@ def test_episodes_are_those_of_the_bare_game(
     """``unpacked``: the engine has its data as within a run."""
     monkeypatch.chdir(tmp_path)  # the bare game litters
     if unpacked:
-        monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
+        pretend_run(monkeypatch, tmp_path)
     game, env, obs = bare_game(scenario), DoomEnv(scenario=scenario), new_obs()
     ends = set()
     for seed in range(8):
@@ -198,6 +204,7 @@ def test_episodes_are_those_of_the_bare_game(
         ends.add((terminated, truncated))
     game.close()
     env.close()
+    assert (tmp_path / DATA).exists() == unpacked
     assert ends == ({(True, False), (False, True)} if scenario == "basic" else {(True, False)})
 
 
@@ -382,7 +389,7 @@ def test_nothing_is_written_into_the_current_folder(
     monkeypatch.setenv(SCRATCH_VARIABLE, str(scratch))
     basic.reset(0, new_obs())
     assert basic.engine_pid is not None
-    (folder,) = (path for path in scratch.iterdir() if path.name != DATA)
+    (folder,) = scratch.iterdir()
     assert Path(f"/proc/{basic.engine_pid}/cwd").readlink() == folder
     engine, segments = basic.engine_pid, segments_of(basic)
     assert all(path.exists() for path in segments)
@@ -391,16 +398,18 @@ def test_nothing_is_written_into_the_current_folder(
     assert basic.engine_pid is None
     assert not exists(engine)
     assert not any(path.exists() for path in segments)
-    assert [path.name for path in scratch.iterdir()] == [DATA], "for the next engine"
+    assert list(scratch.iterdir()) == []
     assert list(here.iterdir()) == []
 
 
 def test_engines_of_a_run_share_unpacked_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
+    pretend_run(monkeypatch, tmp_path)
     envs = [DoomEnv(scenario="basic") for _ in range(2)]
     for env in envs:
         env.reset(0, new_obs())
-    (data,) = (tmp_path / DATA).iterdir()
+    data = tmp_path / DATA / "vizdoom.pk3"
+    beside = Path(vizdoom.__file__).with_name("bots.cfg")
+    assert data.with_name("bots.cfg").read_text() == beside.read_text(), "the engine looks for it beside its data"
     for env in envs:
         opened = {os.path.realpath(file) for file in Path(f"/proc/{env.engine_pid}/fd").iterdir()}
         assert str(data.resolve()) in opened
@@ -411,7 +420,7 @@ def test_engines_of_a_run_share_unpacked_data(tmp_path: Path, monkeypatch: pytes
         assert {entry.compress_type for entry in ours.infolist()} == {zipfile.ZIP_STORED}
 
 
-def test_data_that_cannot_be_unpacked_is_read_packed(tmp_path: Path) -> None:
+def test_data_that_cannot_be_unpacked_is_read_packed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = Path(vizdoom.__file__).with_name("vizdoom")
     packed = engine.with_name("vizdoom.pk3")
     assert vizdoom_engine.unpacked_data(engine, tmp_path / "missing") == packed
@@ -419,6 +428,7 @@ def test_data_that_cannot_be_unpacked_is_read_packed(tmp_path: Path) -> None:
     (tmp_path / "vizdoom.pk3").write_bytes(b"no archive")
     assert vizdoom_engine.unpacked_data(tmp_path / "vizdoom", tmp_path) == tmp_path / "vizdoom.pk3"
     assert [path.name for path in tmp_path.iterdir()] == ["vizdoom.pk3"]
+    assert caplog.text.count("could not be unpacked") == 3
 
 
 @pytest.mark.parametrize("own", [None, "glibc.malloc.hugetlb=0"])
@@ -488,7 +498,7 @@ def test_a_scratch_folder_that_runs_no_programs_is_refused(
         monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
         with pytest.raises(ConfigError, match="noexec"):
             basic.reset(0, new_obs())
-        assert [path.name for path in tmp_path.iterdir()] == [DATA]
+        assert list(tmp_path.iterdir()) == []
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -517,7 +527,7 @@ def test_an_engine_that_does_not_start_is_explained(
     basic._game.set_doom_scenario_path("/nowhere.wad")
     with pytest.raises(EnvError, match=r"did not start: .*nowhere\.wad"):
         basic.reset(0, new_obs())
-    assert [path.name for path in tmp_path.iterdir()] == [DATA]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dead_engine_is_reported_by_step_and_reset(basic: DoomEnv) -> None:

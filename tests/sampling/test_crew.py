@@ -177,8 +177,9 @@ def test_naps_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyP
     box.wanted[0] = 3
     box.command[:] += 1
     monkeypatch.setattr(crew_module.time, "sleep", nap)
+    monkeypatch.setattr(crew_module, "LONGEST_NAP_SECONDS", 1.25)
     assert crew._watch_workers(0.5) is True
-    assert naps == [1.5, 1.0, 0.5]
+    assert naps == [1.25, 1.0, 0.5]
     assert box.missing() == 0
     box.done[3:] = box.command[3:]
     assert box.missing() == 0, "more than enough"

@@ -87,6 +87,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     loop = BareLoop(EnvSettings(**setup["env"]), setup["index"])
+    gc.collect()
     gc.freeze()  # as a worker does
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

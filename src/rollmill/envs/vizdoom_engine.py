@@ -9,7 +9,7 @@ What is added here:
   its death and opens such locks; the waiting call then raises by itself. In 1 of 1500 kills the lock is
   one that cannot be opened, deep in the C library: then this process is ended, with a message.
 - ``close`` ends an engine that does not answer, too.
-- Within a run, engines read their data from an archive that was unpacked once for all of them.
+- Within a run, all engines read their data from one unpacked archive.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import logging
 import mmap
 import os
 import shlex
@@ -27,17 +28,20 @@ import tempfile
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, EnvError
-from rollmill.core.janitor import SCRATCH_VARIABLE
+from rollmill.core.janitor import SCRATCH_VARIABLE, TOKEN_VARIABLE
 from rollmill.envs import vizdoom_launcher
 
 if TYPE_CHECKING:
     from vizdoom import DoomGame
+
+log = logging.getLogger("rollmill")
 
 SHARED_MEMORY = Path("/dev/shm")
 QUEUES = ("ViZDoomMQCtr", "ViZDoomMQDoom")
@@ -84,8 +88,9 @@ class Engine:
     def _start(self) -> int:
         engine = _engine_path()
         _refuse_what_would_fail(engine)
-        scratch = os.environ.get(SCRATCH_VARIABLE)
-        data = unpacked_data(engine, Path(scratch)) if scratch else _data_of(engine)
+        # The scratch folder of a run goes with it; one that somebody has set by hand would keep the archive.
+        in_run = TOKEN_VARIABLE in os.environ and SCRATCH_VARIABLE in os.environ
+        data = unpacked_data(engine, Path(os.environ[SCRATCH_VARIABLE])) if in_run else _data_of(engine)
         self._game.set_vizdoom_path(str(_write_start_script(self.folder, engine, data)))
         try:
             self._game.init()
@@ -122,22 +127,29 @@ def _data_of(engine: Path) -> Path:
 
 
 def unpacked_data(engine: Path, scratch: Path) -> Path:
-    """The engine's data as an archive without compression, made in ``scratch`` by the first who asks.
+    """The engine's data as an archive without compression, in a folder in ``scratch`` that all engines of a run share.
 
-    An engine spends a fifth of its start on unpacking, each for itself, and a run starts dozens.
+    An engine spends a fifth of its start on unpacking, and a run starts dozens. It takes the folder of its data for its
+    own: whatever else lies beside it is linked.
     """
     packed = _data_of(engine)
     unpacked = scratch / "vizdoom-data" / packed.name
-    if not unpacked.exists():
-        content = io.BytesIO()
-        try:
-            with zipfile.ZipFile(packed) as source, zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as target:
-                for entry in source.infolist():
-                    target.writestr(zipfile.ZipInfo(entry.filename, entry.date_time), source.read(entry))
-            unpacked.parent.mkdir(exist_ok=True)
-            atomic.write_bytes(unpacked, [content.getbuffer()])
-        except (OSError, zipfile.BadZipFile):
-            return packed  # a full disk, say: it works as well, only slower
+    if unpacked.exists():
+        return unpacked
+    content = io.BytesIO()
+    try:
+        with zipfile.ZipFile(packed) as source, zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as target:
+            for entry in source.infolist():
+                target.writestr(zipfile.ZipInfo(entry.filename, entry.date_time), source.read(entry))
+        unpacked.parent.mkdir(exist_ok=True)
+        for file in packed.parent.iterdir():
+            if file != packed:
+                with contextlib.suppress(FileExistsError):  # another worker was faster
+                    (unpacked.parent / file.name).symlink_to(file)
+        atomic.create_bytes(unpacked, [content.getbuffer()])
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        log.warning("engines start more slowly than they could: %s could not be unpacked: %s", packed, error)
+        return packed
     return unpacked
 
 

@@ -5,7 +5,7 @@ sim       bare simulator processes, one per core, random actions: the upper boun
 sample    our workers and slots with a random policy, no network
 policy    the same with the real network, no learner
 train     everything
-bound     what the cores could do if nothing but env, forward and training cost time (CPU only)
+bound     what the cores could do if nothing but env, forward and training cost time (for CPUs)
 ========  =============================================================================================
 """
 
@@ -328,10 +328,10 @@ class Alone:
             while (slots := sampler.take(parts.segments_per_batch, timeout=0)) is None:
                 sampler.round()
             batch = parts.gather(slots)
+            sampler.dismiss()  # not stopped: on a GPU, the graphs of the policy read the arena
         except BaseException:
             sampler.stop()
             raise
-        sampler.dismiss()  # not stopped: on a GPU, the graphs of the policy read the arena
         self._rows = config.learning.batch_size
         self._learn = lambda: parts.learners[0].train(batch)
         # Row 0 of the slots that groups hold has real observations; as many groups as are answered together.

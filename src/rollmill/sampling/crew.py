@@ -36,9 +36,11 @@ WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
 RESTART_WINDOW_SECONDS = 600.0
 NAP_SECONDS = 0.00005
-"""How long the thread that answers leaves its core to the worker there before it looks again: a fraction of a round."""
+"""How long the thread that answers leaves its core to the worker there before it looks again, for each group that is
+still missing: a fraction of the time between two of them."""
+LONGEST_NAP_SECONDS = 0.0005
 LOOKS = 50
-"""How often it looks before it waits for the bell."""
+"""Naps of the shortest kind before it waits for the bell."""
 SHARED_FROM = 4
 """Cores from which on one belongs to the thread that answers, even where each has a worker."""
 LINES_PER_WINDOW = 200
@@ -210,7 +212,7 @@ class ProcessCrew:
         while missing and time.perf_counter() < end:
             # Others may have the interpreter meanwhile. The more are missing the longer it will take, and each look
             # costs the worker on this core more than the moment it takes.
-            time.sleep(pause * missing)
+            time.sleep(min(pause * missing, LONGEST_NAP_SECONDS))
             missing = box.missing()
         box.listens[0] = 1
         return box.enough_ready()
@@ -433,7 +435,7 @@ class Place:
 
     core: int
     pause: float
-    """Seconds it sleeps between two looks at what it waits for; 0: the core is its own, and it stays awake."""
+    """Shortest sleep in seconds between two looks at what it waits for; 0: the core is its own, and it stays awake."""
 
 
 def answering_place(settings: SamplingSettings, workers: int) -> Place | None:

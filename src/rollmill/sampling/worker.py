@@ -307,6 +307,7 @@ def main(setup_fd: int) -> int:
     sys.path[:] = setup.path
     try:
         process = WorkerProcess(setup)
+        gc.collect()
         gc.freeze()  # what stands by now stays; going through it again and again would evict the simulators' data
         if setup.guest:
             step_aside()  # only now: on a busy machine, building the envs would time out
