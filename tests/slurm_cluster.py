@@ -111,10 +111,14 @@ class Cluster:
         self._daemons[node].kill()
         self._daemons[node].wait()
         self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+        # Its last message may still be under way, and would make it available again: jobs would be sent to the dead.
+        self.call("scontrol", "update", f"nodename={node}", "state=drain", "reason=killed")
 
     def revive_node(self, node: str) -> None:
         self.start_node(node)
-        wait_until(lambda: self.states().count("down") == 0, what="the node to come back")
+        self.call("scontrol", "update", f"nodename={node}", "state=resume")
+        gone = ("down", "drain")  # with a mark behind it, or an ending
+        wait_until(lambda: not any(s.startswith(gone) for s in self.states()), what="the node to come back")
 
     def states(self) -> list[str]:
         """Of all nodes; none while the controller is starting."""
