@@ -135,13 +135,6 @@ class Cluster:
         wait_until(lambda: not any("completing" in state for state in self.states()), what="nodes to be free")
         self.call("scontrol", "update", f"jobid={job}", "StartTime=now+2")
 
-    def release(self, job: str) -> None:
-        """Let a job go on that SLURM holds back: it does so when a start has failed, as it may on a busy machine."""
-        asked = ["squeue", "--noheader", f"--jobs={job}", "--format=%r"]
-        reason = subprocess.run(asked, env=self.environment, capture_output=True, text=True, check=False).stdout
-        if "held" in reason.lower():
-            subprocess.run(["scontrol", "release", job], env=self.environment, check=False, capture_output=True)
-
     def stop(self) -> None:
         """Jobs first, then the daemons, last to first."""
         subprocess.run(["scancel", "--quiet", "--user=root"], env=self.environment, check=False, capture_output=True)

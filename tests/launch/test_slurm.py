@@ -138,12 +138,7 @@ def test_a_run_that_outlives_its_job_is_not_started_twice(cluster: Cluster, tmp_
         cluster.kill_node(standing.host)
         wait_until(lambda: query({number})[number, 0].state == "PENDING", what="the job to be queued again")
         cluster.start_now(job)
-
-        def stepped_back() -> bool:
-            cluster.release(job)
-            return query({number})[number, 0].state == "FAILED"
-
-        wait_until(stepped_back, what="the second job to step back")
+        wait_until(lambda: query({number})[number, 0].state == "FAILED", what="the second job to step back")
         assert made.tick()[0].reason == "alive, though its job has ended"
         gate.touch()
         assert states(made.run()) == {name: "finished"}
