@@ -100,7 +100,7 @@ class CpuMeter:
                 fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
             except OSError:
                 continue  # it has ended
-            role = "recorder" if "rollmill.runs.recorder_main" in words else "other"
+            role = "recorder" if "rollmill.recording.process" in words else "other"
             used[role] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return used
 

@@ -44,8 +44,7 @@ from rollmill.runs.settings import TrainConfig
 from rollmill.runs.world_control_settings import ControllerConfig
 from rollmill.runs.world_controller import FINAL
 from rollmill.runs.world_curves import TABLE
-from rollmill.runs.world_run import FOLDERS, RECORDS
-from rollmill.runs.world_settings import WorldConfig
+from rollmill.runs.world_settings import FOLDERS, RECORDS, WorldConfig
 from rollmill.store.page.svg import Plot
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller import load_controller

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -248,6 +251,66 @@ class Dies(Sound):
     def reward(self) -> Any:
         print("farewell", flush=True)
         os._exit(3)
+
+
+class DiesWell(Sound):
+    """With an exit code that says all is well."""
+
+    def reward(self) -> Any:
+        os._exit(0)
+
+
+class Exits(Sound):
+    def reward(self) -> Any:
+        sys.exit(0)
+
+
+class ExitsInReset(Sound):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        sys.exit(0)
+
+
+class ExitsWhenBuilt(Sound):
+    def __init__(self) -> None:
+        sys.exit(0)
+
+
+class ExitsOutOfOrder(Sound):
+    def step(self, action: Any) -> Any:
+        if self.t >= LENGTH:
+            sys.exit("call reset() first")
+        return super().step(action)
+
+
+class Crashes(Sound):
+    def reward(self) -> Any:
+        return ctypes.string_at(0)
+
+
+class Leaves(Sound):
+    """Starts a helper in a session of its own, without variables, and never ends it; its pid is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        helper = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
+        with open(os.environ["ANNOUNCE"], "a", encoding="utf-8") as file:
+            file.write(f"{helper.pid}\n")
+
+
+class LeavesAndHangs(Leaves, Hangs):
+    pass
+
+
+class ShowsNothing(Sound):
+    observation_space = gym.spaces.Box(-1, 1, (0,), np.float32)
+
+    def observation(self) -> Any:
+        return np.zeros(0, np.float32)
+
+
+class TextReward(Sound):
+    def reward(self) -> Any:
+        return "1.0"
 
 
 class BuildFails(Sound):

@@ -5,11 +5,17 @@ Workers and subprocesses import this module, so it must not import torch.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +31,18 @@ PAUSE_SECONDS = 0.7  # longer than the crew's interval of looking around
 WORK_SECONDS = 0.002  # of a core: so long that whoever looks into the process now and then finds it there
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 class Misbehave(gym.Env):
     """Does ``what`` in ``where``; otherwise a plain env whose observation counts its steps.
 
-    ``what``: raise, hang, pause, work, none, nan, nan_reward, none_reward, shape, dtype, mask, print, exit, kill or
-    raise_close.
-    ``where``: constructor, reset or step. ``env``: only in this one of the run's envs. ``at_step``: not before
-    this step of the instance's life. ``once``: a file; only whoever creates it misbehaves.
+    ``what``: a key of ``_deeds`` or ``_nonsense``, or raise_close.
+    ``where``: constructor, reset, step or close. ``env``: only in this one of the run's envs. ``at_step``: not before
+    this step of the instance's life. ``once``: a file; only whoever creates it misbehaves. ``journal``: a file for what
+    happens; a line ``helper PID`` names a process that was started and left.
     """
 
     def __init__(
@@ -77,6 +88,7 @@ class Misbehave(gym.Env):
         self._note(f"close {self._instance.index}")
         if self._what == "raise_close" and self._due("step"):
             raise OSError("cannot close")
+        self._misbehave("close")
 
     def _observation(self) -> Any:
         plain = np.array([self._instance.index, self._t], np.float32)
@@ -101,43 +113,94 @@ class Misbehave(gym.Env):
         """(observation, reward) of the misbehaviour; None for good behaviour."""
         if not self._due(where):
             return None
-        if self._what in ("raise", "raise_close"):
-            raise RuntimeError(f"told to raise in {where}")
-        if self._what == "hang":
-            time.sleep(HANG_SECONDS)
-        if self._what == "pause":
-            time.sleep(PAUSE_SECONDS)
-            return None
-        if self._what == "work":
-            begun = time.process_time()
-            while time.process_time() < begun + WORK_SECONDS:
-                pass
-            return None
-        if self._what == "exit":
-            os._exit(7)
-        if self._what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self._what == "print":
-            print("chatter " * 20 + "\n" * 3, flush=True)
-            print("complaint", file=sys.stderr, flush=True)
-            return None
-        plain = self._observation()
-        nonsense: dict[str, tuple[Any, Any]] = {
-            "none": (None, 0.0),
-            "nan": (np.array([np.nan, 0], np.float32), 0.0),
-            "shape": (np.zeros(3, np.float32), 0.0),
-            "dtype": (np.array(["a", "b"]), 0.0),
-            "nan_reward": (plain, np.nan),
-            "none_reward": (plain, None),
+        deed = self._deeds().get(self._what)
+        if deed is None:
+            return self._nonsense()[self._what]()
+        deed()
+        return None
+
+    def _deeds(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "raise": lambda: _raise(RuntimeError(f"told to raise in {self._where}")),
+            "raise_close": lambda: _raise(RuntimeError(f"told to raise in {self._where}")),
+            "raise_long": lambda: _raise(RuntimeError("z" * 1_100_000)),
+            "raise_unprintable": lambda: _raise(Unprintable()),
+            "sys_exit": lambda: sys.exit(0),
+            "exit": lambda: os._exit(7),
+            "exit_0": lambda: os._exit(0),
+            "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "segfault": lambda: ctypes.string_at(0),
+            "hang": lambda: time.sleep(HANG_SECONDS),
+            "pause": lambda: time.sleep(PAUSE_SECONDS),
+            "work": _work,
+            "print": _print,
+            "thread": lambda: threading.Thread(target=time.sleep, args=(HANG_SECONDS,)).start(),
+            "child": lambda: (
+                multiprocessing.get_context("fork").Process(target=time.sleep, args=(HANG_SECONDS,)).start()
+            ),
+            "fork": self._fork,
+            "stray_fork": self._stray_fork,
+            "helper": self._start_helper,
         }
-        if self._what == "mask":
-            return {**plain, MASK_FIELD: np.zeros(3, np.int8)}, 0.0
-        return nonsense[self._what]
+
+    def _nonsense(self) -> dict[str, Callable[[], tuple[Any, Any]]]:
+        plain = self._observation()
+        return {
+            "none": lambda: (None, 0.0),
+            "nan": lambda: (np.array([np.nan, 0], np.float32), 0.0),
+            "shape": lambda: (np.zeros(3, np.float32), 0.0),
+            "dtype": lambda: (np.array(["a", "b"]), 0.0),
+            "nan_reward": lambda: (plain, np.nan),
+            "none_reward": lambda: (plain, None),
+            "text_reward": lambda: (plain, "1.0"),
+            "mask": lambda: ({**plain, MASK_FIELD: np.zeros(3, np.int8)}, 0.0),
+        }
+
+    def _fork(self) -> None:
+        child = os.fork()
+        if not child:
+            time.sleep(HANG_SECONDS)
+            os._exit(0)
+        self._note(f"helper {child}")
+
+    def _stray_fork(self) -> None:
+        """The child ends as a script would, in the middle of everything."""
+        child = os.fork()
+        if not child:
+            sys.exit(0)
+        self._note(f"child {child} {os.waitpid(child, 0)[1]}")
+
+    def _start_helper(self) -> None:
+        """Nothing ties it to this process: neither variables nor session."""
+        words = [sys.executable, "-c", f"import time; time.sleep({HANG_SECONDS})"]
+        self._note(f"helper {subprocess.Popen(words, env={}, start_new_session=True).pid}")
 
     def _note(self, line: str) -> None:
         if self._journal:
             with open(self._journal, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _work() -> None:
+    begun = time.process_time()
+    while time.process_time() < begun + WORK_SECONDS:
+        pass
+
+
+def _print() -> None:
+    print("chatter " * 20 + "\n" * 3, flush=True)
+    print("complaint", file=sys.stderr, flush=True)
+
+
+def helpers_of(journal: Path) -> list[int]:
+    """Pids of the processes that ``Misbehave`` has started and left."""
+    with contextlib.suppress(FileNotFoundError):
+        return [int(line.split()[1]) for line in journal.read_text().splitlines() if line.startswith("helper")]
+    return []
 
 
 class Marker:
@@ -205,6 +268,14 @@ class Marker:
 
     def close(self) -> None:
         return None
+
+
+class Talkative(Marker):
+    """Has a statistic with a name of two million characters."""
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        reward, terminated, truncated, _ = super().step(action, obs)
+        return reward, terminated, truncated, {"episode_stats": {"n" * 2_000_000: 1.0}}
 
 
 class Inspector(Marker):

@@ -47,8 +47,18 @@ SMALL = (
 SERIAL = ("sampling.mode=serial",)
 
 
+SYNC_BATCH = "learning.batch_size=64"
+"""Sync mode learns from a segment of every group at once: four of them."""
+
+
+def small_words(*overrides: str) -> list[str]:
+    others = ("learning.batch_size", "learning.algorithm=sac")
+    sync = "sampling.mode=sync" in overrides and not any(word.startswith(others) for word in overrides)
+    return [*SMALL, *([SYNC_BATCH] if sync else []), *overrides]
+
+
 def config_of(folder: Path, *overrides: str) -> TrainConfig:
-    return load_config(TrainConfig, [], [f"run.dir={folder}", "run.experiment=x", *SMALL, *overrides])
+    return load_config(TrainConfig, [], [f"run.dir={folder}", "run.experiment=x", *small_words(*overrides)])
 
 
 def train_here(
@@ -185,7 +195,7 @@ class Command:
 
 def command_words(folder: Path, *overrides: str) -> list[str]:
     """``train`` with the small settings."""
-    return ["train", f"run.dir={folder}", "run.experiment=x", *SMALL, *overrides]
+    return ["train", f"run.dir={folder}", "run.experiment=x", *small_words(*overrides)]
 
 
 def _shared_memory() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from experimenting import online, write_run
+from rollmill.launch.aggregate import aggregate
+from rollmill.launch.page import render
 from running import LIMIT_SECONDS, SERIAL, train_here
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -95,6 +99,44 @@ def test_the_report_of_a_run(browser: Any, run: Path, width: int) -> None:
         page.get_by_role("link", name="Report of the recorded data").click()
         page.locator("h2", has_text="Returns over time").wait_for()
         assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six values of each of two parameters, three seeds: what fills the tables of a page."""
+    folder = tmp_path_factory.mktemp("experiment")
+    for rate, gamma, seed in itertools.product((1e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3), (0.9, 0.95, 0.99), range(3)):
+        settings = online(
+            seed, learning={"learning_rate": rate, "gamma": gamma}, model={"size_of_hidden_layers": gamma}
+        )
+        values = [1e5 * rate * k + gamma * 100 + seed for k in range(30 + seed)]
+        write_run(folder / f"run-{rate}-{gamma}-{seed}", settings, values)
+    page = folder / "report.html"
+    page.write_text(render(aggregate(folder)))
+    return page
+
+
+CUT = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)"
+
+
+@pytest.mark.parametrize("width", [1400, 1100])
+def test_no_column_of_an_experiment_is_cut_off(browser: Any, experiment: Path, run: Path, width: int) -> None:
+    for path in (experiment, run / "report.html"):
+        with opened(browser, f"file://{path}") as (page, complaints):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(CUT) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert complaints == []
+
+
+def test_seeds_and_means_of_an_experiment_are_drawn(browser: Any, experiment: Path) -> None:
+    with opened(browser, f"file://{experiment}") as (page, _):
+        assert page.locator("h3", has_text="What matters").is_visible()
+        mean = page.locator('svg[aria-label^="curves of all groups"] path.line').first.bounding_box()
+        seeds = [seed.bounding_box() for seed in page.locator("svg path.seed").all()]
+        assert len(seeds) >= 3 * 3
+        assert all(seed["width"] > 100 for seed in seeds)
+        assert mean["width"] < page.locator('svg[aria-label^="curves of all groups"]').bounding_box()["width"]
 
 
 @pytest.fixture(scope="module")

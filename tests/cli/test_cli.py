@@ -299,12 +299,32 @@ def test_a_reader_that_goes_away_is_no_error(words: list[str], unbuffered: str) 
 
 
 def test_another_broken_pipe_is_an_error(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(words: list[str]) -> int:
+    def fail(*_: object) -> int:
         raise BrokenPipeError("a worker has gone")
 
     monkeypatch.setattr(cli, "_dispatch", fail)
     with pytest.raises(BrokenPipeError, match="a worker has gone"):
         call("train")
+
+
+@pytest.mark.parametrize("swallow", [True, False])
+def test_ctrl_c_while_modules_are_imported(
+    tmp_path: Path, rollmill: Run, monkeypatch: pytest.MonkeyPatch, swallow: bool
+) -> None:
+    """Some of them catch whatever is raised while they try this and that."""
+    path = tmp_path / "shadow"
+    path.mkdir()
+    handler = "pass" if swallow else "raise"
+    (path / "tyro.py").write_text(
+        f"import time\nopen({str(tmp_path / 'begun')!r}, 'w').close()\n"
+        f"try:\n    time.sleep(3600)\nexcept BaseException:\n    {handler}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]))
+    command = rollmill("train", "env=toy_target")
+    wait_until((tmp_path / "begun").exists, what="modules to be imported")
+    command.press_ctrl_c()
+    assert command.wait() == 130
+    assert command.text == "rollmill train: interrupted\n"
 
 
 # -- how it ends -------------------------------------------------------------------------------------------
@@ -316,6 +336,24 @@ def test_a_failing_run(call: Call, tmp_path: Path) -> None:
     assert result.code == 1
     assert "\nrollmill train: env 3 (faulty_envs:Misbehave) failed in step" in result.err
     assert result.out == ""
+
+
+QUITTER = """
+import sys
+from rollmill.runs.observers import Observer
+
+class Quitter(Observer):
+    def on_training_step(self, run, iteration):
+        sys.exit(0)
+"""
+
+
+def test_user_code_that_exits_is_a_failure(call: Call, tmp_path: Path) -> None:
+    """Whatever code it gives: what was asked for was not done."""
+    (tmp_path / "quitter.py").write_text(QUITTER)
+    result = call(*command_words(tmp_path, *TINY, "observers=[quitter.py:Quitter]"))
+    assert result.code == 1
+    assert f"broken off: SystemExit(0) was raised in {tmp_path}/quitter.py, line 7" in result.err
 
 
 def test_exit_codes_of_signals(tmp_path: Path, rollmill: Run) -> None:

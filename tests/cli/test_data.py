@@ -20,6 +20,7 @@ from converting import schema_of, write_store
 from damaging import flip, only_shard, places
 from rollmill.cli import data_check, data_progress
 from rollmill.cli.data import FILTERED, SUBVERBS, load
+from rollmill.core.errors import Interrupted
 from rollmill.core.fields import Field
 from rollmill.store.merge import merge
 from rollmill.store.reader import Store
@@ -175,6 +176,28 @@ def test_repair_in_place(call: Call, store: Path) -> None:
     assert call("repair", "store", "--in-place", "--json").json["indexed"] == []
 
 
+def test_what_a_shard_has_lost_is_named_however_it_is_repaired(call: Call, store: Path) -> None:
+    ref = only_shard(store)
+    _, offset, length = places(ref)[1003][-1]
+    os.truncate(ref.path, offset + length + 16)  # as an interrupted copy would, between two records
+    for _ in range(2):
+        result = call("verify", "store")
+        assert result.code == 1
+        for uid, steps in ((1004, 12), (1005, 7)):
+            assert f"episode {uid:016x}: lost: the index lists it with {steps} steps" in result.out
+        assert "4 good episodes of 44 steps: 3 bad places, 2 damaged episodes, 2 of them lost" in result.out
+        result = call("repair", "store", "--in-place")
+        assert result.code == 1
+        assert f"{1005:016x}" in result.out
+        assert "0 indexes written; 2 problems stay: repair it with --out NEW" in result.out
+    assert call("verify", "store", "--json").json["lost_episodes"] == 2
+    result = call("repair", "store", "--out", "good")
+    assert result.code == 1
+    assert f"LOST episode {1004:016x} in shard {ref.name}: 12 steps lost" in result.out
+    assert "4 whole episodes, 0 partial ones; 2 losses" in result.out
+    assert call("verify", "good").code == 0
+
+
 # -- merge, split ----------------------------------------------------------------------------------------
 
 
@@ -257,7 +280,7 @@ def test_progress_is_drawn_on_a_terminal_only(store: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_work_between_episodes(number: signal.Signals, code: int) -> None:
     with (  # noqa: PT012
-        pytest.raises(data_progress.Interrupted, match="interrupted; continue with") as caught,
+        pytest.raises(Interrupted, match="interrupted; continue with") as caught,
         data_progress.progress("x", hint="continue with --resume") as tell,
     ):
         tell(1, 10)

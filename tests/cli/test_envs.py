@@ -1,15 +1,20 @@
 """``rollmill envs`` and ``rollmill envs check``."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from conftest import Run
 from rollmill.cli import envs
 from rollmill.cli.envs import all_rows
+from rollmill.core.janitor_main import is_alive, vizdoom_instance
 from rollmill.envs.make import NAMED
-from running import Call
+from running import Call, wait_until
 
 
 @pytest.fixture
@@ -84,6 +89,56 @@ def test_a_broken_env_fails_with_the_fault(call: Call) -> None:
     assert "  where     reset() of episode 0 (seed 1), observation field 'obs'\n" in result.out
     assert "  expected  shape (3,)\n  found     (2,)\n  do        return the shape" in result.out
     assert "breaks its contract: 2 errors, no warnings" in result.out
+
+
+@pytest.mark.parametrize("name", ["Exits", "ExitsWhenBuilt", "DiesWell", "Crashes"])
+def test_an_env_that_ends_its_process_is_an_error(call: Call, name: str) -> None:
+    result = call("envs", "check", f"broken_envs:{name}", "--steps", "20")
+    assert result.code == 1
+    assert "breaks its contract" in result.out
+
+
+def test_an_env_that_shows_nothing_is_refused_as_training_does_it(call: Call, tmp_path: Path) -> None:
+    refused = "'obs' has shape (0,), there is nothing in it; leave it out"
+    for words in (["envs", "check", "broken_envs:ShowsNothing"], ["train", "env=broken_envs:ShowsNothing"]):
+        result = call(*words)
+        assert result.code == 2
+        assert refused in result.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_whatever_ends_a_check_nothing_is_left(
+    tmp_path: Path, rollmill: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    scratch, pids = tmp_path / "scratch", tmp_path / "pids"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("ANNOUNCE", str(pids))
+    command = rollmill("envs", "check", "broken_envs:LeavesAndHangs", "--timeout", "600")
+    wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), what="the helper to be started")
+    helper = int(pids.read_text())
+    assert is_alive(helper)
+    command.send(number)
+    assert command.wait() == (-number if number == signal.SIGKILL else 128 + number)
+    command.assert_nothing_left()
+    wait_until(lambda: not is_alive(helper), what="the helper to be ended")
+    wait_until(lambda: not list(scratch.iterdir()), what="the scratch folder to be gone")
+    assert "Traceback" not in command.text
+
+
+@pytest.mark.vizdoom
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_whatever_ends_a_check_no_engine_is_left(tmp_path: Path, rollmill: Run, number: signal.Signals) -> None:
+    pytest.importorskip("vizdoom")
+    command = rollmill("envs", "check", "doom_basic", "--steps", "100000")
+    engines = wait_until(lambda: [i for pid in command.processes() for i in vizdoom_instance(pid)], what="an engine")
+    command.send(number)
+    command.wait()
+    command.assert_nothing_left()
+    wait_until(
+        lambda: not [name for name in os.listdir("/dev/shm") if any(name.endswith(i) for i in engines)],
+        what="its segments to be swept",
+    )
 
 
 def test_the_report_as_json(call: Call) -> None:

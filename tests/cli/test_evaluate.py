@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.cli.evaluate import ProgressLine, bar, line
-from rollmill.runs.eval_play import Figures
 from running import SERIAL, Call, train_here
 
 
@@ -72,14 +70,3 @@ def test_refused(call: Call, run: Path, words: tuple[str, ...], reason: str) -> 
     refused = call("eval", *(str(run) if word == "RUN" else word for word in words))
     assert refused.code == 2
     assert reason in refused.err
-
-
-def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    with ProgressLine(lambda: now[0]) as progress:
-        progress.show(Figures("policy", 1, 4, "episodes", None))
-        now[0] = 11.0
-        progress.show(Figures("policy", 2, 4, "episodes", 3.0))
-    assert capsys.readouterr().err == "policy: 2 of 4 episodes, mean return 3\n"
-    assert bar(Figures("policy", 2, 4, "steps", None)) == "[##########..........] policy: 2 of 4 steps"
-    assert line(Figures("x (1 of 2)", 1000, 2000, "steps", 1.0)) == "x (1 of 2): 1,000 of 2,000 steps, mean return 1"

@@ -149,11 +149,19 @@ def test_run_status_report_and_diary(call: Call, tmp_path: Path) -> None:
 
     done = call("report", "toys", "--csv", "csv")
     assert done.code == 0
-    assert done.out.splitlines()[1].startswith("gamma-0.99_s0"[:-3])
+    assert done.out.splitlines()[2].startswith("gamma-0.99 ")
     assert (tmp_path / "runs/toys/report.html").is_file()
     assert (tmp_path / "csv/curves.csv").is_file()
     scores: Any = call("report", "toys", "--json").json
-    assert scores["groups"][0]["params"] == {"learning.gamma": 0.99}
+    assert scores["families"][0]["groups"][0]["params"] == {"learning.gamma": 0.99}
+    assert "did you mean 'episode/return'?" in call("report", "toys", "--metric", "episode/return_").err
+    ranked: Any = call("report", "toys", "--json", "--lower-is-better").json
+    assert ranked["families"][0]["groups"][0]["params"]["learning.gamma"] == 0.5
+    (tmp_path / "runs/toys/report.html").write_text("something of my own")
+    beside = call("report", "toys")
+    assert beside.out.splitlines()[-1] == "runs/toys/report-experiment.html"
+    assert "runs/toys/report.html is another page and stays as it is" in beside.err
+    assert (tmp_path / "runs/toys/report.html").read_text() == "something of my own"
     assert call("report", "runs/toys/gamma-0.9_s0").out == "runs/toys/gamma-0.9_s0/report.html\n", (
         "a run has its own page"
     )

@@ -22,7 +22,7 @@ def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
     assert done.code == 0, done.err
     assert "algorithm: dt" in done.out
     assert "asked for" in done.out
-    assert "3 optimizer steps, folder runs/default/dt" in done.out
+    assert "limit of 3 updates; 3 updates, folder runs/default/dt" in done.out
     twice = call("offline", store, *SMALL, "run.name=dt")
     assert twice.code == 2
     assert "--resume" in twice.err

@@ -10,6 +10,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from rollmill.core.janitor_main import is_alive
 from rollmill.monitor.tensorboard import TensorBoardSink
 from running import Call, Command, wait_until
 
@@ -44,6 +47,27 @@ def test_the_page_lists_exactly_the_matching_runs(tmp_path: Path, rollmill: Call
     command.send(signal.SIGINT)
     assert command.wait() == 0
     command.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_whatever_ends_it_nothing_is_left(
+    tmp_path: Path,
+    rollmill: Callable[..., Command],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    write_run(tmp_path / "runs", "doom/one")
+    command = rollmill("tb", "--port", "0")
+    (board,) = wait_until(lambda: command.processes_of("tensorboard.main"), what="TensorBoard to be started")
+    command.send(number)
+    assert command.wait() == (-number if number == signal.SIGKILL else 128 + number)
+    wait_until(lambda: not is_alive(board), what="TensorBoard to be ended")
+    command.assert_nothing_left()
+    wait_until(lambda: not list(scratch.iterdir()), what="the folder of links to be gone")
+    assert "Traceback" not in command.text
 
 
 def test_nothing_matches(call: Call, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from rollmill.core import janitor, janitor_main
 from rollmill.core.errors import RollmillError, RunFolderError
-from rollmill.core.janitor import Janitor, child_environment, find_stale_segments, sweep_stale_segments
+from rollmill.core.janitor import Janitor, child_environment, find_stale_segments, marked, sweep_stale_segments
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the janitor needs /proc")
 
@@ -36,14 +36,24 @@ time.sleep(600)
 RUN = """
 import os, subprocess, sys, time
 from pathlib import Path
-from rollmill.core.janitor import Janitor, child_environment
+from rollmill.core.janitor import Janitor, child_environment, marked
 token, scratch, *command = sys.argv[1:]
 janitor = Janitor.start(token, Path(scratch))
+mark = marked(token)
+mark.__enter__()
 worker = subprocess.Popen(command, env=child_environment(token, Path(scratch)), stdout=subprocess.PIPE)
 print(janitor.pid, worker.stdout.readline().decode().strip(), flush=True)
 time.sleep(600)
 """
 """A run: the janitor, one worker (whose first line it passes on), and nothing else to do."""
+
+
+HELPER = [
+    sys.executable,
+    "-c",
+    "import os, time; os.fork() and os._exit(0); os.setsid(); print(os.getpid(), flush=True); time.sleep(600)",
+]
+"""A process that leaves its parent, its group and its session, as launchers of simulators do."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -59,6 +69,21 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def start_helper() -> int:
+    """A helper without any variable of the run; returns its pid."""
+    with subprocess.Popen(HELPER, env={}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        return int(process.stdout.readline())
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """What the same process has started before the run, of the very same kind."""
+    pid = start_helper()
+    yield pid
+    os.kill(pid, signal.SIGKILL)
 
 
 def stubborn(token: str, scratch: Path) -> tuple[subprocess.Popen[str], list[int]]:
@@ -135,7 +160,8 @@ def test_a_killed_run_leaves_no_process_and_no_scratch(token: str, scratch: Path
 
 def test_finish_ends_what_still_runs_and_says_so(token: str, scratch: Path) -> None:
     watchman = Janitor.start(token, scratch)
-    process, pids = stubborn(token, scratch)
+    with marked(token):
+        process, pids = stubborn(token, scratch)
     report = watchman.finish()
     assert sorted(report.killed) == sorted(pids)
     assert report.survivors == ()
@@ -144,6 +170,65 @@ def test_finish_ends_what_still_runs_and_says_so(token: str, scratch: Path) -> N
     wait_until(lambda: not any(alive(pid) for pid in pids))  # whoever has lost its memory may still be on its way out
     assert not scratch.exists()
     assert watchman.finish() is report
+
+
+def test_helpers_that_shed_everything_are_found(token: str, scratch: Path, bystander: int) -> None:
+    watchman = Janitor.start(token, scratch)
+    with marked(token):
+        helper = start_helper()
+        assert set(janitor_main.processes_of(token, set())) == {os.getpid(), helper}
+        assert janitor_main.processes_of(uuid.uuid4().hex, set()) == []
+    later = start_helper()
+    try:
+        assert watchman.finish().killed == (helper,)
+        assert not alive(helper)
+        assert alive(bystander)
+        assert alive(later)
+    finally:
+        os.kill(later, signal.SIGKILL)
+
+
+def test_a_killed_run_leaves_no_helper_that_shed_everything(token: str, scratch: Path, bystander: int) -> None:
+    freed = f"os.execve({sys.executable!r}, {HELPER!r}, {{}})"
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, token, str(scratch), sys.executable, "-c", f"import os; {freed}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    janitor_pid, helper = [int(word) for word in run.stdout.readline().split()]
+    assert alive(helper)
+    run.kill()
+    run.communicate()
+    wait_until(lambda: not alive(janitor_pid))
+    assert not alive(helper)
+    assert alive(bystander)
+
+
+def test_finish_does_not_wait_for_forked_children_that_hold_the_pipe(token: str, scratch: Path) -> None:
+    watchman = Janitor.start(token, scratch)
+    with marked(token):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    assert watchman.finish().killed == (child,)
+    assert watchman._process.returncode == 0, "the janitor had to be ended"
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def test_a_limit_that_cannot_be_set_is_warned_of() -> None:
+    """An administrator may have set the hard limit; it takes a process of its own to try, as it cannot be undone."""
+    code = """
+import resource, sys
+from rollmill.core import janitor, janitor_main
+resource.setrlimit(janitor_main.MARK_LIMIT, (10, 1000))
+with janitor.marked("token"):
+    pass
+assert resource.getrlimit(janitor_main.MARK_LIMIT) == (10, 1000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "shed their variables would outlive this run" in done.stderr
 
 
 def test_after_a_clean_end_the_report_is_empty(token: str, scratch: Path) -> None:
@@ -185,13 +270,10 @@ def test_the_end_is_seen_even_if_a_forked_child_holds_the_pipe(token: str, scrat
     janitor_pid, forked = int(run.stdout.readline().split()[0]), int(run.stdout.readline())
     run.kill()
     run.wait()
-    try:
-        wait_until(lambda: not alive(janitor_pid))
-        assert alive(forked)
-        assert not scratch.exists()
-    finally:
-        os.kill(forked, signal.SIGKILL)
-        run.stdout.close()
+    run.stdout.close()
+    wait_until(lambda: not alive(janitor_pid))
+    assert not alive(forked)
+    assert not scratch.exists()
 
 
 def test_what_cannot_be_killed_is_named(
@@ -216,7 +298,7 @@ def test_a_folder_with_files_is_no_scratch(token: str, tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
-@pytest.mark.parametrize("bad", ["", "a b", "x=y"])
+@pytest.mark.parametrize("bad", ["", "a b", "x=y", "Käse"])
 def test_a_token_that_could_match_others_is_refused(bad: str, scratch: Path) -> None:
     with pytest.raises(ValueError, match="letters and digits"):
         Janitor.start(bad, scratch)
@@ -229,6 +311,18 @@ def test_a_janitor_that_does_not_start_is_an_error(token: str, scratch: Path, mo
     with pytest.raises(RollmillError, match="did not start"):
         Janitor.start(token, scratch)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_run_that_ends_before_the_janitor_is_ready(token: str, scratch: Path) -> None:
+    """Nobody hears that it is: it does its work all the same, without complaint."""
+    scratch.mkdir()
+    words = [sys.executable, "-I", "-S", janitor_main.__file__, token, str(scratch), str(os.getpid())]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert not scratch.exists()
 
 
 def test_without_proc_only_the_scratch_folder_goes(
@@ -253,8 +347,9 @@ def test_systems_without_proc_are_warned(
 def test_a_run_inside_a_run_keeps_its_janitor(token: str, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outer = uuid.uuid4().hex
     monkeypatch.setenv(janitor.TOKEN_VARIABLE, outer)
-    watchman = Janitor.start(token, scratch)
-    assert watchman.pid not in janitor_main.processes_with_token(outer, set())
+    with marked(outer):
+        watchman = Janitor.start(token, scratch)
+    assert watchman.pid not in janitor_main.processes_of(outer, set())
     watchman.finish()
 
 

@@ -126,6 +126,15 @@ def test_overwrite_of_nothing_is_like_new(tmp_path: Path, exists: bool) -> None:
     assert (tmp_path / "run").is_dir()
 
 
+def test_a_run_that_ended_while_it_was_starting_can_be_overwritten(tmp_path: Path) -> None:
+    """Its state is the first thing it writes."""
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        folder.set_state("interrupted", "SIGTERM received")
+        folder.log.write_text("x")
+    with RunFolder.create(tmp_path / "run", "overwrite") as folder:
+        assert not folder.log.exists()
+
+
 def test_overwrite_refuses_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunFolderError, match="not deleted: it does not look like a run"):

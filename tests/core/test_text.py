@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from rollmill.core.text import closest, columns, field_docs, nearest, show, type_text
+from rollmill.core.text import closest, columns, cut, field_docs, nearest, show, type_text
 
 ENVS = ["doom_basic", "doom_battle", "doom_health_gathering", "CartPole-v1"]
 
@@ -98,3 +98,8 @@ def test_cells_stand_one_below_the_other() -> None:
     rows = [("run", "frames", "why"), ("a", "1,000", ""), ("long name", "5", "no idea")]
     assert columns(rows) == ["run        frames  why", "a          1,000", "long name  5       no idea"]
     assert columns(rows[1:], right=True) == ["a          1,000", "long name      5  no idea"]
+
+
+def test_long_texts_are_cut_in_the_middle() -> None:
+    assert cut("abc", 3) == "abc"
+    assert cut("a" * 6 + "b" * 6, 4) == "aa [... 8 characters left out ...] bb"

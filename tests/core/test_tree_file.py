@@ -248,7 +248,7 @@ def test_messages_name_file_and_reason(tmp_path: Path) -> None:
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="none: cannot be read: No such file"):
         load_tree(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+    with pytest.raises(CheckpointError, match="cannot be read: it is a folder, not a file"):
         load_tree(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be written: No such file"):
         save_tree(tmp_path / "none" / "a", 1)
@@ -357,3 +357,13 @@ def test_loading_does_not_import_pickle_users(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    for name, kind in (("fifo", "a FIFO"), ("device", "a device"), ("folder", "a folder")):
+        for read in (load_tree, read_header, check_tree, stored_checksum):
+            with pytest.raises(CheckpointError, match=f"{name}: cannot be read: it is {kind}, not a file"):
+                read(tmp_path / name)

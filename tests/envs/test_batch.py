@@ -464,7 +464,7 @@ MISBEHAVIOUR = {
     "shape": "observation 'obs' has shape (3,)",
     "dtype": "observation 'obs' has dtype <U1",
     "nan_reward": "reward is NaN or infinite: [nan]",
-    "none_reward": "reward is NaN or infinite: [nan]",
+    "none_reward": "reward is None, expected a number",
     "mask": "action_mask forbids every choice: [[0, 0, 0]]",
 }
 

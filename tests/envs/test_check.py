@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import mmap
 import os
@@ -22,6 +21,7 @@ from rollmill.envs.check_calls import Beat, Findings
 from rollmill.envs.check_main import Checker
 from rollmill.envs.check_rules import RULES
 from rollmill.envs.settings import EnvSettings
+from rollmill.runs.household import household
 from running import wait_until
 
 OPTIONS = CheckOptions(steps=40)
@@ -38,10 +38,9 @@ def keep_shared_generators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def check_here(name: str, **keys: Any) -> dict[str, dict[str, Any]]:
     """All findings by rule, without a process of its own."""
-    file = io.StringIO()
+    lines: list[dict[str, Any]] = []
     settings = EnvSettings(id=name if set(name) & set(":_-") else f"broken_envs:{name}", **keys)
-    Checker(settings, OPTIONS, Findings(file), Beat(mmap.mmap(-1, BEAT.size))).run()
-    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    Checker(settings, OPTIONS, Findings(lambda **line: lines.append(line)), Beat(mmap.mmap(-1, BEAT.size))).run()
     found = [line["finding"] for line in lines if "finding" in line]
     rules = [finding["rule"] for finding in found if finding["rule"] != "batch"]
     assert len(rules) == len(set(rules)), "these environments break a rule in one way only"
@@ -99,6 +98,11 @@ FAULTS = [
     ("ListInfo", "info-type", "step() 0", "list []"),
     ("TextStatistics", "info-stats", "step() 0", "'name' is str 'Ann'"),
     ("StepRaises", "raises", "step() 2 of episode 0 (seed 1)", "ZeroDivisionError: no fuel (in "),
+    ("Exits", "raises", "step() 0 of episode 0 (seed 1)", "SystemExit: 0 (in "),
+    ("ExitsInReset", "raises", "reset() of episode 0 (seed 1)", "SystemExit: 0 (in "),
+    ("ExitsWhenBuilt", "raises", "the constructor", "SystemExit: 0 (in "),
+    ("ExitsOutOfOrder", "raises", "a step() that is out of order", "SystemExit: call reset() first"),
+    ("TextReward", "reward-type", "step() 0", "str '1.0'"),
     ("OldApi", "step-return", "step() 0", "a tuple of 4"),
     ("OldReset", "reset-signature", "reset()", "unexpected keyword argument 'seed'"),
     ("OnlyObservation", "reset-return", "reset()", "an array float32 of shape (3,)"),
@@ -140,7 +144,7 @@ def test_a_fault_is_named_with_its_place(name: str, rule: str, where: str, found
 
 
 def test_every_rule_is_broken_by_a_test() -> None:
-    in_children = {"hang", "crash"}
+    in_children = {"hang", "crash", "left-running"}
     elsewhere = {"batch", "threads"}
     assert {rule for _, rule, *_ in FAULTS} | in_children | elsewhere == set(RULES)
 
@@ -157,12 +161,11 @@ def test_a_vector_env_is_checked_as_a_batch() -> None:
 
 
 def test_findings_of_a_kind_are_counted() -> None:
-    file = io.StringIO()
-    findings = Findings(file)
+    lines: list[dict[str, Any]] = []
+    findings = Findings(lambda **line: lines.append(line))
     for key in ("a", "b", "a"):
         findings.add("obs-nan", "here", "nan", key)
     findings.write_counts()
-    lines = [json.loads(line) for line in file.getvalue().splitlines()]
     assert len(lines) == 3
     assert lines[2] == {"counts": {"0": 2, "1": 1}}
     assert findings.errors == 3
@@ -229,6 +232,39 @@ def test_a_crash_is_named_with_its_last_words() -> None:
     assert "exit code 3" in finding.found
     assert "farewell" in finding.found
     assert report.errors == 1
+
+
+def test_an_exit_code_of_0_is_no_success() -> None:
+    """It is the environment's, not that of a check that is through."""
+    report = check_env(EnvSettings(id="broken_envs:DiesWell"), OPTIONS)
+    (finding,) = report.findings
+    assert (finding.rule, finding.where) == ("crash", "step() 0 of episode 0 (seed 1), stage play")
+    assert finding.found == "it ended with exit code 0"
+    assert report.errors == 1
+
+
+def test_a_crash_is_named_with_its_stack() -> None:
+    (finding,) = check_env(EnvSettings(id="broken_envs:Crashes"), OPTIONS).findings
+    assert finding.rule == "crash"
+    assert "it was killed by signal 11 (SIGSEGV)" in finding.found
+    assert "broken_envs.py" in finding.found
+
+
+def test_what_is_left_running_is_named_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNOUNCE", str(tmp_path / "pids"))
+    with household() as environment:
+        report = check_env(EnvSettings(id="broken_envs:Leaves"), OPTIONS, environment)
+        pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+        assert all(map(lives, pids))
+    (finding,) = report.findings
+    assert (finding.level, finding.rule) == ("warning", "left-running")
+    assert f"{len(pids)} of them did not: {pids[0]} (sleep 3600)" in finding.found
+    wait_until(lambda: not any(map(lives, pids)), what="them to be ended")
+
+
+def test_nothing_is_left_by_a_sound_environment() -> None:
+    with household() as environment:
+        assert check_env(EnvSettings(id="broken_envs:Sound"), OPTIONS, environment).findings == ()
 
 
 def test_errors_come_first_and_are_counted() -> None:

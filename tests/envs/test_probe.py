@@ -1,16 +1,20 @@
 """The probe: learning a spec without building the env in this process."""
 
 import os
-import signal
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollmill.core.errors import ConfigError, EnvError
+from rollmill.core.janitor_main import is_alive
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
+from running import wait_until
 
 FAULTY = "faulty_envs:Misbehave"
+SPEC = probe_here(EnvSettings(id=FAULTY, args={"where": "nowhere"}))
 
 
 def probe(settings: EnvSettings, timeout: float = 300) -> object:
@@ -39,10 +43,52 @@ def test_a_constructor_that_raises_comes_home_with_its_traceback() -> None:
         probe_here(EnvSettings(id=FAULTY, args={"where": "constructor"}))
 
 
-@pytest.mark.parametrize(("what", "code"), [("exit", "7"), ("kill", "-9")])
-def test_a_constructor_that_ends_the_process(what: str, code: str) -> None:
-    with pytest.raises(EnvError, match=rf"building it ended the process \(exit code {code}\)"):
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("exit", "ended with exit code 7"),
+        ("exit_0", "ended with exit code 0"),
+        ("kill", "was killed by signal 9 (SIGKILL)"),
+        ("segfault", "was killed by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_a_constructor_that_ends_the_process(what: str, how: str) -> None:
+    with pytest.raises(EnvError, match=re.escape(f"building it ended the process, which {how}")) as failure:
         probe(EnvSettings(id=FAULTY, args={"where": "constructor", "what": what}))
+    assert ("faulty_envs.py" in str(failure.value)) == (what == "segfault"), "only a crash shows its stack"
+
+
+@pytest.mark.parametrize("ask", [probe, probe_here])
+def test_a_constructor_that_calls_sys_exit(ask: Callable[[EnvSettings], object]) -> None:
+    with pytest.raises(EnvError, match="the constructor failed with SystemExit: 0"):
+        ask(EnvSettings(id=FAULTY, args={"where": "constructor", "what": "sys_exit"}))
+
+
+@pytest.mark.parametrize("ask", [probe, probe_here])
+def test_an_env_that_cannot_be_closed_has_answered(
+    ask: Callable[[EnvSettings], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EnvSettings(id=FAULTY, args={"where": "close"})
+    assert ask(settings) == SPEC
+    assert f"{FAULTY}: close() failed with RuntimeError: told to raise in close" in caplog.text
+
+
+def test_an_env_whose_close_hangs_has_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollmill.envs.probe.CLOSE_SECONDS", 0.2)
+    assert probe(EnvSettings(id=FAULTY, args={"where": "close", "what": "hang"}), timeout=0) == SPEC
+    assert f"{FAULTY}: close() did not return within 0.2 s; its process was ended" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["thread", "child", "fork"])
+def test_what_goes_on_does_not_hold_it_up(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread, a child of ``multiprocessing`` that Python would wait for, and one that holds all its files open."""
+    monkeypatch.setattr("rollmill.envs.probe.CLOSE_SECONDS", 300.0)
+    assert probe(EnvSettings(id=FAULTY, args={"where": "constructor", "what": what}), timeout=0) == SPEC
+    assert caplog.text == ""
 
 
 def test_a_constructor_that_hangs() -> None:
@@ -68,8 +114,10 @@ def test_an_answer_larger_than_a_pipe() -> None:
 
 def test_a_probe_can_be_given_up() -> None:
     running = Probe(EnvSettings(id=FAULTY, args={"where": "constructor", "what": "hang"}), os.environ)
+    pid = running._errand.pid
     running.close()
-    assert running._process.poll() is not None
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 LEAVING = """
@@ -89,7 +137,5 @@ def test_a_simulator_that_stays_behind_does_not_hold_up_the_answer(tmp_path: Pat
     (tmp_path / "leaving.py").write_text(LEAVING)
     pid_file = tmp_path / "pid"
     settings = EnvSettings(id=f"{tmp_path}/leaving.py:make", args={"pid_file": str(pid_file)})
-    try:
-        assert probe(settings) == probe_here(EnvSettings(id="toy_target"))
-    finally:
-        os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    assert probe(settings) == probe_here(EnvSettings(id="toy_target"))
+    wait_until(lambda: not is_alive(int(pid_file.read_text())), what="it to be ended with its process group")

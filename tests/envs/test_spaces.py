@@ -107,6 +107,8 @@ def test_a_tuple_alone() -> None:
         (gs.Graph(gs.Box(-1, 1, (1,)), None), r"Graph\(.*\) is not supported"),
         (gs.Dict({}), r"Dict\(\) is empty"),
         (gs.Tuple(()), r"Tuple\(\) is empty"),
+        (gs.Box(-1, 1, (0,)), r"'obs' has shape \(0,\), there is nothing in it; leave it out"),
+        (gs.Dict({"a": gs.Box(-1, 1, (2,)), "b": gs.Box(-1, 1, (3, 0))}), r"'b' has shape \(3, 0\)"),
         (gs.Dict({"a.b": gs.Discrete(2), "a": gs.Dict({"b": gs.Discrete(2)})}), r"several entries .* 'a.b'"),
     ],
 )

@@ -1,9 +1,9 @@
+"""Means over seeds that do not jump, spreads that say something, and metrics whose lowest value is the best."""
+
 from __future__ import annotations
 
-import csv
-import json
+import itertools
 import math
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -11,101 +11,112 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experimenting import offline, online, write_run
+from offlining import hand_episode, hand_store
 from rollmill.core.errors import LaunchError
-from rollmill.launch.aggregate import RunResult, aggregate, band, common, importance, interval, score, t975, write_csv
-from rollmill.launch.page import render
+from rollmill.launch.aggregate import (
+    aggregate,
+    band,
+    common,
+    lower_is_better,
+    score,
+    spread_of,
+    t975,
+)
 from rollmill.launch.progress import Curve
 
 
-def write_run(folder: Path, settings: dict[str, object], values: list[float], state: str = "finished") -> None:
-    folder.mkdir(parents=True)
-    lines = [f"{key}: {json.dumps(value)}" for key, value in settings.items()]
-    (folder / "config.yaml").write_text("\n".join(lines) + "\n")
-    rows = [{"frames": 10 * (k + 1), "episode/return": v, "time/seconds": k + 1.0} for k, v in enumerate(values)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "state.json").write_text(json.dumps({"state": state, "reason": "", "frames": 10 * len(values)}))
+def seeds(folder: Path, *curves: list[float], **more: int) -> None:
+    """Runs of one group."""
+    for k, values in enumerate(curves):
+        write_run(folder / f"run-s{k}", online(k), values, **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Path:
-    for gamma, rate, seed in [(g, r, s) for g in (0.9, 0.99) for r in (1, 2) for s in range(3)]:
-        values = [gamma * 100 * k + rate + 0.1 * seed for k in range(20)]
-        settings = {"run": {"seed": seed, "name": "x"}, "learning": {"gamma": gamma, "learning_rate": rate}}
-        write_run(tmp_path / "exp" / f"run-{gamma}-{rate}-{seed}", settings, values)
-    return tmp_path / "exp"
+# -- means over seeds ------------------------------------------------------------------------------------------
 
 
-def test_runs_that_were_started_one_by_one_are_grouped_by_what_differs(experiment: Path) -> None:
-    found = aggregate(experiment)
-    assert [group.name for group in found.groups] == [
-        *("gamma-0.99_learning_rate-2", "gamma-0.99_learning_rate-1"),
-        *("gamma-0.9_learning_rate-2", "gamma-0.9_learning_rate-1"),
-    ]
-    best = found.groups[0]
-    assert best.params == {"learning.gamma": 0.99, "learning.learning_rate": 2}
-    assert len(best.runs) == 3
-    assert best.score == pytest.approx(0.99 * 100 * 18 + 2 + 0.1), "the last tenth is three rows of twenty"
-    assert best.mean[0] == pytest.approx(2.1)
-    assert best.low[0] == pytest.approx(2.1 - t975(2) * 0.1 / math.sqrt(3))
+def test_the_mean_ends_where_the_first_seed_ends(tmp_path: Path) -> None:
+    """Runs end at slightly different frames; a mean over those that are left would jump to them at the end."""
+    seeds(tmp_path, [100.0] * 20, [400.0] * 21, [700.0] * 22)
+    (group,) = aggregate(tmp_path).families[0].groups
+    assert group.frames[-1] == 200
+    assert set(group.mean.round(6)) == {400.0}
+    assert group.count == 3
+    assert (group.score, group.score_low, group.score_high) == (400, 100, 700)
 
 
-def test_importance_is_shared_out_by_effect(experiment: Path) -> None:
-    gamma, rate = aggregate(experiment).importance
-    assert (gamma.param, rate.param) == ("learning.gamma", "learning.learning_rate")
-    assert gamma.share > 0.98
-    assert rate.share < 0.01
-    assert [level[0] for level in gamma.levels] == ["0.99", "0.9"]
+def test_the_mean_begins_where_the_last_seed_begins(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", online(0), [0.0] * 10, first=10)
+    write_run(tmp_path / "b", online(1), [10.0] * 10, first=50)
+    (group,) = aggregate(tmp_path).families[0].groups
+    assert (group.frames[0], group.frames[-1]) == (50, 100)
+    assert set(group.mean) == {5.0}
 
 
-def made(params: dict[str, object], value: float | None) -> RunResult:
-    return RunResult("r", "g", params, "finished", Curve([], []), value, 0, None, None)
+def test_seeds_without_common_frames_have_no_mean(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", online(0), [0.0] * 3, first=10)
+    write_run(tmp_path / "b", online(1), [10.0] * 3, first=50)
+    (group,) = aggregate(tmp_path).families[0].groups
+    assert len(group.frames) == len(group.mean) == 0
+    assert group.score is None
 
 
-def test_importance_sees_small_effects_beside_large_ones_and_none_in_noise() -> None:
-    rng = np.random.default_rng(0)
-    runs = [
-        made({"a": a, "b": b, "noise": n, "run.seed": s}, 10 * a + 3 * b + rng.normal(0, 0.1))
-        for a in (0, 1)
-        for b in (0, 1, 2)
-        for n in ("x", "y")
-        for s in range(3)
-    ]
-    shares = {item.param: item.share for item in importance(runs)}
-    assert sum(shares.values()) == pytest.approx(1, abs=0.01)
-    assert shares["b"] == pytest.approx(9 * (2 / 3) / (9 * (2 / 3) + 25), abs=0.02)
-    assert shares["noise"] < 0.01
-    assert importance(runs[:2]) == ()
-    assert importance([made({"a": 1}, 1.0), made({"a": 1}, 2.0), made({"a": 1}, 3.0)]) == ()
-    many = importance([made({"a": x / 10, "b": x % 2}, float(x)) for x in range(40)])
-    assert [len(item.levels) for item in many] == [4, 2], "forty values become quarters"
+def test_a_run_without_values_is_left_out_and_not_counted(tmp_path: Path) -> None:
+    seeds(tmp_path, [1.0, 1.0], [3.0, 3.0], [])
+    (group,) = aggregate(tmp_path).families[0].groups
+    assert (group.count, len(group.runs), group.score) == (2, 3, 2.0)
 
 
-def test_importance_is_near_nothing_where_there_is_only_chance() -> None:
-    rng = np.random.default_rng(0)
-    shares = [importance([made({"a": k % 6}, rng.normal()) for k in range(30)])[0].share for _ in range(50)]
-    assert np.mean(shares) < 0.08, "six levels explain 5 of 29 parts of any noise; that is taken off"
+def test_a_run_that_ended_early_is_compared_with_the_others_at_its_end(tmp_path: Path) -> None:
+    """A score is a mean over the same frames for all runs of the group."""
+    seeds(tmp_path, [float(k) for k in range(1, 101)], [float(k) for k in range(1, 11)])
+    (group,) = aggregate(tmp_path).families[0].groups
+    assert [run.score for run in group.runs] == [9.5, 9.5]
+    assert group.frames[-1] == 100
 
 
-@given(st.lists(st.lists(st.floats(-100, 100), min_size=5, max_size=5), min_size=2, max_size=6))
+# -- spreads ---------------------------------------------------------------------------------------------------
+
+
+def test_few_seeds_give_lowest_and_highest_and_five_a_confidence_interval(tmp_path: Path) -> None:
+    values = [100.0, 200.0, 300.0, 400.0, 500.0]
+    for count, spread in ((1, "none"), (2, "range"), (4, "range"), (5, "confidence")):
+        folder = tmp_path / str(count)
+        seeds(folder, *([value] * 10 for value in values[:count]))
+        (group,) = aggregate(folder).families[0].groups
+        assert group.spread == spread_of(count) == spread
+        if spread == "none":
+            assert (group.score_low, group.score_high) == (None, None)
+            assert np.isnan(group.low).all()
+        if spread == "range":
+            assert (group.score_low, group.score_high) == (100, values[count - 1])
+            assert set(group.high) == {values[count - 1]}, "the curve has the same spread as the score"
+        if spread == "confidence":
+            half = t975(4) * np.std(values, ddof=1) / math.sqrt(5)
+            assert group.score_low == pytest.approx(300 - half)
+            assert group.high[0] == pytest.approx(300 + half)
+
+
+@given(st.lists(st.lists(st.floats(-100, 100), min_size=5, max_size=5), min_size=2, max_size=8))
 def test_bands_agree_with_numpy(rows: list[list[float]]) -> None:
     values = np.array(rows)
-    mean, low, high, count = band(values)
+    mean, low, high = band(values)
     n = len(rows)
-    half = t975(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
     np.testing.assert_allclose(mean, values.mean(axis=0), atol=1e-9)
-    np.testing.assert_allclose(high - mean, half, atol=1e-6)
-    np.testing.assert_allclose(mean - low, half, atol=1e-6)
-    assert list(count) == [n] * 5
+    if n < 5:
+        np.testing.assert_array_equal((low, high), (values.min(axis=0), values.max(axis=0)))
+    else:
+        half = t975(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
+        np.testing.assert_allclose(high - mean, half, atol=1e-6)
+        np.testing.assert_allclose(mean - low, half, atol=1e-6)
 
 
-def test_places_count_only_the_runs_that_got_there() -> None:
-    frames, values = common([Curve([10, 20, 30], [1, 2, 3]), Curve([10, 20], [3, 4]), Curve([], [])], points=5)
-    assert list(frames) == [10, 15, 20, 25, 30]
-    mean, low, _, count = band(values)
-    assert list(count) == [2, 2, 2, 1, 1]
-    assert list(mean) == [2, 2.5, 3, 2.5, 3]
-    assert np.isnan(low[3])
-    assert np.isfinite(low[:3]).all()
+def test_places_are_where_all_curves_are() -> None:
+    frames, values = common([Curve([10, 20, 30], [1, 2, 3]), Curve([10, 20], [3, 4])], points=3)
+    assert list(frames) == [10, 15, 20]
+    assert values.tolist() == [[1, 1.5, 2], [3, 3.5, 4]]
+    assert [len(part) for part in common([Curve([1], [1]), Curve([2], [1])])] == [0, 2]
+    assert [len(part) for part in common([])] == [0, 0]
 
 
 def test_quantiles_of_student() -> None:
@@ -113,40 +124,99 @@ def test_quantiles_of_student() -> None:
     assert {n: round(t975(n), 3) for n in known} == known
     with pytest.raises(ValueError, match="degree of freedom"):
         t975(0)
-    assert interval(np.array([3.0])) == (3.0, None)
-    assert score(Curve([], [])) is None
 
 
-def test_tables_for_other_programs(experiment: Path, tmp_path: Path) -> None:
-    curves, runs, groups = write_csv(aggregate(experiment), tmp_path / "out")
-    rows = list(csv.DictReader(curves.open()))
-    assert len(rows) == 4 * 200
-    assert rows[0]["group"] == "gamma-0.99_learning_rate-2"
-    assert rows[0]["runs"] == "3"
-    table = list(csv.DictReader(runs.open()))
-    assert len(table) == 12
-    assert table[0]["learning.gamma"] == "0.9"
-    assert table[0]["run.seed"] == "0"
-    assert [row["runs"] for row in csv.DictReader(groups.open())] == ["3"] * 4
-    (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match="cannot be written"):
-        write_csv(aggregate(experiment), tmp_path / "file")
+def test_scores() -> None:
+    curve = Curve([10, 50, 100], [1, 2, 4])
+    assert score(curve, 100) == 4
+    assert score(curve, 80) == pytest.approx(3.2), "no row in the last tenth: what lies between two"
+    assert score(curve, 5) is None
+    assert score(Curve([], []), 5) is None
 
 
-def test_the_page_is_one_well_formed_file_and_escapes_names(experiment: Path) -> None:
-    write_run(experiment / "odd", {"run": {"seed": 0}, "env": {"id": "<script>alert(1)</script>"}}, [])
-    page = render(aggregate(experiment))
-    assert "<script" not in page
-    assert "http" not in page.replace("http-equiv", "")
-    root = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
-    assert len(root.findall(".//svg")) == 5, "all groups together, and each of the four that have a curve"
-    assert page.count('class="band') >= 4
-    assert "gamma-0.99" in page
+# -- what is best ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_report(tmp_path: Path, experiment: Path) -> None:
-    (tmp_path / "empty").mkdir()
+@pytest.mark.parametrize(
+    "name", ["validation/loss", "learn/policy_loss", "validation/pixel_error", "sample/env_faults"]
+)
+def test_names_whose_lowest_value_is_best(name: str) -> None:
+    assert lower_is_better(name)
+
+
+@pytest.mark.parametrize("name", ["episode/return", "eval/return", "episode/length", "time/frames_per_s", "a/glossy"])
+def test_names_whose_highest_value_is_best(name: str) -> None:
+    assert not lower_is_better(name)
+
+
+def test_groups_are_ranked_by_what_is_better(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
+        write_run(tmp_path / name, online(learning={"gamma": value}), [value] * 5, metric="learn/value_loss")
+
+    def ranked(**options: bool) -> list[str]:
+        return [group.name for group in aggregate(tmp_path, "learn/value_loss", **options).families[0].groups]
+
+    assert ranked() == ["a", "c", "b"], "a loss"
+    for path in tmp_path.glob("*/metrics.jsonl"):
+        path.write_text(path.read_text().replace("learn/value_loss", "episode/length"))
+    long = [group.name for group in aggregate(tmp_path, "episode/length").families[0].groups]
+    short = [group.name for group in aggregate(tmp_path, "episode/length", lower=True).families[0].groups]
+    assert long == list(reversed(short)) == ["b", "c", "a"]
+
+
+# -- what is compared ------------------------------------------------------------------------------------------
+
+
+def test_environments_are_never_ranked_together(tmp_path: Path) -> None:
+    write_run(tmp_path / "pole", online(), [500.0] * 3)
+    write_run(tmp_path / "doom", online(env="doom_basic"), [80.0] * 3)
+    store = hand_store(tmp_path / "data" / "x", [hand_episode(0, [1.0])])
+    write_run(tmp_path / "dt", offline(store.path), [2.0, 1.0], metric="validation/loss")
+    found = aggregate(tmp_path)
+    assert [(family.title, family.metric, len(family.runs)) for family in found.families] == [
+        ("CartPole-v1", "episode/return", 1),
+        ("doom_basic", "episode/return", 1),
+        ("hand, learnt offline", "validation/loss", 1),
+    ]
+    assert [family.unit for family in found.families] == ["frames", "frames", "updates"]
+    assert all(not family.shares.items for family in found.families)
+
+
+def test_offline_runs_are_compared_by_return_where_all_of_them_were_evaluated(tmp_path: Path) -> None:
+    for name, metric in (("a", "eval/return"), ("b", "validation/loss")):
+        write_run(tmp_path / name, offline(tmp_path / "gone"), [1.0], metric=metric)
+    assert aggregate(tmp_path).families[0].metric == "validation/loss"
+    write_run(tmp_path / "only" / "a", offline(tmp_path / "gone"), [1.0], metric="eval/return")
+    (family,) = aggregate(tmp_path / "only").families
+    assert (family.metric, family.title) == ("eval/return", "environment not known, learnt offline")
+
+
+def test_world_models_are_named_and_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", online(), [1.0])
+    write_run(tmp_path / "w", {"seed": 0, "collect": {}, "dynamics": {}, "controller": {}}, [])
+    assert aggregate(tmp_path).others == [("w", "world")]
+    write_run(tmp_path / "only" / "w", {"seed": 0, "collect": {}, "dynamics": {}, "controller": {}}, [])
+    with pytest.raises(LaunchError, match="only world models"):
+        aggregate(tmp_path / "only")
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no runs in it"):
-        aggregate(tmp_path / "empty")
+        aggregate(tmp_path)
+    write_run(tmp_path / "a", online(), [])
+    with pytest.raises(LaunchError, match="no run has a value to compare yet; their metrics are: none yet"):
+        aggregate(tmp_path)
+    write_run(tmp_path / "b", online(1), [1.0])
+    with pytest.raises(LaunchError, match=r"no run has the metric 'episode/return_'; did you mean 'episode/return'\?"):
+        aggregate(tmp_path, "episode/return_")
     with pytest.raises(LaunchError, match=r"no run has the metric 'nothing'; there are: episode/return, frames"):
-        aggregate(experiment, "nothing")
+        aggregate(tmp_path, "nothing")
+
+
+def test_means_rise_evenly_where_every_seed_does(tmp_path: Path) -> None:
+    """The same seen from outside: no step of the mean is larger than the largest step of a seed."""
+    seeds(tmp_path, *([float(k * (s + 1)) for k in range(30 + s)] for s in range(3)))
+    (group,) = aggregate(tmp_path).families[0].groups
+    steps = [after - before for before, after in itertools.pairwise(group.mean)]
+    assert min(steps) >= 0
+    assert max(steps) <= 3.0

@@ -27,7 +27,8 @@ def test_runs_are_handed_in_found_again_cancelled_and_resumed() -> None:
     spaces = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*spaces, "true"], capture_output=True).returncode != 0:
         pytest.skip("no right to make namespaces, and Ray would listen on all interfaces")
-    with tempfile.TemporaryDirectory(prefix="rr") as folder:  # short: Ray's sockets have long names
+    # Ray makes sockets below its folder, whose whole path may have 107 characters at most: TMPDIR may be too deep.
+    with tempfile.TemporaryDirectory(prefix="rr", dir="/tmp") as folder:
         environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
         command = [*spaces, sys.executable, str(TESTS / "ray_launch.py"), folder]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -32,13 +32,16 @@ SPECS = {
 }
 
 
-def run(spec: EnvSpec, memory: str, kind: str) -> tuple[Arena, object]:
+CPU = torch.device("cpu")
+
+
+def run(spec: EnvSpec, memory: str, kind: str, device: torch.device = CPU) -> tuple[Arena, object]:
     """Let one policy decide the same made-up rows over two segments; returns the filled arena."""
     settings = ModelSettings(mlp=(8,), fc=(8,), memory=memory, hidden_size=4)
     torch.manual_seed(0)
-    model = build_model(spec, settings)
+    model = build_model(spec, settings).to(device)
     board = WeightBoard(model)
-    acting = build_model(spec, settings)
+    acting = build_model(spec, settings).to(device)
     policy: TorchPolicy | GraphPolicy
     if kind == "graph":
         policy = GraphPolicy(acting, board, GROUPS, seed=1, deterministic=True)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rollmill.monitor import console as console_module
 from rollmill.monitor.console import (
+    RECORDING_ROWS,
     ConsoleSink,
     Row,
     bytes_text,
@@ -202,11 +203,82 @@ def test_the_disk_is_walked_now_and_then(tmp_path: Path, clock: FakeClock) -> No
     sink = ConsoleSink("t", folder=tmp_path, console=terminal(), clock=clock)
     (tmp_path / "file").write_bytes(bytes(5000))
     (tmp_path / "dangling").symlink_to("nowhere")
-    clock.now = 1.0
+    clock.now = 0.5
     assert any("disk used  " in line and " 0 B " in line for line in shown(sink))
-    clock.now = 31.0
+    clock.now = 1.5
     assert any("5.0" in line and "disk used" in line for line in shown(sink))
     sink.close()
+
+
+def test_a_folder_that_takes_long_to_walk_is_walked_rarely(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[float] = []
+
+    def slow(folder: Path) -> int:
+        walks.append(clock.now)
+        clock.now += 0.5
+        return 1
+
+    monkeypatch.setattr(console_module, "_bytes_below", slow)
+    disk = console_module._Disk(tmp_path, clock)
+    for second in range(120):
+        clock.now = max(clock.now, float(second))
+        disk.used()
+    assert walks == [0.0, 50.0, 100.0], "one part in a hundred"
+
+
+def test_disk_used_is_never_less_than_what_was_recorded(tmp_path: Path, clock: FakeClock) -> None:
+    sink = ConsoleSink("t", folder=tmp_path, rows=RECORDING_ROWS, console=terminal(), clock=clock)
+    sink.write(10, {"record/bytes": 163e6})
+    (line,) = [line for line in shown(sink) if "disk used" in line]
+    assert "163 MB" in line
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "metrics", "text"),
+    [
+        (10.0, {}, "714K of 1.50M frames (47 %)"),
+        (58.0, {}, "714K frames, 58 s of 1 min 00 s (96 %)"),
+        (10.0, {"learn/batches": 99.0}, "714K frames, 99 of 100 batches (99 %)"),
+    ],
+)
+def test_the_percentage_is_that_of_the_limit_beside_it(
+    clock: FakeClock, seconds: float, metrics: dict[str, float], text: str
+) -> None:
+    progress = Progress(1_500_000, 60.0, clock=clock, max_batches=100)
+    sink = ConsoleSink("t", progress, console=Console(file=io.StringIO(), force_terminal=False), clock=clock)
+    clock.now = seconds
+    sink.write(714_000, metrics)
+    assert sink.line().startswith(text)
+    assert any(text in line for line in shown(sink))
+
+
+def test_between_rows_it_is_told_how_far_the_run_is(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows may be minutes apart; whoever watches sees every few seconds that something goes on."""
+    quiet = Console(file=io.StringIO(), force_terminal=False)
+    sink = ConsoleSink("t", Progress(10_000, clock=clock), every_s=5, console=quiet, clock=clock, unit="updates")
+    for second in range(16):
+        clock.now = float(second)
+        sink.tick(second * 10, {"time/updates_per_s": 10.0})
+    assert caplog.messages == [
+        "0 of 10.0K updates (0 %) | left 16 min 40 s",
+        "50 of 10.0K updates (0 %) | left 16 min 35 s",
+        "100 of 10.0K updates (1 %) | left 16 min 30 s",
+        "150 of 10.0K updates (1 %) | left 16 min 25 s",
+    ]
+
+
+def test_the_last_figures_are_those_with_which_the_run_has_ended(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = Console(file=io.StringIO(), force_terminal=False)
+    sink = ConsoleSink("t", Progress(600_000, clock=clock), rows=RECORDING_ROWS, console=quiet, clock=clock)
+    sink.write(599_000, {"record/bytes": 1e6, "record/episodes": 574.0})
+    sink.end(602_100, {"record/episodes": 606.0})
+    sink.close()
+    assert caplog.messages[-1] == "602K of 600K frames (100 %) | recorded 1.00 MB | kept episodes 606 | left 0 s"
 
 
 def test_files_that_vanish_during_the_walk_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,19 +142,19 @@ def test_progress_without_limits() -> None:
     progress = Progress(clock=clock)
     clock.now += 5
     assert progress.elapsed() == 5
-    assert progress.fraction(10**9) is None
+    assert progress.nearest(10**9) is None
     assert progress.seconds_left(10, 1.0) is None
     assert not progress.reached(10**12)
 
 
 def test_progress_towards_frames() -> None:
     progress = Progress(max_frames=1000)
-    assert progress.fraction(250) == 0.25
+    assert progress.nearest(250) == ("frames", 0.25)
     assert progress.seconds_left(250, 50.0) == 15.0
     assert progress.seconds_left(250, 0.0) is None
     assert not progress.reached(999)
     assert progress.reached(1000)
-    assert progress.fraction(2000) == 1.0
+    assert progress.nearest(2000) == ("frames", 1.0)
     assert progress.seconds_left(2000, 0.0) == 0.0
 
 
@@ -162,7 +162,7 @@ def test_progress_towards_a_time_counts_earlier_sessions() -> None:
     clock = FakeClock()
     progress = Progress(max_seconds=100, seconds_before=60, clock=clock)
     clock.now += 15
-    assert progress.fraction(0) == 0.75
+    assert progress.nearest(0) == ("seconds", 0.75)
     assert progress.seconds_left(0, 0.0) == 25.0
     clock.now += 30
     assert progress.reached(0)
@@ -173,10 +173,21 @@ def test_the_limit_that_comes_first_counts() -> None:
     clock = FakeClock()
     progress = Progress(max_frames=1000, max_seconds=100, clock=clock)
     clock.now += 10
-    assert progress.fraction(500) == 0.5
+    assert progress.nearest(500) == ("frames", 0.5)
+    assert progress.nearest(50) == ("seconds", 0.1)
     assert progress.seconds_left(500, 100.0) == 5.0
     assert progress.seconds_left(500, 1.0) == 90.0
 
 
 def test_an_infinite_time_is_no_limit() -> None:
-    assert Progress(max_seconds=math.inf).fraction(1) is None
+    assert Progress(max_seconds=math.inf).nearest(1) is None
+
+
+def test_batches_are_a_limit_too() -> None:
+    clock = FakeClock()
+    progress = Progress(max_frames=1_000_000, max_batches=100, clock=clock)
+    clock.now += 10
+    assert progress.nearest(3200, 25) == ("batches", 0.25)
+    assert progress.seconds_left(3200, 320.0, 25) == 30.0
+    assert not progress.reached(3200, 99)
+    assert progress.reached(3200, 100)

@@ -47,3 +47,8 @@ def test_what_contradicts_each_other_is_refused() -> None:
 def test_a_run_is_named_after_its_store() -> None:
     config = load_config(OfflineConfig, [], ["store=a/my store", "algorithm=bc", "run.seed=3"])
     assert config.folder.parts == ("runs", "default", "bc-my-store-s3")
+
+
+@pytest.mark.parametrize(("store", "name"), [("runs/x/agent/data", "dt-agent-s0"), ("/data", "dt-data-s0")])
+def test_a_run_that_learns_from_a_recording_is_named_after_the_run_that_made_it(store: str, name: str) -> None:
+    assert load_config(OfflineConfig, [], [f"store={store}"]).folder.name == name

@@ -370,6 +370,20 @@ def test_a_lasting_fault_ends_it_and_keeps_the_rest(tmp_path: Path) -> None:
     assert json.loads(next((tmp_path / "s/progress").iterdir()).read_text())["state"] == "failed"
 
 
+@pytest.mark.parametrize("what", ["sys_exit", "exit_0"])
+@pytest.mark.parametrize("mode", [SERIAL, PARALLEL], ids=["serial", "parallel"])
+def test_an_env_that_exits_does_not_end_it_in_silence(
+    tmp_path: Path, rollmill: Run, mode: tuple[str, ...], what: str
+) -> None:
+    words = ["collect", "--out", "s", "--episodes", "100000", "env=faulty_envs:Misbehave", *mode]
+    limits = ["env.fault_limit=2", "sampling.worker_restarts=1"]
+    command = rollmill(*words, f"env.args={{what: {what}, env: 0, at_step: 30}}", *limits)
+    assert command.wait() == 1, command.text
+    in_worker = (mode, what) == (PARALLEL, "exit_0")
+    assert ("ended with exit code 0 while env 0" if in_worker else "SystemExit: 0") in command.text
+    assert "episodes had ended: they are in" in command.text
+
+
 @pytest.mark.parametrize("mode", [SERIAL, PARALLEL], ids=["serial", "parallel"])
 def test_a_policy_that_fails_ends_it_and_keeps_the_rest(tmp_path: Path, mode: tuple[str, ...]) -> None:
     with pytest.raises(PolicyError, match="--policy collecting:fails_later answered 99"):

@@ -58,6 +58,7 @@ def test_figures_arrive_and_the_last_weights_are_judged_as_by_the_command(tmp_pa
     assert rows[-1]["eval/return"] == final["mean"]
     last = read_jsonl(folder.metrics)[-1]
     assert (last["eval/frames"], last["eval/return"], last["eval/failures"]) == (frames, final["mean"], 0)
+    assert "no evaluation was finished" not in folder.log.read_text()
 
 
 def test_what_cannot_keep_up_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +76,23 @@ def test_what_cannot_keep_up_is_left_out_and_counted(tmp_path: Path, monkeypatch
 def _note(child: eval_beside.Child, begun: list[int], frames: int) -> None:
     begun.append(frames)
     child.busy = True
+
+
+def test_a_run_without_a_finished_evaluation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for and never come: neither figures nor counters in a file are a place where anybody looks."""
+    monkeypatch.setattr(eval_beside.Child, "heard", lambda child: [])
+    monkeypatch.setattr(eval_beside.Child, "evaluate", lambda child, weights, frames: _note(child, [], frames))
+    _, folder = train_here(tmp_path, *WORDS, "stop.batches=8", "evaluation.every_frames=32")
+    (line,) = [line for line in folder.log.read_text().splitlines() if "no evaluation was finished" in line]
+    assert "WARNING" in line
+    assert "1 was still being played when the run ended" in line
+    assert "left out because the one before was not finished" in line
+
+
+def test_a_run_that_ended_before_the_first_evaluation_says_so(tmp_path: Path) -> None:
+    _, folder = train_here(tmp_path, *WORDS, "stop.batches=2", "evaluation.every_frames=1000000")
+    expected = "no evaluation was finished: the first was due at 1,000,000 frames, the run ended at "
+    assert expected in folder.log.read_text()
 
 
 def test_a_process_that_dies_is_counted_and_started_again(tmp_path: Path) -> None:

@@ -86,6 +86,14 @@ def test_the_document_of_one_and_of_several(tmp_path: Path) -> None:
         write_document(tmp_path / "missing/x.json", [result()])
 
 
+def test_own_figures_have_columns_where_there_are_several_checkpoints() -> None:
+    one = EvalResult("a.ckpt", 1, "toy", Score([row(0), row(1)], stats={0: {"success": 1.0}, 1: {"success": 0.0}}))
+    other = EvalResult("b.ckpt", 1, "toy", Score([row(0)]))
+    head, *lines = [line.split() for line in table([one, other]).splitlines()]
+    assert head[-1] == "success"
+    assert [line[-1] for line in lines] == ["0.5", "-"]
+
+
 def test_the_table_names_films_and_what_was_lost() -> None:
     films = [Film("v/a.mp4", "a", [0], 30.0), Film("v/b.mp4", "a", [1], 30.0, "it did not repeat")]
     text = table([EvalResult("a.ckpt", 1, "toy", Score([row(0)], lost=2), films=films)])

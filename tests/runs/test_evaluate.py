@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from faulty_envs import Marker
@@ -14,11 +15,13 @@ from rollmill.core.checkpoints import Checkpoint, Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.eval_options import EvalOptions
-from rollmill.runs.eval_results import EpisodeRow, EvalResult, Score, table
+from rollmill.runs.eval_play import Figures, Pace
+from rollmill.runs.eval_results import EpisodeRow, EvalResult, Score, document, table
 from rollmill.runs.eval_targets import find_checkpoint
 from rollmill.runs.evaluate import evaluate, evaluate_all
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
+from rollmill.store.reader import Store
 from running import SERIAL, saved_state, train_here
 
 
@@ -116,8 +119,37 @@ def test_short_episodes_do_not_count_more_often(tmp_path: Path, agents: int, epi
 def test_progress_is_told_up_to_the_end(run: RunFolder) -> None:
     told: list[tuple[int, int]] = []
     evaluate(run.path, EvalOptions(episodes=9, workers=1), lambda f: told.append((f.done, f.wanted)))
-    assert told == sorted(set(told))
+    assert told == sorted(told)
+    assert told[0][0] == 0, "before the first episode has ended"
     assert told[-1] == (9, 9)
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_the_environments_own_figures_are_told(tmp_path: Path, record: bool) -> None:
+    """Each episode of this environment tells a figure that follows from its seed."""
+    _, folder = train_here(tmp_path, *SERIAL, "env=collecting:Telling", "stop.batches=1")
+    result = evaluate(folder.path, EvalOptions(episodes=9, workers=2, envs=4, random=True, record=record))
+    assert {row.episode: row.seed for row in result.policy.rows} == {
+        number: round(7 * own["figure"]) for number, own in result.policy.stats.items()
+    }
+    mean = np.mean([row.seed / 7 for row in result.policy.rows if row.seed is not None])
+    found = document([result])
+    assert found["stats"] == {"figure": pytest.approx(mean)}
+    assert found["random"]["stats"] == found["stats"], "the same seeds"
+    assert f"; figure {mean:.4g}" in table([result])
+    if record:
+        with Store(Path(result.record or "")) as store:
+            assert len(store) == 18
+            assert all(store.episode(k).stats["figure"] > 0 for k in range(18))
+
+
+def test_the_rest_takes_as_long_as_the_pace_so_far_says() -> None:
+    now = [100.0]
+    pace = Pace(lambda: now[0])
+    assert pace.left(Figures("a", 0, 10, "episodes", None)) is None
+    now[0] = 104.0
+    assert pace.left(Figures("a", 2, 10, "episodes", None)) == 16.0
+    assert pace.left(Figures("b", 0, 10, "episodes", None)) is None, "another policy begins anew"
 
 
 def test_a_single_episode_has_no_standard_error(run: RunFolder) -> None:

@@ -1,27 +1,34 @@
 """Offline trainings from the store to the table, on toys with a known answer."""
 
+import re
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from offlining import hand_episode, hand_store, skilled_store
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.launch.history import history
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.offline.results import is_monotone
 from rollmill.runs.offline import OfflineOutcome, OfflineRun, train_offline
 from rollmill.runs.offline_eval import CompareOptions, compare
 from rollmill.runs.offline_play import Stage
+from rollmill.runs.offline_policy import load_policy
 from rollmill.runs.offline_settings import OfflineConfig
+from rollmill.runs.run_report import write_run_report
 from rollmill.runs.train import Request
+from rollmill.store.page.document import kind_of
 from rollmill.store.reader import Store
 from running import train_here
 
@@ -104,9 +111,139 @@ def test_the_folder_of_a_run_holds_everything(learnt: dict[str, OfflineOutcome])
     rows = read_jsonl(folder.metrics)
     assert {"learn/loss", "validation/loss", "validation/accuracy", "eval/return"} <= rows[-1].keys()
     page = (folder.path / "report.html").read_text()
-    assert "<svg" in page
+    for title in ("What it is worth", "Asked for and achieved", "Curves", "Checkpoints", "Where it comes from"):
+        assert f"<h2>{title}</h2>" in page
+    assert re.search(r'<h3>Loss</h3><svg .*?class="line c0".*?class="line c1"', page), "training and held out"
+    assert "0 episodes" not in page
+    assert "training steps" not in page
     assert (folder.path / "eval" / "table.md").read_text().count("| dt |") == 4
     assert (folder.path / "eval" / "results.json").is_file()
+
+
+def test_the_page_is_made_again_from_the_saved_results(learnt: dict[str, OfflineOutcome], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(learnt["dt"].folder, tmp_path / learnt["dt"].folder.name))
+    before = (copy / "report.html").read_text()
+    (copy / "report.html").unlink()
+    assert write_run_report(copy) == copy / "report.html"
+    after = (copy / "report.html").read_text().replace(str(copy), str(learnt["dt"].folder))
+    assert re.sub(r"Made [^<]*<", "", after) == re.sub(r"Made [^<]*<", "", before)
+
+
+def test_a_run_that_was_not_evaluated_has_a_page_with_its_losses(store: Path, tmp_path: Path) -> None:
+    outcome = run(tmp_path, store, "evaluation.episodes=0")
+    page = (outcome.folder / "report.html").read_text()
+    assert kind_of(outcome.folder / "report.html") == "offline"
+    assert f"It was not evaluated in its environment; rollmill offline-eval {outcome.folder} does that." in page
+    assert "<h3>Loss</h3><svg" in page
+    learnt_from = re.search(r"<b>(\d+)</b><span>episodes learnt from, ([\d,]+) steps", page)
+    assert learnt_from is not None
+    assert int(learnt_from[2].replace(",", "")) == 10 * int(learnt_from[1]), "episodes of ten steps"
+
+
+def test_a_run_that_failed_has_a_page(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError):
+        run(tmp_path, store, "evaluation.episodes=0", "run.name=a", f"data.cache={tmp_path / 'file'}")
+    assert '<span class="bad">failed</span>' in (tmp_path / "x" / "a" / "report.html").read_text()
+
+
+# -------------------------------------------------------------------------------------------- held-out loss
+
+
+def overfit(folder: Path, *words: str, **request: Any) -> OfflineOutcome:
+    """Sixteen episodes of chance, learnt by heart: held-out loss falls a little and then rises steeply."""
+    few = skilled_store(folder / "few", 16).path if not (folder / "few").exists() else folder / "few"
+    more = ("data.validation=0.5", "fit.learning_rate=1e-2", "fit.batch_size=32", "model.size=32", "fit.every_steps=5")
+    return run(folder, few, "fit.steps=200", *more, "evaluation.episodes=0", *words, **request)
+
+
+def losses_of(outcome: OfflineOutcome) -> dict[int, float]:
+    return {row["frames"]: row["validation/loss"] for row in read_jsonl(RunFolder(outcome.folder).metrics)}
+
+
+def test_the_weights_with_the_lowest_held_out_loss_act(tmp_path: Path) -> None:
+    outcome = overfit(tmp_path, "fit.patience=0", "run.name=a")
+    losses = losses_of(outcome)
+    best = min(losses, key=lambda step: losses[step])
+    assert best < 100 < outcome.steps == 200, "the fit goes beyond it"
+    assert outcome.weights == f"weights of update {best} of 200, where held-out loss was lowest"
+    log = RunFolder(outcome.folder).log.read_text()
+    assert log.count(f"held-out loss has risen since update {best} ") == 1
+    page = (outcome.folder / "report.html").read_text()
+    assert f"Held-out loss has risen since update {best}" in page
+    loaded = Checkpoints(RunFolder(outcome.folder).checkpoints).load_newest()
+    config = config_of(tmp_path, tmp_path / "few", "model.size=32")
+    chosen, last = (load_policy(loaded, config, torch.device("cpu"), last=last) for last in (False, True))
+    for name, weights in loaded.state["held_out"]["weights"].items():
+        np.testing.assert_array_equal(chosen.state_dict()[name], weights)
+        np.testing.assert_array_equal(last.state_dict()[name], loaded.state["fit"]["model"][name])
+    assert any((chosen.state_dict()[name] != weights).any() for name, weights in last.state_dict().items())
+
+
+def test_where_held_out_loss_has_risen_the_last_weights_are_evaluated_too(tmp_path: Path) -> None:
+    """The lowest loss is not always the best play; whoever reads the table can see it."""
+    outcome = overfit(tmp_path, "fit.patience=0", "evaluation.episodes=2", "evaluation.targets=[2, 8]")
+    assert [row.target for row in rows_of(outcome, "dt")] == [row.target for row in rows_of(outcome, "dt, last")]
+    assert rows_of(outcome, "dt") != [replace(row, policy="dt") for row in rows_of(outcome, "dt, last")]
+    assert outcome.results is not None
+    assert outcome.results.notes[1] == "dt, last: weights of update 200 of 200, the last"
+    assert outcome.metrics["eval/return"] == max(row.mean for row in rows_of(outcome, "dt"))
+
+
+def test_patience_ends_the_fit(tmp_path: Path) -> None:
+    outcome = overfit(tmp_path, "fit.patience=4")
+    losses = losses_of(outcome)
+    best = min(losses, key=lambda step: losses[step])
+    assert outcome.steps == max(losses) == best + 4 * 5
+    assert outcome.state == "finished"
+    assert outcome.reason.startswith("held-out loss has not fallen for 4 validations (fit.patience; lowest: ")
+    again = overfit(tmp_path, "fit.patience=4", mode="resume")
+    assert again.steps == outcome.steps, "a resumed run remembers"
+    assert overfit(tmp_path, "fit.patience=0", "fit.steps=100", mode="resume").steps == 100, "unless told to go on"
+
+
+def test_an_evaluation_takes_the_best_weights_unless_asked_for_the_last(tmp_path: Path) -> None:
+    outcome = overfit(tmp_path, "fit.patience=0", "evaluation.targets=[5]")
+    played = {}
+    for last in (False, True):
+        results = compare([outcome.folder], CompareOptions(targets=(5.0,), episodes=20, workers=1, envs=4, last=last))
+        played[last] = results
+    best = min(losses_of(outcome), key=losses_of(outcome).__getitem__)
+    name = outcome.folder.name
+    (note,) = played[False].notes
+    assert note == (
+        f"{name}: weights of update {best} of 200, where held-out loss was lowest (--last plays those of the end)"
+    )
+    assert played[True].notes == [f"{name}: weights of update 200 of 200, the last"]
+    assert played[False].rows != played[True].rows
+
+
+def test_checkpoints_of_version_0_1_have_the_last_weights_only(store: Path, tmp_path: Path) -> None:
+    outcome = run(tmp_path, store, "evaluation.episodes=0", "evaluation.targets=[5]")
+    path = Checkpoints(RunFolder(outcome.folder).checkpoints).newest()
+    assert path is not None
+    content = load_tree(path.path)
+    del content["state"]["held_out"]
+    save_tree(path.path, content)
+    results = compare([outcome.folder], CompareOptions(targets=(5.0,), episodes=2, workers=1, envs=2))
+    assert results.notes == [f"{outcome.folder.name}: weights of update 6 of 6, the last"]
+    assert run(tmp_path, store, "evaluation.episodes=0", "fit.steps=8", mode="resume").steps == 8
+
+
+def test_nothing_held_out_means_the_last_weights(store: Path, tmp_path: Path) -> None:
+    outcome = run(tmp_path, store, "evaluation.episodes=0", "data.validation=0.0")
+    assert outcome.weights == "weights of update 6 of 6, the last"
+
+
+def test_it_is_told_how_far_fit_and_evaluation_are(store: Path, tmp_path: Path) -> None:
+    words = ("fit.steps=40", "fit.every_steps=1000", "report.console_seconds=0", "evaluation.targets=[2, 8]")
+    config = config_of(tmp_path, store, *words)
+    train_offline(config, Request(command=("test",), console="plain"))
+    log = RunFolder(config.folder).log.read_text()
+    told = re.findall(r" (\d+) of 40 updates \(\d+ %\)", log)
+    assert [int(n) for n in told[:40]] == list(range(1, 41)), "though the only row of metrics comes at the end"
+    assert re.search(r"evaluating dt: 0 of 8 episodes", log)
+    assert re.search(r"evaluating random: 4 of 4 episodes", log)
 
 
 def test_saved_policies_are_judged_side_by_side(learnt: dict[str, OfflineOutcome], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import Run
 from rollmill.core.errors import ConfigError, EnvError, RankError
 from rollmill.core.janitor import TOKEN_VARIABLE
-from rollmill.core.janitor_main import processes_with_token
+from rollmill.core.janitor_main import processes_of
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
@@ -34,14 +34,12 @@ class At(Observer):
         assert environment is not None
         self.token = environment[TOKEN_VARIABLE]
         if iteration == 3:
-            [self.pid] = [
-                p for p in processes_with_token(self.token, set()) if parent_of(p) == os.getpid() and follows(p)
-            ]
+            [self.pid] = [p for p in processes_of(self.token, set()) if parent_of(p) == os.getpid() and follows(p)]
             self._act(self.pid)
 
     def assert_nothing_left(self) -> None:
         assert self.pid, "it came to a third step"
-        wait_until(lambda: not processes_with_token(self.token, set()), what="all processes to end")
+        wait_until(lambda: not processes_of(self.token, set()), what="all processes to end")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Rows of metrics: when they are written, what stands in them, and what happens when they cannot be."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ import pytest
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import RunFolderError
 from rollmill.core.run_folder import RunFolder
+from rollmill.monitor.console import count_text
 from rollmill.monitor.jsonl import JsonlSink, read_jsonl
 from rollmill.runs import reporting
 from rollmill.runs import train as train_module
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
 from rollmill.runs.reporting import Phases, Reporter, panel_rows
+from rollmill.runs.train import Request
 from running import SERIAL, assert_same, config_of, saved_state, train_here
 
 TARGET = (*SERIAL, "env=toy_target")
@@ -245,3 +248,17 @@ def test_the_panel_shows_figures_beside_their_limits(tmp_path: Path) -> None:
     recording = {row.label for row in panel_rows(config_of(tmp_path, "recording.keep=all"))}
     assert "recorded" in recording
     assert "recorded" not in unlimited
+
+
+def test_the_last_line_has_the_final_figures_of_the_run(tmp_path: Path) -> None:
+    """Rows go by frames, so the last one is a little older than the end; recorded episodes come later still."""
+    words = ("stop.frames=1500", "report.every_frames=1000", "recording.keep=all", "report.console_seconds=1000")
+    config = config_of(tmp_path, *TARGET, *words)
+    outcome = train_module.train(config, Request(command=("test",), console="plain"))
+    lines = RunFolder(config.folder).log.read_text().splitlines()
+    last = [line for line in lines if " | frames/s " in line][-1]
+    assert f"{count_text(outcome.frames)} of 1.50K frames (100 %)" in last
+    (closing,) = [line for line in lines if " recorded " in line and " rows, " in line]
+    kept = re.search(r"([\d,]+) episodes", closing)
+    assert kept is not None
+    assert f"kept episodes {kept[1].replace(',', '')} " in last

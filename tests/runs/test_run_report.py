@@ -10,11 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from rollmill.core.config import to_dict
 from rollmill.core.errors import ObserverError, RunFolderError
+from rollmill.core.run_folder import RunFolder
+from rollmill.core.run_kind import run_kind
 from rollmill.runs.observers import Observer
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.online import OnlineRun
-from rollmill.runs.run_page import thinned
+from rollmill.runs.page_parts import thinned
 from rollmill.runs.run_report import VIDEO_BYTES, read_run, write_run_report
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.world_settings import VaeConfig, WorldConfig
+from rollmill.store.page.document import document
+from rollmill.worldmodel.controller_settings import ControllerSettings
+from rollmill.worldmodel.dynamics_settings import DynamicsSettings
 from running import SERIAL, train_here
 
 
@@ -171,6 +180,25 @@ def test_it_can_be_written_elsewhere(copy: Path, tmp_path: Path) -> None:
     assert write_run_report(copy, tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(RunFolderError, match="cannot be written"):
         write_run_report(copy, tmp_path / "no" / "page.html")
+
+
+def test_a_page_of_another_kind_stays(copy: Path) -> None:
+    (copy / "report.html").write_text(document("comparison", "mine", ""))
+    assert write_run_report(copy) == copy / "report-run.html"
+    assert "mine" in (copy / "report.html").read_text()
+    with RunFolder.create(copy, "overwrite"):  # a page of ours is nothing foreign
+        assert not (copy / "report-run.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        *((TrainConfig(), "online"), (OfflineConfig(), "offline"), (WorldConfig(), "world"), (VaeConfig(), "encoder")),
+        *((DynamicsSettings(), "dynamics"), (ControllerSettings(), "controller")),
+    ],
+)
+def test_saved_settings_tell_what_kind_of_run_it_is(settings: object, kind: str) -> None:
+    assert run_kind(to_dict(settings)) == kind
 
 
 def test_long_curves_are_thinned() -> None:

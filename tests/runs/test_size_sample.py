@@ -7,8 +7,8 @@ import pytest
 
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.recording.forecast import Sample
 from rollmill.runs.size_sample import STEPS, SizeSample, sample_here
-from rollmill.store.recording.forecast import Sample
 from rollmill.store.schema import Column, StoreSchema
 
 ZOO = EnvSettings(id="faulty_envs:Zoo", args={"length": 50})

@@ -13,8 +13,8 @@ from rollmill.core.fields import EnvSpec, Field
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs import sizing
-from rollmill.runs.settings import TrainConfig, check, segments_per_batch
-from rollmill.runs.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, resolve, rows_in_flight, size
+from rollmill.runs.settings import TrainConfig, check, rows_in_flight, segments_per_batch
+from rollmill.runs.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, resolve, size
 from rollmill.runs.train import Request, train
 from running import RunFolder, assert_same, command_words, rows_of, saved_state
 
@@ -53,7 +53,7 @@ def numbers(config: TrainConfig) -> tuple[int, int, int, int]:
         # images: simulators are slow enough to share a core with the thread that answers
         (SERVER, IMAGE, "learning.batch_size=4096", (16, 16, 2, 1)),
         (SERVER, IMAGE, "learning.batch_size=4096 sampling.groups=4", (16, 16, 4, 1)),
-        (SERVER, IMAGE, "learning.batch_size=16384 sampling.mode=sync", (15, 16, 4, 1)),
+        (SERVER, IMAGE, "learning.batch_size=16384 sampling.mode=sync", (16, 16, 4, 1)),
         (SERVER, VECTOR, "learning.batch_size=4096", (15, 16, 4, 1)),
         (SERVER, IMAGE, "learning.batch_size=4096 learning.ranks=2", (14, 16, 4, 1)),
         (SERVER, IMAGE, "sampling.mode=serial", (1, 8, 2, 1)),
@@ -113,7 +113,8 @@ def test_bfloat16_is_chosen_where_it_pays(machine: Machine, spec: EnvSpec, overr
     assert is_automatic(asked) or "precision" in overrides
     assert resolve(asked, machine, spec).learning.precision == expected
     numbers_set = config(
-        *["sampling.workers=2", "sampling.envs_per_worker=16", "sampling.groups=2"], "learning.threads=1"
+        *("sampling.workers=2", "sampling.envs_per_worker=16", "sampling.groups=2"),
+        *("learning.threads=1", "learning.batch_size=2048"),
     )
     assert not is_automatic(numbers_set)
     assert is_automatic(replace(numbers_set, learning=replace(numbers_set.learning, precision="auto")))
@@ -127,6 +128,27 @@ def test_many_cores_do_not_make_experience_stale(mode: str) -> None:
     for cores, count in zip((1, 4, 16), envs):
         assert cores * count * 32 <= FRESH_BATCHES[mode] * 1024
     assert resolve(settings, Machine(1000)).sampling.envs_per_worker == 2  # one for each group is the least
+
+
+@pytest.mark.parametrize(
+    ("machine", "spec", "overrides", "expected"),
+    [
+        (LAPTOP, VECTOR, "", 2048),
+        (SERVER, VECTOR, "", 2048),
+        (SERVER, IMAGE, "sampling.mode=sync", 2048),
+        (LAPTOP, replace(VECTOR, agents=3), "", 2112),  # three agents: a multiple of 32 x 3
+        # Many environments at once: a small batch would be a few rows of each, and most of them old.
+        (LAPTOP, VECTOR, "sampling.envs_per_worker=256", 8192),
+        (Machine(16), VECTOR, "sampling.envs_per_worker=256", 65536),
+        (Machine(16), VECTOR, "sampling.envs_per_worker=256 sampling.mode=sync", 131072),
+        (LAPTOP, VECTOR, "sampling.envs_per_worker=5 sampling.mode=sync", 1920),
+        (LAPTOP, VECTOR, "sampling.envs_per_worker=256 learning.batch_size=4096", 4096),
+    ],
+)
+def test_batches_fit_the_environments(machine: Machine, spec: EnvSpec, overrides: str, expected: int) -> None:
+    resolved = resolve(config(*overrides.split()), machine, spec)
+    assert resolved.learning.batch_size == expected
+    assert segments_per_batch(resolved, spec) * resolved.sampling.rollout
 
 
 def test_ranks_have_equal_shares() -> None:

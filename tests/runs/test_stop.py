@@ -1,12 +1,15 @@
 """Why a run ends: its limits, whatever comes first, or a signal."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.observers import Observer
 from rollmill.runs.online import OnlineRun
@@ -108,6 +111,89 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     state = RunFolder(tmp_path / "x/run").read_state()
     assert state is not None
     assert (state["state"], state["reason"]) == ("interrupted", "interrupted twice, ended at once")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_the_exit_code_is_that_of_the_last_signal(number: signal.Signals) -> None:
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupt.signal == signal.SIGTERM
+        with pytest.raises(Interrupted) as ending:
+            signal.raise_signal(number)
+    with pytest.raises(Interrupted) as at_once, Interrupt(at_once=True):
+        signal.raise_signal(number)
+    assert ending.value.exit_code == at_once.value.exit_code == 128 + number
+    assert ending.value.name == at_once.value.name == number.name
+
+
+def test_a_forked_child_ends_by_a_signal_as_any_process() -> None:
+    """As ``multiprocessing`` means it with ``terminate``: the plans for the run are not the child's."""
+    with Interrupt() as interrupt:
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitpid(child, 0)[1] == signal.SIGTERM
+        assert interrupt.signal is None
+        assert signal.getsignal(signal.SIGTERM) == interrupt._on_signal
+
+
+COMMAND = """
+import signal, sys, time
+from rollmill.core.errors import Interrupted
+from rollmill.runs.stopping import CommandSignals
+{before}
+signals = CommandSignals("rollmill test")
+{after}
+try:
+    for _ in range(2):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            print("put away")
+            signal.raise_signal(signal.SIGTERM)
+            print("completely")
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+
+
+def command_signals(before: str = "", after: str = "") -> tuple[int, str]:
+    words = [sys.executable, "-c", COMMAND.format(before=before, after=after)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def test_signals_of_a_command_that_is_being_loaded() -> None:
+    assert command_signals() == (143, "rollmill test: interrupted\n")
+
+
+def test_signals_of_a_command_that_is_under_way() -> None:
+    """What it does on its way out is not broken off by a second signal that belongs to the first."""
+    assert command_signals(after="signals.loaded()") == (143, "put away\ncompletely\n")
+
+
+def test_signals_wait_for_modules_that_are_being_imported(tmp_path: Path) -> None:
+    """One that takes whatever is raised for something else, as they do."""
+    (tmp_path / "heavy.py").write_text(
+        "import signal\nfrom rollmill.core.errors import Interrupted\n"
+        "try:\n    signal.raise_signal(signal.SIGTERM)\nexcept BaseException:\n    raise ImportError('no such part')\n"
+    )
+    after = f"sys.path.insert(0, {str(tmp_path)!r}); signals.loaded(); import heavy; print('imported'); signal.pause()"
+    code, said = command_signals(
+        after=f"try:\n    {after}\nexcept Interrupted as error:\n    sys.exit(error.exit_code)"
+    )
+    assert (code, said) == (143, "imported\n")
+
+
+def test_signals_of_a_command_that_is_over() -> None:
+    assert command_signals(after="signals.loaded(); signals.ignore()") == (0, "put away\ncompletely\n" * 2)
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    before = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    assert command_signals(before) == (0, "put away\ncompletely\n" * 2)
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:

@@ -18,8 +18,8 @@ from rollmill.core.errors import ConfigError, EnvError, RollmillError
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.bench import bench_train
-from rollmill.runs.settings import TrainConfig, segments_per_batch
-from rollmill.runs.sizing import FRESH_BATCHES, Machine, resolve, rows_in_flight, size
+from rollmill.runs.settings import TrainConfig, rows_in_flight, segments_per_batch
+from rollmill.runs.sizing import FRESH_BATCHES, Machine, resolve, size
 from rollmill.runs.tune import Knob, Search, Trial, TuneOptions, TuneResult, all_knobs, tune, with_value
 from running import SERIAL, command_words, config_of
 

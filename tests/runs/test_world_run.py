@@ -12,9 +12,11 @@ from picturing import damage_pictures
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError, RunFolderError, StoreError
+from rollmill.runs.run_report import write_run_report
 from rollmill.runs.world_panel import StagePanel, figures_text
-from rollmill.runs.world_run import STAGES, Record, WorldOutcome, run_world, what_changed
-from rollmill.runs.world_settings import CollectStage, WorldConfig
+from rollmill.runs.world_run import Record, WorldOutcome, run_world, what_changed
+from rollmill.runs.world_settings import STAGES, CollectStage, WorldConfig
+from rollmill.store.page.document import kind_of
 from rollmill.store.reader import Store
 from running import wait_until
 
@@ -58,6 +60,29 @@ def test_all_stages_leave_what_the_next_one_needs(whole: Path) -> None:
     record = json.loads((whole / "stages" / "encode.json").read_text())
     assert record["state"] == "done"
     assert record["inputs"].keys() == {"pictures", "encoder"}
+
+
+@pytest.mark.parametrize("stage", ["", "vae", "dynamics", "controller"])
+def test_its_pages_can_be_made_again(whole: Path, stage: str) -> None:
+    """`rollmill report` of a world model, or of one stage, is that page and not one for an online run."""
+    folder = whole / stage
+    page = write_run_report(folder)
+    assert page == folder / "report.html"
+    text = page.read_text()
+    assert kind_of(page) == {"": "world", "vae": "encoder"}.get(stage, stage)
+    assert "training steps" not in text
+    if not stage:
+        assert "<h2>What it is worth</h2>" in text
+        assert "data:video/mp4" in text, "the film is still there"
+    else:
+        assert f"{folder}: finished" in text
+
+
+def test_a_world_model_that_was_not_finished_has_a_page(tmp_path: Path) -> None:
+    world(tmp_path / "w", until="collect")
+    text = write_run_report(tmp_path / "w").read_text()
+    assert "<h2>Stages</h2>" in text
+    assert "What it is worth" not in text
 
 
 def test_a_second_run_skips_everything(whole: Path) -> None:

@@ -60,7 +60,8 @@ def test_a_training_leaves_encoder_metrics_pictures_and_page(store: Path, whole:
     ]
     page = (whole.folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 3
-    assert "step 12" in page
+    assert "update 12" in page
+    assert "finished, 12 updates" in page
     found = folder.read_state()
     assert found is not None
     assert (found["state"], found["frames"]) == ("finished", 12)

@@ -16,7 +16,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import crew as crew_module
-from rollmill.sampling.crew import NAP_SECONDS, Place, ProcessCrew, answering_place
+from rollmill.sampling.crew import NAP_SECONDS, Place, ProcessCrew, _Handle, answering_place
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from running import wait_until
@@ -47,11 +47,24 @@ def test_workers_that_die_before_they_read_their_setup(monkeypatch: pytest.Monke
     monkeypatch.setattr(crew_module, "WATCH_SECONDS", 0.0)
     sampler, crew = sampler_of(worker_restarts=restarts)
     sampler.start()
-    with pytest.raises(WorkerError, match=rf"ended with exit code 1; replaced {restarts} times"):
+    with pytest.raises(WorkerError, match=rf"exit code 1 outside of any call of an env; replaced {restarts} times"):
         wait_until(lambda: sampler.round(0) < 0)
     sampler.stop()
     assert crew.report.worker_restarts >= restarts
     assert crew.pids() == []
+
+
+def test_output_without_end_does_not_hold_anybody_up() -> None:
+    """The worker is gone, and what it has started writes on into its pipe."""
+    _, crew = sampler_of(workers=1)
+    process = subprocess.Popen(["true"])
+    process.wait()
+    handle = _Handle(process, os.open("/dev/null", os.O_RDONLY), os.open("/dev/zero", os.O_RDONLY))
+    crew._handles[0] = handle
+    reader = threading.Thread(target=crew._drain, args=(handle,), daemon=True)
+    reader.start()
+    wait_until(lambda: not reader.is_alive(), what="it to stop reading")
+    crew._end(0, handle)
 
 
 def test_a_worker_has_a_process_group_of_its_own() -> None:

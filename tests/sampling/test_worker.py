@@ -159,6 +159,13 @@ def test_failures_that_arrive_while_stopping_do_not_keep_the_others_alive(caplog
     assert "while stopping: env" in caplog.text
 
 
+def test_what_workers_have_to_say_may_be_long() -> None:
+    sampler = sampler_of(EnvSettings(id="faulty_envs:Talkative"), workers=1)
+    rounds_until(sampler, lambda: len(sampler.crew.report.episode_stats) >= 3)
+    _, _, stats = sampler.crew.report.episode_stats[0]
+    assert stats == {"n" * 2_000_000: 1.0}
+
+
 def test_the_worker_counts_its_time() -> None:
     sampler = sampler_of(EnvSettings(id="faulty_envs:Marker"), workers=1)
     rounds_until(sampler, lambda: sampler.finished)

@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from damaging import flip
 from disks import mounted
 from rollmill.core.errors import BadBlock, StoreError, StoreFull
+from rollmill.store import cache_parts
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store, StoreWarning
 from rollmill.store.schema import Column
@@ -29,6 +31,7 @@ LENGTHS = [7, 1, 20, 600, 8]
 
 BUILDER = """
 import os, signal, sys
+from rollmill.store import cache_parts
 from rollmill.store import cache_parts
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store
@@ -286,7 +289,60 @@ def test_of_two_builders_one_builds(path: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/part-*"))) == 1
 
 
-@pytest.mark.parametrize("damage", ["short column", "no contents", "contents", "episodes", "no column"])
+@pytest.mark.parametrize("how", ["read", "out", "rewards", "episode", "pickled"])
+def test_a_flipped_bit_in_a_cache_is_found_when_it_is_read(path: Path, tmp_path: Path, how: str) -> None:
+    (part,) = DecodedCache(Store(path), tmp_path).path.glob("part-*")
+    files = json.loads((part / "part.json").read_text())["columns"]
+    flip(part / files["reward"], 4 * 7 + 1, 3)  # the reward of the second episode, whose only step comes after seven
+    cache = DecodedCache(Store(path), tmp_path)
+    if how == "pickled":
+        cache = pickle.loads(pickle.dumps(cache))  # noqa: S301
+    ways = {
+        "rewards": lambda: cache.rewards(1),
+        "episode": lambda: cache.episode(1),
+        "out": lambda: cache.read(1, 0, 1, ["reward"], out={"reward": np.zeros(1, np.float32)}),
+    }
+    with pytest.raises(StoreError, match=rf"{files['reward']} has changed since it was written: remove .*part-"):
+        ways.get(how, lambda: cache.read(1, 0, 1))()
+    assert np.array_equal(cache.read(1, 0, 1, ["action"])["action"], Store(path).read(1, 0, 1, ["action"])["action"])
+    shutil.rmtree(part)
+    assert equal(DecodedCache(Store(path), tmp_path), Store(path))
+
+
+def test_every_row_is_covered_by_a_checksum(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_parts, "CHECKED_BYTES", 100)  # several rows in one, and several rows beyond one
+    cache = DecodedCache(Store(path), tmp_path, columns=["obs:image", "reward", "value"])
+    assert equal(cache, cache.store)
+    (part,) = cache.path.glob("part-*")
+    rng = np.random.default_rng(0)
+    for file in sorted(part.glob("*.bin")):
+        if file.name == "episodes.bin":
+            continue
+        for byte in rng.integers(0, file.stat().st_size, 40).tolist():
+            flip(file, byte, byte % 8)
+            again = DecodedCache(Store(path), tmp_path, columns=["obs:image", "reward", "value"])
+            wrong = 0
+            for i in range(len(LENGTHS)):
+                try:
+                    assert same(again.episode(i), again.store.episode(i))
+                except StoreError:
+                    wrong += 1
+            assert wrong >= 1
+            flip(file, byte, byte % 8)
+    cache.verify()
+
+
+def test_good_rows_are_checked_once(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DecodedCache(Store(path), tmp_path)
+    cache.read(3, 0, 600)
+    monkeypatch.setattr(cache_parts.CachedColumn, "_check", lambda *arguments: pytest.fail("checked again"))
+    cache.read(3, 20, 500)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["short column", "no contents", "contents", "a bit of the contents", "older", "episodes", "no column", "checksums"],
+)
 def test_damaged_parts_are_built_again(path: Path, tmp_path: Path, damage: str) -> None:
     cache = DecodedCache(Store(path), tmp_path)
     (part,) = cache.path.glob("part-*")
@@ -296,10 +352,16 @@ def test_damaged_parts_are_built_again(path: Path, tmp_path: Path, damage: str) 
         (part / "part.json").unlink()
     elif damage == "contents":
         (part / "part.json").write_text(json.dumps([1, 2]))
+    elif damage == "a bit of the contents":
+        text = (part / "part.json").read_text()
+        (part / "part.json").write_text(text.replace('"obs:image"', '"obs:imagd"'))
+    elif damage == "older":
+        data = {"format": 1, "columns": {}, "crcs": {}, "bytes": 0, "shards": []}
+        (part / "part.json").write_text(json.dumps(data))
+    elif damage == "checksums":
+        flip(part / "0.crc", 1)
     elif damage == "episodes":
-        data = bytearray((part / "episodes.bin").read_bytes())
-        data[9] ^= 1
-        (part / "episodes.bin").write_bytes(data)
+        flip(part / "episodes.bin", 9)
     else:
         (part / "1.bin").unlink()
     with pytest.warns(StoreWarning, match="it is built again"):

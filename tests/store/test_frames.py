@@ -93,6 +93,32 @@ def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
     assert last.offset == len(data)
 
 
+def test_a_write_that_was_cut_short_is_told_from_damage(tmp_path: Path) -> None:
+    data, _ = shard()
+    *_, (begin, end) = [(f.offset, f.end) for f in walk_bytes(tmp_path, data)]
+    for size in range(begin + 1, end):
+        *_, last = walk_bytes(tmp_path, data[:size])
+        assert last.torn, "the beginning of one record"
+    for byte in range(begin, end):
+        for size in (end, end - 1):
+            hurt = bytearray(data[:size])
+            if byte >= size:
+                continue
+            hurt[byte] ^= 4
+            *_, last = walk_bytes(tmp_path, bytes(hurt))
+            assert last.offset == begin
+            # Nobody can tell a flipped bit in half a payload from a true one.
+            assert last.torn == (size < end and byte >= begin + 12), "no write leaves a wrong length"
+
+
+def walk_bytes(folder: Path, data: bytes) -> list[frames.Frame]:
+    fd = file_of(folder / "f", data)
+    try:
+        return list(frames.walk(fd, len(data)))
+    finally:
+        os.close(fd)
+
+
 def test_the_next_record_is_found_behind_much_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_SEARCH_BYTES", 64)
     data, _ = shard()

@@ -47,7 +47,11 @@ def start(path: Path, first: int, count: int) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")]),
+        },
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

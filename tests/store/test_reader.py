@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.errors import StoreError
-from rollmill.store import reader
+from rollmill.store import catalog
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.index import ShardIndex
 from rollmill.store.reader import Store, store_bytes
@@ -167,8 +167,8 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
 
 def test_opening_reads_indexes_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_episodes(tmp_path, tiny_schema(), [3] * 20, shard_bytes=1)
-    monkeypatch.setattr(reader, "scan_shard", lambda ref: pytest.fail("a shard was walked"))
-    monkeypatch.setattr(reader, "open_shard", lambda ref: pytest.fail("a shard was opened"))
+    monkeypatch.setattr(catalog, "scan_shard", lambda ref: pytest.fail("a shard was walked"))
+    monkeypatch.setattr(catalog, "open_shard", lambda ref: pytest.fail("a shard was opened"))
     assert len(Store(tmp_path).shards) == 20
 
 
@@ -211,14 +211,14 @@ def test_a_shard_sealed_after_opening_is_still_found(tmp_path: Path) -> None:
 
 def test_growth_of_an_open_shard_is_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[int] = []
-    real = reader.ShardScan.advance
+    real = catalog.ShardScan.advance
 
-    def advance(self: reader.ShardScan, fd: int, size: int) -> None:
+    def advance(self: catalog.ShardScan, fd: int, size: int) -> None:
         before = self.records
         real(self, fd, size)
         walked.append(self.records - before)
 
-    monkeypatch.setattr(reader.ShardScan, "advance", advance)
+    monkeypatch.setattr(catalog.ShardScan, "advance", advance)
     with StoreWriter(tmp_path, SCHEMA, block=10) as writer:
         writer.add_episode(make_episode(SCHEMA, 10, 0))
         store = Store(tmp_path)

@@ -99,7 +99,7 @@ GOOD_BLOCK = {"u": 1, "f": 0, "n": 2, "o": 2, "c": b"\0", "s": [3]}
         (packed(b"RME1", {"uid": 1}), "lacks"),
         (b"".join(encode_end(replace(END, length=-1))), "no sense"),
         (b"".join(encode_end(replace(END, blocks=2))), "2 blocks of 16 for 33 steps"),
-        (packed(b"RMH1", {"format": 2}), "newer version"),
+        (packed(b"RMH1", {"format": 3}), "newer version"),
         (packed(b"RMH1", {"format": 1, "owner": {}}), "makes no sense"),
         (b"RMB1" + struct.pack("<I", 100), "beyond the record"),
     ],

@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from damaging import flip
 from rollmill.core.errors import StoreError
 from rollmill.store import owner
-from rollmill.store.reader import Store
+from rollmill.store.reader import Store, StoreWarning
 from rollmill.store.records import Header, encode_header
 from rollmill.store.recover import recover
 from rollmill.store.shards import list_shards, scan_shard
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, same, small_schema, write_episodes
+from storing import dead_process, make_episode, same, small_schema, write_episodes
 
 SCHEMA = small_schema()
 
@@ -31,17 +31,6 @@ def abandoned(path: Path, monkeypatch: pytest.MonkeyPatch, who: owner.Owner) -> 
     writer.begin(0, episode.info)
     writer.append(0, {name: array[:10] for name, array in episode.columns.items()})
     return writer
-
-
-def dead_process() -> owner.Owner:
-    done = subprocess.run(
-        [sys.executable, "-c", "from rollmill.store.owner import *; print(*vars(this_process()).values(), sep='\\n')"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    host, boot, namespace, pid, started = done.stdout.split("\n")[:5]
-    return owner.Owner(host, boot, namespace, int(pid), int(started))
 
 
 def tear(path: Path, size: int = 11) -> None:
@@ -176,3 +165,48 @@ def test_an_open_shard_of_a_newer_format_is_named(tmp_path: Path) -> None:
     (ref,) = list_shards(tmp_path)
     (problem,) = scan_shard(ref).problems
     assert "newer version" in str(problem)
+
+
+def test_damage_at_the_end_of_a_dead_writers_shard_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned(tmp_path, monkeypatch, dead_process())
+    (ref,) = list_shards(tmp_path)
+    end = scan_shard(ref).episodes[1].place
+    os.truncate(ref.path, end.offset + end.length + 16)  # the second episode's end record is the last one
+    flip(ref.path, end.offset + 30)
+    data = ref.path.read_bytes()
+    done = recover(tmp_path)
+    assert done.sealed == [ref.name]
+    assert [problem.offset for problem in done.problems] == [end.offset]
+    (sealed,) = list_shards(tmp_path)
+    assert sealed.path.read_bytes() == data, "it may be the last trace of an episode"
+    for _ in range(2):
+        with pytest.warns(StoreWarning, match="checksum does not match"):
+            assert Store(tmp_path).table.uid.tolist() == [1]
+        recover(tmp_path)
+    assert not sealed.index_path.exists(), "a damaged shard keeps saying so until it is repaired"
+
+
+def test_rubbish_alone_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    abandoned(tmp_path, monkeypatch, dead_process())
+    (ref,) = list_shards(tmp_path)
+    ref.path.write_bytes(os.urandom(500))
+    done = recover(tmp_path, force=True)
+    assert done.skipped == [(ref.name, "no record in it is good")]
+    assert len(done.problems) == 1
+    assert list_shards(tmp_path) == [replace(ref, bytes=500)]
+
+
+def test_one_shard_that_cannot_be_sealed_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        abandoned(tmp_path, monkeypatch, dead_process())
+    first, second = list_shards(tmp_path)
+    (tmp_path / "index" / f".{first.index_path.name}.{os.getpid()}.tmp").mkdir()  # its index cannot be written
+    done = recover(tmp_path)
+    assert done.sealed == [second.name]
+    ((name, why),) = done.skipped
+    assert name == first.name
+    assert "cannot be tidied up: Is a directory" in why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from damaging import flip, only_shard, places, rewrite
+from damaging import exchange, flip, only_shard, places, rewrite
 from rollmill.core.errors import StoreError
 from rollmill.store.codec import RAW
 from rollmill.store.episode import Episode, EpisodeEnd
@@ -126,9 +127,12 @@ def test_without_the_index_a_lost_end_is_listed_and_can_be_salvaged(damaged: Dam
     damaged.hit(0, -1)
     damaged.ref.index_path.unlink()
     report = damaged.repair()
-    assert [(lost.episode, lost.reason) for lost in report.lost] == [(f"{0:016x}", "it has no end record")]
+    (lost,) = report.lost
+    assert (lost.episode, lost.steps, lost.kept) == (f"{0:016x}", 9, 0)
+    assert "it has no end record" in lost.reason
     report = repair(damaged.path, tmp_path / "second", salvage=True, workers=1)
-    assert (report.kept, report.salvaged, report.lost) == (3, 1, [])
+    assert (report.kept, report.salvaged) == (3, 1)
+    assert [(lost.steps, lost.kept) for lost in report.lost] == [(0, 9)], "how it ended is lost all the same"
     store = Store(tmp_path / "second")
     assert store.table.length[by_uid(store)[0]] == 9
 
@@ -230,6 +234,38 @@ def test_every_flipped_byte_costs_one_episode_at_most(tmp_path: Path) -> None:
         assert all(same(store.episode(i), written[uid]) for uid, i in by_uid(store).items())
         flip(ref.path, byte)
         shutil.rmtree(out)
+
+
+def test_blocks_that_changed_places_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    written = write_episodes(tmp_path / "store", tiny_schema(), [4] * 5, block=2)
+    ref = only_shard(tmp_path / "store")
+    one, other = ((offset, offset + length + 16) for _, offset, length in (places(ref)[3][0], places(ref)[4][0]))
+    assert one[1] - one[0] == other[1] - other[0], "so every place that the index knows holds a good record"
+    exchange(ref.path, one, other)
+    report = repair(tmp_path / "store", tmp_path / "repaired", workers=1)
+    assert [int(lost.episode, 16) for lost in report.lost] == [3], "its block lies behind its end now"
+    assert report.kept == 4
+    assert verify_store(tmp_path / "repaired", workers=1).good
+    store = Store(tmp_path / "repaired")
+    assert all(same(store.episode(i), written[uid]) for uid, i in by_uid(store).items())
+
+
+@pytest.mark.parametrize("part", ["payload", "length"])
+def test_a_bad_sector_costs_one_episode(damaged: Damaged, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    _, offset, _ = damaged.places[1][0]
+    bad, real = offset + (40 if part == "payload" else 3), os.pread
+
+    def pread(fd: int, size: int, start: int) -> bytes:
+        if start <= bad < start + size and os.fstat(fd).st_size == damaged.ref.bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, size, start)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert any("cannot be read: Input/output error" in line for line in verify_store(damaged.path, workers=1).lines())
+    report = repair(damaged.path, damaged.out, workers=1)
+    # Where the length alone is bad, the index leads to the payload.
+    assert {int(lost.episode, 16) for lost in report.lost} == ({1} if part == "payload" else set())
+    assert damaged.whole() == {0, 2, 3} | (set() if part == "payload" else {1})
 
 
 # -- the target, interruptions ---------------------------------------------------------------------------

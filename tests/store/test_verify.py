@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from damaging import flip, only_shard, places, rewrite
+from damaging import flip, only_shard, places, records, rewrite
 from rollmill.core.errors import StoreError
-from rollmill.store import frames
+from rollmill.store import frames, owner
 from rollmill.store.codec import RAW
+from rollmill.store.derive import open_quietly
 from rollmill.store.episode import EpisodeEnd
 from rollmill.store.records import Block, encode_block, encode_end, parse
 from rollmill.store.shards import ShardRef, list_shards
 from rollmill.store.verify import VerifyReport, expand, verify, verify_store
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, small_schema, tiny_schema, write_episodes
+from storing import dead_process, make_episode, same, small_schema, tiny_schema, write_episodes
 
+SCHEMA = small_schema()
 LENGTHS = [9, 4, 1, 8]
 
 
@@ -172,8 +174,10 @@ def test_missing_files_are_named(store: Path) -> None:
     assert "index is damaged" in only_line(look(store))
     ref.index_path.write_bytes(index)
     ref.path.unlink()
-    assert "the shard's file is missing" in only_line(look(store))
-    assert ref.name in only_line(look(store))
+    first, *episodes = look(store).lines()
+    assert "the shard's file is missing" in first
+    assert ref.name in first
+    assert len(episodes) == len(LENGTHS), "each of them is named"
 
 
 def test_a_damaged_store_file_does_not_hide_the_shards(store: Path) -> None:
@@ -222,6 +226,67 @@ def test_unfinished_episodes_are_counted(tmp_path: Path) -> None:
     assert (report.total("episodes"), report.total("unfinished")) == (1, 1)
 
 
+def test_a_column_whose_own_checksum_is_wrong(store: Path) -> None:
+    def spoil(number: int, payload: bytes) -> bytes:
+        record = parse(payload)
+        if isinstance(record, Block) and record.uid == 1:
+            assert record.sums in payload
+            payload = payload.replace(record.sums, bytes(len(record.sums)))
+        return payload
+
+    rewrite(only_shard(store), spoil)
+    assert any("checksum of column 0 does not match" in line for line in look(store).lines())
+
+
+def test_a_shard_without_its_header_loses_nothing_else(store: Path) -> None:
+    ref = only_shard(store)
+    data = ref.path.read_bytes()
+    ref.path.write_bytes(data[records(ref.path)[0][1] :])
+    report = look(store)
+    assert "the shard's header record is missing" in report.lines()[0]
+    assert (report.bad_episodes, report.total("episodes")) == (0, len(LENGTHS)), "the first block lies at byte 0 now"
+    with open_quietly(store) as opened:
+        assert all(same(opened.episode(i), make_episode(SCHEMA, n, i)) for i, n in enumerate(LENGTHS))
+
+
+@pytest.mark.parametrize("harm", ["flip", "length", "cut"])
+def test_the_end_of_a_shard_that_a_dead_writer_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
+    ref = leave_open(tmp_path, monkeypatch)
+    _, offset, length = places(ref)[2][-1]
+    if harm == "cut":
+        os.truncate(ref.path, offset + length - 3)
+    else:
+        flip(ref.path, offset + (40 if harm == "flip" else 3))
+    report, store = look(tmp_path), open_quietly(tmp_path)
+    assert store.table.uid.tolist() == [1]
+    if harm == "cut":  # as any write that a kill has cut short
+        assert report.good
+        assert store.problems == []
+        assert "are no whole record (its writer is dead)" in report.notes[0]
+    else:
+        assert {problem.episode for _, problem in report.problems} == {None, 2}
+        assert [problem.offset for problem in store.problems] == [offset]
+        assert report.notes == []
+
+
+def test_an_empty_shard_that_a_dead_writer_left_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = leave_open(tmp_path, monkeypatch)
+    os.truncate(ref.path, 0)
+    report = look(tmp_path)
+    assert report.good
+    assert "it is empty" in report.notes[0]
+
+
+def leave_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardRef:
+    """A shard with episodes 1 and 2 whose writer has died."""
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "this_process", dead_process)
+        writer = StoreWriter(path, SCHEMA, block=4)
+    for uid in (1, 2):
+        writer.add_episode(make_episode(SCHEMA, 9, uid))
+    return only_shard(path)
+
+
 # -- several stores and files ----------------------------------------------------------------------------
 
 
@@ -252,8 +317,9 @@ def test_single_shards(store: Path, tmp_path: Path) -> None:
     copy = shutil.copy(ref.path, tmp_path / "copy.tfrecord")
     assert verify([copy], workers=1).total("episodes") == len(LENGTHS), "a shard explains itself"
     flip(Path(copy), ref.bytes - 20)
-    report = verify([copy], workers=1)
-    assert only_line(report).startswith(f"{copy}, record ")
+    record, block = verify([copy], workers=1).lines()
+    assert record.startswith(f"{copy}, record ")
+    assert f"episode {3:016x}: it has no end record; a damaged record may have been it" in block
 
 
 def test_any_tfrecord_file_and_sets_with_a_hole(tmp_path: Path) -> None:

@@ -7,13 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmill.core.errors import StoreError
+from damaging import exchange, only_shard, places
+from rollmill.core.errors import BadBlock, StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.store import open_shard
+from rollmill.store.divide import divide
 from rollmill.store.episode import Episode, EpisodeInfo
+from rollmill.store.merge import merge
 from rollmill.store.reader import Store
 from rollmill.store.schema import Column, StoreSchema
 from rollmill.store.shards import list_shards
+from rollmill.store.verify import verify_store
 from rollmill.store.writer import StoreWriter, automatic_block
 from storing import by_uid, make_episode, same, small_schema, tiny_schema, write_episodes
 
@@ -374,3 +378,30 @@ def test_damaged_and_unfinished_episodes_are_not_copied(tmp_path: Path) -> None:
         with StoreWriter(tmp_path / "c", SCHEMA) as third, pytest.raises(StoreError, match="unfinished"):
             third.copy_episode(live, 1)
     assert len(Store(tmp_path / "b")) == 2
+
+
+@pytest.mark.parametrize("which", ["block", "end record"])
+def test_the_records_of_another_episode_are_not_copied(tmp_path: Path, which: str) -> None:
+    schema = tiny_schema()
+    write_episodes(tmp_path / "a", schema, [4, 4, 4, 4, 4], block=2)
+    ref = only_shard(tmp_path / "a")
+    k = 0 if which == "block" else -1
+    one, other = ((offset, offset + length + 16) for _, offset, length in (places(ref)[3][k], places(ref)[4][k]))
+    assert one[1] - one[0] == other[1] - other[0], "so every place that the index knows holds a good record"
+    exchange(ref.path, one, other)
+    source = Store(tmp_path / "a")
+    with StoreWriter(tmp_path / "b", schema) as writer:
+        writer.copy_episode(source, 0)
+        for i in (3, 4):
+            with pytest.raises(BadBlock, match="another") as caught:
+                writer.copy_episode(source, i)
+            assert caught.value.episode == i
+    assert Store(tmp_path / "b").table.uid.tolist() == [0]
+    with pytest.raises(StoreError, match=r"another (place|episode)\. What was copied so far"):
+        merge([tmp_path / "a"], tmp_path / "merged")
+    with pytest.raises(StoreError, match="repair the store first"):
+        divide(source, {tmp_path / "part": np.arange(5)}, how="x")
+    report = merge([tmp_path / "a"], tmp_path / "rest", skip_damaged=True)
+    assert (report.copied, len(report.damaged)) == (3, 2)
+    for name in ("b", "merged", "part", "rest"):
+        assert verify_store(tmp_path / name, workers=1).good

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from rollmill.cli.data_progress import Interrupted
+from rollmill.core.errors import Interrupted
 from rollmill.core.text import nearest
 
 SUBVERBS: dict[str, tuple[str, str]] = {

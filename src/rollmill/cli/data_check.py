@@ -104,9 +104,9 @@ def _verify_lines(report: VerifyReport) -> list[str]:
         f"{report.total('blocks'):,} blocks decoded, {report.total('episodes'):,} good episodes of "
         f"{report.total('steps'):,} steps"
     )
-    bad = (
-        f"{len(report.problems)} bad places, {report.bad_episodes} damaged episodes" if report.problems else "all good"
-    )
+    lost = f", {report.lost_episodes} of them lost" if report.lost_episodes else ""
+    damage = f"{len(report.problems)} bad places, {report.bad_episodes} damaged episodes{lost}"
+    bad = damage if report.problems else "all good"
     return [
         *(f"BAD {line}" for line in report.lines()),
         *(f"note: {note}" for note in report.notes),
@@ -132,6 +132,7 @@ def _verify_dict(report: VerifyReport) -> dict[str, Any]:
         "files": len(report.shards),
         **figures,
         "bad_episodes": report.bad_episodes,
+        "lost_episodes": report.lost_episodes,
         "problems": problems,
         "notes": report.notes,
     }
@@ -151,8 +152,8 @@ def repair(
 ) -> int:
     """Write a new store with every good episode, and ``lost.json`` in it: what is lost. Exit code 1 if something is.
 
-    With ``--in-place`` no data are changed: shards that dead writers left open are cut after their last good record
-    and sealed, missing indexes are written.
+    With ``--in-place`` no data are changed: shards that dead writers left open are sealed, without a record that a kill
+    cut short, and missing indexes are written. Damage stays as it is and is named, with what is known to be lost.
 
     Args:
         store: The damaged store; it is only read (but for --in-place).
@@ -219,5 +220,6 @@ def _repair_in_place(store: Path, force: bool, as_json: bool) -> int:
             print(f"left alone: {shard}: {why}")
         for problem in done.problems:
             print(f"BAD {problem}")
-        print(f"{store}: {len(done.sealed)} shards sealed, {len(done.indexed)} indexes written")
+        rest = f"; {len(done.problems)} problems stay: repair it with --out NEW" if done.problems else ""
+        print(f"{store}: {len(done.sealed)} shards sealed, {len(done.indexed)} indexes written{rest}")
     return 1 if done.problems or done.skipped else 0

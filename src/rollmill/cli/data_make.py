@@ -17,7 +17,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
 from rollmill.monitor.console import bytes_text
 from rollmill.store.convert.formats import EXPORTS, IMPORTS, exporter, importer
-from rollmill.store.derive import loses_data, open_quietly
+from rollmill.store.derive import open_quietly
 from rollmill.store.divide import by_fraction, by_number, divide
 from rollmill.store.filters import Filter
 from rollmill.store.merge import merge as merge_stores
@@ -151,7 +151,7 @@ def _open_whole(path: Path) -> Store:
     """Open a store to copy or convert it; one that has lost data is to be repaired first."""
     store = open_quietly(path)
     for problem in store.problems:
-        if loses_data(problem):
+        if not problem.harmless:
             raise ConfigError(f"{path}: {problem}; repair it first: rollmill data repair {path} --out NEW")
     return store
 

@@ -8,20 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rollmill.core.errors import Interrupted
 from rollmill.monitor.console import bytes_text, count_text, duration_text
 from rollmill.runs.stopping import Interrupt
 
 Tell = Callable[[int, int], None]
 
 _EVERY_S = 0.1
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal ended the work at a place where that is safe."""
-
-    def __init__(self, number: int, hint: str) -> None:
-        super().__init__(f"interrupted{f'; {hint}' if hint else ''}")
-        self.exit_code = 128 + number
 
 
 @contextmanager

@@ -145,9 +145,12 @@ def check(
         json_: Print JSON.
     """
     from rollmill.envs.check import CheckOptions, check_env
+    from rollmill.runs.household import household
 
     chosen = load_config(CheckConfig, (), (f"env.id={json.dumps(env)}", *overrides)).env
-    report = check_env(chosen, CheckOptions(steps=steps, timeout=timeout, seed=seed))
+    options = CheckOptions(steps=steps, timeout=timeout, seed=seed)
+    with household() as environment:
+        report = check_env(chosen, options, environment)
     print(json.dumps(report.to_dict()) if json_ else describe(report))
     return 1 if report.errors else 0
 

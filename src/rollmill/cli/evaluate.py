@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import tyro
 
 from rollmill.cli.options import Json, keep_stdout
+from rollmill.cli.progress import ProgressLine
 from rollmill.core.errors import ConfigError
 from rollmill.runs.eval_options import ENVS, EvalOptions
-from rollmill.runs.eval_play import Figures
 from rollmill.runs.eval_results import document, table
 from rollmill.runs.evaluate import evaluate_all
-
-BAR = 20
-LINE_SECONDS = 10.0
-"""Between two lines where there is no terminal."""
-REDRAW_SECONDS = 0.2
 
 
 def evaluate(
@@ -103,38 +94,3 @@ def evaluate(
     print(json.dumps(document(results), allow_nan=False, default=str) if json_ else table(results))
     # Figures are good without a film, but whoever asked for one must notice.
     return 1 if any(film.problem for result in results for film in result.films) else 0
-
-
-class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
-    """A bar on a terminal, now and then a line elsewhere; always on stderr."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._live = sys.stderr.isatty()
-        self._due = clock() + (0.0 if self._live else LINE_SECONDS)
-        self._drawn = False
-
-    def show(self, figures: Figures) -> None:
-        now = self._clock()
-        done = figures.done >= figures.wanted
-        if now < self._due and not (self._live and done):
-            return
-        self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
-        self._drawn = self._live
-        text = f"\r\033[K{bar(figures)}" if self._live else line(figures)
-        print(text, end="" if self._live else "\n", file=sys.stderr, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn:  # leave the bar where it is and go on below it
-            print(file=sys.stderr)
-
-
-def line(figures: Figures) -> str:
-    """``policy: 12 of 100 episodes, mean return 3.2``."""
-    mean = "" if figures.mean_return is None else f", mean return {figures.mean_return:.4g}"
-    return f"{figures.policy}: {figures.done:,} of {figures.wanted:,} {figures.unit}{mean}"
-
-
-def bar(figures: Figures) -> str:
-    full = int(BAR * min(1.0, figures.done / figures.wanted))
-    return f"[{'#' * full}{'.' * (BAR - full)}] {line(figures)}"

@@ -17,7 +17,7 @@ import tyro
 
 from rollmill.cli.options import Json
 from rollmill.core.config import load_config
-from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.text import nearest
 from rollmill.launch import supervise
 from rollmill.launch.book import Book, PlanRecord
@@ -197,11 +197,11 @@ def run(
             launcher.forgive()
         try:
             standings = launcher.tick() if detach else _watched(launcher, json_)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             folder = command_text([str(book.experiment)])  # where its settings are, those of the command line included
             print(f"\nthe launcher has ended, its runs go on; to continue: rollmill launch run {folder}")
             print(f"to end them: rollmill launch cancel {folder}")
-            return 130
+            return exit_code_of(error)
     return _told(standings, json_)
 
 

@@ -6,17 +6,21 @@ Verbs are imported when they are used, so that ``rollmill --help`` and a typing 
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import importlib
 import os
 import re
 import select
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from rollmill import __version__
-from rollmill.core.errors import RollmillError
+from rollmill.core.errors import RollmillError, exit_code_of
+from rollmill.core.exits import leave
 from rollmill.core.text import nearest
+from rollmill.runs.stopping import CommandSignals
 
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("rollmill.cli.train:train", "train an agent"),
@@ -46,10 +50,39 @@ _TAKES_PATH = ("-f", "--config", "--restore", "--out", "--policy", "--record", "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit code."""
+    """Run a command and return its exit code.
+
+    Without ``arguments``, as the console script calls it, this is the life of the process: it also ends here, whatever
+    threads and children user code has left. Under a debugger or a profiler it returns: they want to see the end.
+    """
+    if arguments is None and sys.gettrace() is None and sys.getprofile() is None:
+        leave(_live())
+    return _run_command(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _live() -> int:
+    """The command line of this process, to its exit code."""
+    if sys.stderr is not None:
+        faulthandler.enable()  # in serial mode, a simulator that crashes takes this process along: with its stack
+    words = sys.argv[1:]
+    signals = CommandSignals(" ".join(["rollmill", *words[:1]]))
+    try:
+        code = _run_command(words, signals.loaded)
+        signals.ignore()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
+    except KeyboardInterrupt as error:  # in the last moment: everything is put away already
+        code = exit_code_of(error)
+    except BaseException:  # noqa: BLE001 - a bug: what Python would do, had it the last word
+        traceback.print_exc()
+        code = 1
+    return code
+
+
+def _run_command(words: list[str], on_loaded: Callable[[], None] = lambda: None) -> int:
     try:
         try:
-            return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+            return _dispatch(words, on_loaded)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -59,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], on_loaded: Callable[[], None]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
@@ -69,7 +102,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in VERBS:
         print(f"rollmill: no verb {words[0]!r}{_hint(words[0])}\n\n{usage()}", file=sys.stderr)
         return 2
-    return _run(words[0], words[1:])
+    return _run(words[0], words[1:], on_loaded)
 
 
 def usage() -> str:
@@ -79,10 +112,11 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def _run(verb: str, words: list[str]) -> int:
+def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
     import tyro
 
     function = _load(verb)
+    on_loaded()
     if verb in CONFIGURED:
         words, overrides = split_overrides(words)
         function = functools.partial(function, overrides)
@@ -93,9 +127,22 @@ def _run(verb: str, words: list[str]) -> int:
     except RollmillError as error:
         print(f"rollmill {verb}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(f"rollmill {verb}: interrupted", file=sys.stderr)
-        return 130
+        return exit_code_of(error)
+    except SystemExit as ending:
+        if _is_parser(ending):
+            raise
+        where = traceback.extract_tb(ending.__traceback__)[-1]
+        place = f"{where.filename}, line {where.lineno}"
+        print(f"rollmill {verb}: broken off: SystemExit({ending}) was raised in {place}", file=sys.stderr)
+        return 1
+
+
+def _is_parser(ending: SystemExit) -> bool:
+    """Whether it is about the command line; anybody else who calls ``sys.exit`` has not finished what was asked for."""
+    *_, (frame, _) = traceback.walk_tb(ending.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("tyro", "argparse")
 
 
 def _reader_is_gone() -> bool:

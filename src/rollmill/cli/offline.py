@@ -11,11 +11,13 @@ from pathlib import Path
 import tyro
 
 from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.cli.progress import ProgressLine
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.train import Request
+from rollmill.store.page.document import place_for
 
 
 def offline(
@@ -57,7 +59,9 @@ def offline(
         return outcome.exit_code
     if outcome.results is not None:
         print(outcome.results.text())
-    print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} optimizer steps, folder {outcome.folder}")
+    print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} updates, folder {outcome.folder}")
+    if outcome.results is None:
+        print(f"the policy: {outcome.weights}")
     if outcome.state == "interrupted":
         print("the same command with --resume continues it")
     return outcome.exit_code
@@ -89,6 +93,7 @@ def offline_eval(
     videos: bool = False,
     report: Path | None = None,
     device: str = "auto",
+    last: bool = False,
     json_: Json = False,
 ) -> int:
     """Judge offline policies side by side: ``rollmill offline-eval runs/x/dt runs/x/bc --random``.
@@ -104,16 +109,27 @@ def offline_eval(
         behaviour: The run, or checkpoint, that made the data: it plays beside them.
         random: Play at random beside them.
         videos: Film an episode of every policy and put the films on the page (needs --report).
-        report: Write a page with table, plot and films here.
+        report: Write a page with table, plot and films here; another kind of page of that name stays, this one gets a
+            name beside it.
         device: cpu, cuda or cuda:N; auto takes a GPU where there is one, wherever the run was fitted.
+        last: Judge the last weights of every run instead of those with the lowest held-out loss.
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.offline_eval import CompareOptions, compare
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    page = None if report is None else place_for(report, "comparison")
     options = CompareOptions(
-        targets, episodes, deterministic, seed, workers, envs, behaviour, random, videos, report, device
+        targets, episodes, deterministic, seed, workers, envs, behaviour, random, videos, page, device, last
     )
-    results = compare(runs, options)
-    print(json.dumps(results.to_dict()) if json_ else results.text())
+    with keep_stdout(json_), ProgressLine() as line:
+        results = compare(runs, options, line.show)
+    if json_:
+        print(json.dumps({**results.to_dict(), "page": None if page is None else str(page)}))
+        return 0
+    print(results.text())
+    if page is not None:
+        print(page)
+        if page != report:
+            print(f"{report} is another page and stays as it is; this one is {page}", file=sys.stderr)
     return 0

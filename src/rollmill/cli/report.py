@@ -3,73 +3,71 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import tyro
 
 from rollmill.cli.diary import find_experiment
 from rollmill.cli.options import Json
-from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.run_folder import RunFolder
-from rollmill.launch.aggregate import METRIC, Aggregate, aggregate, to_dict, write_csv
+from rollmill.launch.aggregate import aggregate
+from rollmill.launch.export import text, to_dict, write_csv
 from rollmill.launch.page import render
 from rollmill.runs.run_report import write_run_report
+from rollmill.store.page.document import write_page
 
 
 def report(
     experiment: tyro.conf.Positional[Path],
     /,
     root: Path = Path("runs"),
-    metric: str = METRIC,
+    metric: str | None = None,
+    lower_is_better: bool = False,
     out: Path | None = None,
     csv: Path | None = None,
     json_: Json = False,
 ) -> int:
     """A page about all runs of an experiment, ``rollmill report runs/gammas``, or about one run.
 
-    Curves of every group (runs that differ in their seed alone) with 95 % confidence bands, the best settings, and
-    which parameters matter. The experiment may have been launched, or its runs started one by one.
+    For each environment, and for offline runs apart: curves of every group (runs that differ in their seed alone), the
+    best settings, and which parameters matter. The experiment may have been launched, or its runs started one by one.
+    A page of another kind that has the same name is left alone; the new one gets a name beside it, which is printed.
 
     Args:
         experiment: The experiment's folder, or its name; or a run's folder.
         root: Folder of all experiments.
-        metric: The metric to compare; see ``metrics.jsonl`` of a run for their names.
+        metric: The metric to compare; unset: the return. See ``metrics.jsonl`` of a run for their names.
+        lower_is_better: Rank the lowest first. Losses and errors are ranked so without being told.
         out: The page; default: report.html in the experiment's folder.
         csv: Write curves.csv, groups.csv and runs.csv into this folder.
         json_: Print scores and importance as JSON.
     """
     folder = find_experiment(experiment, root)
+    wanted = out or folder / "report.html"
     if RunFolder(folder).config.is_file():
         if csv is not None:
             raise ConfigError(f"--csv: {folder} is one run. For the whole experiment: rollmill report {folder.parent}")
         one = write_run_report(folder, out)
         print(json.dumps({"page": str(one)}) if json_ else one)
+        _say_what_stays(wanted, one)
         return 0
-    found = aggregate(folder, metric)
-    page = out or folder / "report.html"
+    found = aggregate(folder, metric, lower_is_better)
     try:
-        atomic.write_text(page, render(found))
+        page = write_page(wanted, "experiment", render(found))
     except OSError as error:
-        raise LaunchError(f"{page}: cannot be written: {error.strerror or error}") from error
+        raise LaunchError(f"{wanted}: cannot be written: {error.strerror or error}") from error
     files = write_csv(found, csv) if csv is not None else []
     if json_:
-        print(json.dumps(to_dict(found)))
-        return 0
-    print(text(found))
-    print("\n".join(map(str, [page, *files])))
+        print(json.dumps({**to_dict(found), "page": str(page)}))
+    else:
+        print(text(found))
+        print("\n".join(map(str, [page, *files])))
+    _say_what_stays(wanted, page)
     return 0
 
 
-def text(found: Aggregate) -> str:
-    """The best settings and what matters, for a terminal."""
-    width = max(len(group.name) for group in found.groups)
-    lines = [f"{'group':{width}}  runs  {found.metric} (mean of the last tenth, ± 95 %)"]
-    for group in found.groups:
-        margin = "" if group.margin is None else f" ± {group.margin:.3g}"
-        score = "no value yet" if group.score is None else f"{group.score:.4g}{margin}"
-        lines.append(f"{group.name:{width}}  {len(group.runs):4}  {score}")
-    if found.importance:
-        lines += ["", "share of the differences that goes with one parameter:"]
-        lines += [f"  {item.share:4.0%}  {item.param} (best: {item.levels[0][0]})" for item in found.importance]
-    return "\n".join(lines)
+def _say_what_stays(wanted: Path, page: Path) -> None:
+    if page != wanted:
+        print(f"{wanted} is another page and stays as it is; this one is {page}", file=sys.stderr)

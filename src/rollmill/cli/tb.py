@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
 import tyro
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, Interrupted
+from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.launch.boards import forwarding, free_port, link_runs, matching_runs, start_board
+from rollmill.runs.household import household
 
 _LOOK_SECONDS = 10.0
+_END_SECONDS = 5.0
 
 
 def tb(
@@ -36,8 +40,8 @@ def tb(
     if not runs:
         raise ConfigError(f"no run below {root} matches {' '.join(masks) or '*'}")
     port = free_port(host, port)
-    with tempfile.TemporaryDirectory(prefix="rollmill-tb-") as scratch:
-        folder = Path(scratch)
+    with household() as environment:
+        folder = Path(environment[SCRATCH_VARIABLE])
         link_runs(folder, runs.items())
         for name in runs:
             print(name)
@@ -46,11 +50,14 @@ def tb(
         board = start_board(folder, host, port)
         try:
             return _wait(board, folder, root, masks)
-        except KeyboardInterrupt:
-            return 0
+        except KeyboardInterrupt as error:
+            if isinstance(error, Interrupted) and error.name != signal.SIGINT.name:
+                raise
+            return 0  # the usual way to end it
         finally:
             board.terminate()
-            board.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                board.wait(_END_SECONDS)
 
 
 def _wait(board: subprocess.Popen[bytes], folder: Path, root: Path, masks: tuple[str, ...]) -> int:

@@ -5,13 +5,51 @@
 """
 
 import functools
+import signal
+import traceback
 from typing import Any
+
+from rollmill.core.text import cut
+
+MESSAGE_CHARACTERS = 1000
+TRACE_CHARACTERS = 20_000
+
+
+def error_text(error: BaseException) -> str:
+    """``ValueError: what it says``, of whatever user code raises: cut where it is long, and never an error itself."""
+    try:
+        said = str(error)
+    except Exception as second:  # noqa: BLE001 - user code again
+        said = f"(it cannot be shown: its text raises {type(second).__name__})"
+    return f"{type(error).__name__}: {cut(said, MESSAGE_CHARACTERS)}"
+
+
+def trace_text(error: BaseException) -> str:
+    """The traceback, as Python prints it; cut where it is long."""
+    return cut("".join(traceback.format_exception(error)), TRACE_CHARACTERS)
 
 
 class RollmillError(Exception):
     """Something went wrong that the message explains: what, where, and what to do."""
 
     exit_code = 1
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the work; ``exit_code`` is the one that shells give to it.
+
+    No RollmillError: nothing went wrong, and whoever handles Ctrl-C handles it, too.
+    """
+
+    def __init__(self, number: int, hint: str = "") -> None:
+        super().__init__(f"interrupted{f'; {hint}' if hint else ''}")
+        self.name = signal.Signals(number).name
+        self.exit_code = 128 + number
+
+
+def exit_code_of(interrupt: KeyboardInterrupt) -> int:
+    """128 + signal; without knowing better, that of Ctrl-C."""
+    return interrupt.exit_code if isinstance(interrupt, Interrupted) else 128 + signal.SIGINT
 
 
 class ConfigError(RollmillError):
@@ -88,6 +126,10 @@ class RankError(RollmillError):
 
 class NonFiniteError(RollmillError):
     """A NaN or infinity appeared while learning; the message names the first place."""
+
+
+class MemoryFull(RollmillError):
+    """The memory of the machine or of its GPU does not hold what was asked for."""
 
 
 class LaunchError(RollmillError):

@@ -1,22 +1,24 @@
 """No leftovers, whatever ends a run: the janitor outlives it, even a kill -9, and cleans up.
 
-A run starts the janitor first, gives every process it starts ``child_environment(token, scratch)``,
-and calls ``finish`` last. When the run ends in any other way, the janitor notices the closed pipe
-and does the same work alone: kills every process that carries the token (and everything those
-started), removes ViZDoom's orphaned shared memory, and removes the scratch folder.
+A run starts the janitor first, wears its mark (``marked``) while it starts processes, gives those that are
+its own ``child_environment(token, scratch)``, and calls ``finish`` last. When the run ends in any other way,
+the janitor notices the closed pipe and does the same work alone: kills every process of the run, removes
+ViZDoom's orphaned shared memory, and removes the scratch folder.
 
-The token is found through ``/proc`` in the environment a process was *started* with: processes must
-be started by exec (``subprocess``), a plain fork is not seen. On systems other than Linux only the
+How it tells the run's processes from others is in ``janitor_main``. On systems other than Linux only the
 scratch folder is removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,32 @@ FINISH_SECONDS = 30.0
 def child_environment(token: str, scratch: Path) -> dict[str, str]:
     """The environment for the run's processes: this one's, plus the token and the scratch folder."""
     return os.environ | {TOKEN_VARIABLE: token, SCRATCH_VARIABLE: str(scratch)}
+
+
+@contextlib.contextmanager
+def marked(token: str) -> Iterator[None]:
+    """This process wears the run's mark, and so does all that it starts meanwhile, by fork or by exec.
+
+    The janitor never takes this process itself for a leftover of its own run.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    before, hard = resource.getrlimit(janitor_main.MARK_LIMIT)
+    try:
+        resource.setrlimit(janitor_main.MARK_LIMIT, (janitor_main.mark_of(token), hard))
+    except (OSError, ValueError) as error:
+        log.warning(
+            "the limit of file locks cannot be set (%s): processes that an environment starts and that shed their "
+            "variables would outlive this run",
+            error,
+        )
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(janitor_main.MARK_LIMIT, (before, hard))
 
 
 @dataclass(frozen=True)
@@ -63,7 +91,7 @@ class Janitor:
     @staticmethod
     def start(token: str, scratch: Path) -> Janitor:
         """Start the janitor; ``scratch`` is created (or empty) and belongs to it from now on."""
-        if not token.isalnum():
+        if not (token.isascii() and token.isalnum()):
             raise ValueError(f"the token must be letters and digits, got {token!r}")
         scratch.mkdir(parents=True, exist_ok=True)
         scratch = scratch.resolve()
@@ -88,6 +116,8 @@ class Janitor:
     def finish(self) -> JanitorReport:
         """Have everything cleaned up and the janitor ended when this returns. May be called again."""
         if self._report is None:
+            with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+                os.write(self._alarm, b"\n")  # closing is not enough: what was forked from here holds it open, too
             os.close(self._alarm)
             self._report = self._hear() or self._clean_here()
         return self._report
@@ -128,6 +158,12 @@ def _report(data: dict[str, Any]) -> JanitorReport:
         survivors=tuple(data["survivors"]),
         scratch_removed=data["scratch_removed"],
     )
+
+
+def leftovers(token: str) -> dict[int, str]:
+    """Command lines of the run's processes besides this one, by their pids; none where there is no ``/proc``."""
+    found = janitor_main.processes_of(token, {os.getpid()}) if janitor_main.can_look() else []
+    return {pid: janitor_main.command_of(pid) for pid in found}
 
 
 # -- for `doctor` -----------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ Run by path and without rollmill, so that it starts in some 15 ms and stays smal
 It answers ``ready`` on stdout, and at the end one line of JSON with what it did. It needs Linux's
 ``/proc``; without it, only the scratch folder is removed. ``core.janitor`` starts it and is the API.
 
-Left over can be: processes that carry the run's token in their environment, ViZDoom's segments of
-shared memory, and the scratch folder.
+Left over can be: processes of the run, ViZDoom's segments of shared memory, and the scratch folder.
+
+A process is known as the run's by the token in its environment, or by its *mark*: a number made of the
+token, worn as the soft limit of ``RLIMIT_LOCKS``. Linux has not looked at that limit since version 2.4, and
+hands it on from every process to all that it starts, whatever else they shed: variables, session, parent.
 """
 
 from __future__ import annotations
@@ -16,12 +19,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import select
 import signal
 import sys
 import time
 
 TOKEN_VARIABLE = "ROLLMILL_TOKEN"
+MARK_LIMIT = 10
+"""Linux's number of ``RLIMIT_LOCKS``, the same on all its architectures; Python has no name for it."""
+_MARK_LINE = b"Max file locks"
+_MARKS = 2**61 - 1
 PROC = "/proc"
 SHARED_MEMORY = "/dev/shm"
 SEGMENT_PREFIX = "ViZDoom"
@@ -53,14 +61,42 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def processes_with_token(token: str, exclude: set[int]) -> list[int]:
-    """Living processes started with the token in their environment (a zombie's environment is empty)."""
-    entry = f"{TOKEN_VARIABLE}={token}".encode()
-    return [pid for pid in processes() if pid not in exclude and entry in _read(f"{PROC}/{pid}/environ").split(b"\0")]
+def mark_of(token: str) -> int:
+    """The number that the processes of a run wear: far beyond any limit that somebody would set."""
+    return _MARKS + int(token, 36) % _MARKS
+
+
+def processes_of(token: str, exclude: set[int]) -> list[int]:
+    """Living processes of the run with this token."""
+    entry, mark = f"{TOKEN_VARIABLE}={token}".encode(), str(mark_of(token)).encode()
+    return [pid for pid in processes() if pid not in exclude and (_is_born_with(pid, entry) or _wears(pid, mark))]
+
+
+def _is_born_with(pid: int, entry: bytes) -> bool:
+    """Whether a variable is in the environment a process was started with (that of a zombie is empty)."""
+    return entry in _read(f"{PROC}/{pid}/environ").split(b"\0")
+
+
+def _wears(pid: int, mark: bytes) -> bool:
+    for line in _read(f"{PROC}/{pid}/limits").splitlines():
+        if line.startswith(_MARK_LINE):
+            return line.removeprefix(_MARK_LINE).split()[0] == mark and is_alive(pid)
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    """False for one that is gone, or has ended and waits for its parent to take note."""
+    status = _read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+    return bool(status) and status[0] not in (b"Z", b"X")
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process."""
+    return _read(f"{PROC}/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def kill_all(token: str, exclude: set[int]) -> tuple[list[int], list[str], list[int]]:
-    """SIGKILL everything that carries the token, until a look around finds nothing more.
+    """SIGKILL every process of the run, until a look around finds nothing more.
 
     Returns the killed processes, the ViZDoom instances among them, and those that did not go
     (stuck in the kernel) within ``KILL_SECONDS``.
@@ -68,7 +104,8 @@ def kill_all(token: str, exclude: set[int]) -> tuple[list[int], list[str], list[
     killed: list[int] = []
     instances: list[str] = []
     deadline = time.monotonic() + KILL_SECONDS
-    while found := processes_with_token(token, exclude):
+    # Twice: whoever hands on to a child and ends while one looks can slip through once.
+    while found := processes_of(token, exclude) or processes_of(token, exclude):
         if time.monotonic() > deadline:
             break
         for pid in found:
@@ -164,7 +201,8 @@ def remove_folder(path: str) -> bool:
 
 
 def wait_for_end(run: int) -> None:
-    """Return when the pipe is closed, or when the run is gone but something forked keeps the pipe open."""
+    """Return when the run says that it is over, or is gone: it wrote into the pipe, the pipe is closed, or something
+    that it forked keeps the pipe open without it."""
     while not select.select([0], [], [], POLL_SECONDS)[0]:
         if os.getppid() != run:
             return
@@ -173,14 +211,22 @@ def wait_for_end(run: int) -> None:
 def main(token: str, scratch: str, run: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Where the run is itself part of another one, that one's janitor must not end this one before its work is done.
+    if can_look():
+        hard = resource.getrlimit(MARK_LIMIT)[1]
+        resource.setrlimit(MARK_LIMIT, (hard, hard))
     os.chdir("/")
-    os.write(1, b"ready\n")
+    _tell("ready")
     wait_for_end(run)
     report = clean(token, scratch, exclude={run})
     import json
 
+    _tell(json.dumps(report))
+
+
+def _tell(line: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # the run was killed: nobody reads it
-        os.write(1, json.dumps(report).encode() + b"\n")
+        os.write(1, line.encode() + b"\n")
 
 
 if __name__ == "__main__":

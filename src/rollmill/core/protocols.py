@@ -135,6 +135,17 @@ class Policy(Actor, Protocol):
 
 
 @runtime_checkable
+class Rewindable(Protocol):
+    """An actor with recurrent states that can take decisions back."""
+
+    def remember(self) -> None:
+        """Keep the recurrent states as they are now."""
+
+    def rewind(self) -> None:
+        """Go back to the states that ``remember`` kept: the decisions since then are made again."""
+
+
+@runtime_checkable
 class InPlacePolicy(Actor, Protocol):
     """Reads the rows of whole groups from the arena by itself, and writes its decisions there."""
 

@@ -17,6 +17,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -38,14 +39,16 @@ LOG_FILES = 3
 _LOG = logging.getLogger("rollmill")
 _LOCK = ".lock"
 _PROBE = ".probe"
-_MARKS = ("config.yaml", "diary.json")
+_MARKS = ("config.yaml", "diary.json", "state.json")
 """A folder with one of these is a run. They are removed last, so half an overwrite still is one."""
 _LAYOUT = {
     *_MARKS,
-    *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "state.json", "report.html", "profile", "eval"),
+    *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "report.html", "profile", "eval"),
     *("data_report.html", "data_report.json", "wandb", "pictures", "encoder.bin"),
     *("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES))),
 }
+_PAGE = re.compile(r"report-[a-z]+(-\d+)?\.html")
+"""A report that found another page under its usual name (``store.page.document``)."""
 
 
 class RunFolder:
@@ -164,7 +167,7 @@ def _refuse_to_delete(path: Path, names: set[str], is_run: bool) -> None:
         )
     if path.is_symlink():
         raise RunFolderError(f"{path}: not deleted: it is a link to {path.resolve()}; delete it by hand")
-    foreign = sorted(names - _LAYOUT)
+    foreign = sorted(name for name in names - _LAYOUT if not _PAGE.fullmatch(name))
     if foreign:
         raise RunFolderError(
             f"{path}: not deleted: it holds what no run writes ({', '.join(foreign[:5])}); "

@@ -67,6 +67,14 @@ def show(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def cut(text: str, limit: int) -> str:
+    """At most about ``limit`` characters of a text: its beginning and its end, and how much is missing between them."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters left out ...] {text[-half:]}"
+
+
 def _fold(name: str) -> str:
     return name.lower().replace("-", "_")
 

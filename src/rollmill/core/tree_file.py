@@ -33,6 +33,7 @@ import numpy as np
 from rollmill.core import atomic
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import Array
+from rollmill.core.opening import plain_file
 
 Tree: TypeAlias = Any
 """None, bool, int, float, str, numpy arrays, and dicts (str keys) and lists of these."""
@@ -214,7 +215,7 @@ def _bytes_of(array: Array) -> Iterator[memoryview]:
 @contextmanager
 def _opened(path: Path) -> Iterator[_Reader]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=plain_file) as file:
             yield _Reader(path, file)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -8,8 +8,8 @@ built again and reset within limits; its row is marked not valid and the fault i
 from __future__ import annotations
 
 import bdb
+import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite, nan, prod
@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollmill.core.errors import EnvError
+from rollmill.core.errors import EnvError, error_text, trace_text
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Obs
 from rollmill.core.protocols import Env, StepOut
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OPENING, OUTCOME, RECORD_BYTES
+from rollmill.core.text import cut
 from rollmill.envs.dials import Dials
 from rollmill.envs.settings import EnvSettings
 
@@ -29,9 +30,15 @@ MAKE, RESET, STEP, CLOSE = 1, 2, 3, 4
 """What an env is doing right now, as told to the watch (0 = nothing)."""
 PHASES = {MAKE: "constructor", RESET: "reset", STEP: "step", CLOSE: "close"}
 
+STOPS = (KeyboardInterrupt, bdb.BdbQuit)
+"""Raised in an env's code by somebody who ends the run: Ctrl-C, or leaving the debugger. Everything else that comes out
+of there is a fault of the env, ``sys.exit`` too."""
+
 Outcome = tuple[float, bool, bool]
 """(reward, rounded to float32; terminated; truncated) of one lane."""
 NOTHING: Outcome = (0.0, False, False)
+NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.bool_})
+"""Types that need no second look."""
 BUILT = "an env is always rebuilt before it is used"
 write_outcome, write_opening = OUTCOME.pack_into, OPENING.pack_into
 
@@ -178,8 +185,12 @@ class EnvBatch:
         self._checked = bool(self._floats) or self._masked
         nvec = np.asarray(self.spec.action.nvec, np.int64)
         self._mask_starts = np.cumsum(nvec) - nvec  # where each action component begins in a mask
+        self._process = os.getpid()
         self._float32 = memoryview(bytearray(4)).cast("f")  # rounds as numpy does, in a tenth of the time
         self._converted = np.zeros(self.agents, [("reward", "float32"), ("terminated", "bool"), ("truncated", "bool")])
+        self._rewards, self._terminated, self._truncated = (
+            self._converted[n] for n in self._converted.dtype.names or ()
+        )
         try:
             for seat in self._seats:
                 self._build(seat)
@@ -234,9 +245,9 @@ class EnvBatch:
             if self._checked:
                 self._check_observation(seat, obs, outcomes)
             stats = _own_statistics(info) if info else None
-        except bdb.BdbQuit:  # leaving the debugger ends the run, it is no fault
+        except STOPS:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever user code raises is that env's fault
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is that env's fault
             self._recover(seat, error, out)
             return False
         finally:
@@ -252,15 +263,20 @@ class EnvBatch:
 
     def _outcomes(self, seat: _Seat, reward: Any, terminated: Any, truncated: Any) -> list[Outcome]:
         """What came of a step, agent by agent, from scalars or one value per agent; ValueError on nonsense."""
-        if terminated is None or truncated is None:  # numpy would take it for False
-            raise ValueError(f"terminated is {terminated} and truncated is {truncated}, expected true or false")
-        values = self._converted
-        values["reward"], values["terminated"], values["truncated"] = reward, terminated, truncated
-        outcomes = [NOTHING if agent.ended else came for agent, came in zip(seat.agents, values.tolist())]
+        if not (is_number(reward) and is_number(terminated) and is_number(truncated)):
+            self._refuse(reward=reward, terminated=terminated, truncated=truncated)
+        self._rewards[...], self._terminated[...], self._truncated[...] = reward, terminated, truncated
+        outcomes = [NOTHING if agent.ended else came for agent, came in zip(seat.agents, self._converted.tolist())]
         rewards = [reward for reward, _, _ in outcomes]
         if not all(map(isfinite, rewards)):
             raise ValueError(f"reward is NaN or infinite: {rewards}")
         return outcomes
+
+    def _refuse(self, **values: Any) -> None:
+        for name, value in values.items():
+            if not is_number(value):
+                wanted = "a number" if name == "reward" else "true or false"
+                raise ValueError(f"{name} is {cut(repr(value), 80)}, expected {wanted}")
 
     def _begin_episode(self, seat: _Seat, out: StepOut, dials: Array | None = None) -> None:
         """Reset an env into row t + 1, building it anew as often as the limit allows.
@@ -283,9 +299,9 @@ class EnvBatch:
                 self._env(seat).reset(self._episode_seed(seat), obs)
                 self._check_observation(seat, obs, [NOTHING] * self.agents)
                 break
-            except bdb.BdbQuit:
+            except STOPS:
                 raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 self._note_fault(seat, RESET, error)
                 self._close_env(seat)
                 self._build(seat)
@@ -294,7 +310,7 @@ class EnvBatch:
         for agent in seat.agents:
             self._write_idle(seat, agent, out)
 
-    def _recover(self, seat: _Seat, error: Exception, out: StepOut) -> None:
+    def _recover(self, seat: _Seat, error: BaseException, out: StepOut) -> None:
         """An env failed in a step: report, replace it, start its next episode."""
         self._note_fault(seat, STEP, error)
         self._close_env(seat)
@@ -309,9 +325,9 @@ class EnvBatch:
                 if env.spec != self.spec:
                     raise ValueError(f"this instance promises {env.spec}, the run was set up for {self.spec}")
                 return
-            except bdb.BdbQuit:
+            except STOPS:
                 raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 self._note_fault(seat, MAKE, error)
                 self._close_env(seat)
             finally:
@@ -323,12 +339,14 @@ class EnvBatch:
         try:
             if env is not None:
                 env.close()
-        except Exception as error:  # noqa: BLE001 - a broken env may fail to close; say so, go on
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a broken env may fail to close; say so, go on
             self._report(seat, CLOSE, error)
         finally:
             self._watch.leave()
 
-    def _note_fault(self, seat: _Seat, phase: int, error: Exception) -> None:
+    def _note_fault(self, seat: _Seat, phase: int, error: BaseException) -> None:
         """Report a fault; raise EnvError when this env has used up its limit."""
         if seat.good_steps >= self._settings.fault_window:
             seat.faults = 0
@@ -342,7 +360,8 @@ class EnvBatch:
                 f"\n{fault.trace}"
             ) from error
 
-    def _report(self, seat: _Seat, phase: int, error: Exception) -> Fault:
+    def _report(self, seat: _Seat, phase: int, error: BaseException) -> Fault:
+        end_stray_fork(self._process)
         fault = Fault(
             env_id=self._settings.id,
             env=seat.number,
@@ -350,8 +369,8 @@ class EnvBatch:
             seed=self._episode_seed(seat),
             episode=self._episode_number(seat),
             step=seat.agents[0].steps,
-            error=f"{type(error).__name__}: {error}",
-            trace="".join(traceback.format_exception(error)),
+            error=error_text(error),
+            trace=trace_text(error),
         )
         self._setup.on_fault(fault)
         return fault
@@ -446,10 +465,12 @@ class EnvBatch:
     def _replay_step(self, seat: _Seat, action: Array, out: StepOut) -> None:
         try:
             self._env(seat).step(action, self._obs_of(seat, out))
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             raise EnvError(
                 f"env {seat.number} ({self._settings.id}) cannot be brought back to where it was (seed "
-                f"{self._episode_seed(seat)}, episode {seat.episode}, step {len(seat.actions)}): {error!r}\n"
+                f"{self._episode_seed(seat)}, episode {seat.episode}, step {len(seat.actions)}): {error_text(error)}\n"
                 "It is not reproducible; resume with sampling.mode=sync to go on with fresh episodes."
             ) from error
 
@@ -475,10 +496,25 @@ class EnvBatch:
         return seat.seeds.branch(self._episode_number(seat)).integer()
 
 
+def end_stray_fork(process: int) -> None:
+    """End this process unless it is ``process``.
+
+    An env may fork, and the child come back by an exception out of code that was meant for it alone: with a copy of the
+    whole run in its hands.
+    """
+    if os.getpid() != process:
+        os._exit(1)
+
+
 def _flags(*shape: int) -> tuple[Array, bytearray]:
     """Booleans for numpy to write, and the same memory for Python to search: cheaper than asking numpy again."""
     flags = bytearray(prod(shape))
     return np.frombuffer(flags, bool).reshape(shape), flags
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, or an array of them; numpy would make numbers of text and of None, too."""
+    return type(value) in NUMBERS or np.asarray(value).dtype.kind in "fiub"
 
 
 def _own_statistics(info: Mapping[str, Any]) -> dict[str, float]:

@@ -5,29 +5,26 @@ Words
 finding   one broken rule: where it was seen, what was expected and found, what to do about it.
 stage     one way of using the environment: playing it, repeating it from seeds, stepping it as the trainer does ...
 
-The environment runs in a child process (``check_main``), which writes down findings as it meets them and which call it
-is in; so one that hangs, or takes its process down, is a finding like any other.
+The environment runs in a process of its own (``check_main``), which writes down findings as it meets them and which
+call it is in; so one that hangs, or takes its process down, is a finding like any other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import mmap
 import os
 import signal
 import struct
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from rollmill.core.errand import Errand
 from rollmill.core.errors import ConfigError, EnvError
-from rollmill.core.janitor import SCRATCH_VARIABLE, sweep_stale_segments
+from rollmill.core.janitor import TOKEN_VARIABLE, leftovers
 from rollmill.envs.batch import MAKE, PHASES
 from rollmill.envs.check_rules import RULES
 from rollmill.envs.probe import CONFIG_ERRORS
@@ -39,7 +36,8 @@ BEAT = struct.Struct("=7q")  # count, stage, phase, env, episode, step, seed
 POLL_SECONDS = 0.02
 STACK_SECONDS = 1.0
 """How long a hanging process may take to say where it hangs."""
-NOISE_CHARACTERS = 2000
+ENDING_SECONDS = 2.0
+"""How long what the environment has started may take to end by itself after the last ``close``."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +100,21 @@ class CheckReport:
         return {**asdict(self), "ok": self.errors == 0}
 
 
-def check_env(settings: EnvSettings, options: CheckOptions | None = None) -> CheckReport:
+def check_env(
+    settings: EnvSettings, options: CheckOptions | None = None, environment: Mapping[str, str] = os.environ
+) -> CheckReport:
     """Check one environment in a process of its own.
 
+    ``environment``: variables for that process; with those of a ``household`` nothing is left of it in the end.
     ConfigError and MissingExtraError where there is nothing to check: a wrong name or argument, a missing package.
     """
     begun = time.monotonic()
-    with _Child(settings, options or CheckOptions()) as child:
+    child = _Child(settings, options or CheckOptions(), environment)
+    try:
         ending = child.watch()
-        lines = list(child.lines())
+        lines = child.lines
+    finally:
+        child.close()
     for line in lines:
         if "refused" in line:
             raise CONFIG_ERRORS.get(line["kind"], EnvError)(line["refused"])
@@ -129,53 +133,35 @@ def check_env(settings: EnvSettings, options: CheckOptions | None = None) -> Che
 
 
 class _Child:
-    """The process that holds the environment, seen from outside.
+    """The process that holds the environment, seen from outside."""
 
-    It answers and complains into files, as the probe does: a pipe would be held open by what the environment leaves.
-    """
-
-    def __init__(self, settings: EnvSettings, options: CheckOptions) -> None:
-        self._timeout = options.timeout
-        self._files = contextlib.ExitStack()
-        scratch = self._files.enter_context(tempfile.TemporaryDirectory(prefix="rollmill-check-"))
-        self._answer, self._noise, beat = (self._open() for _ in range(3))
-        beat.truncate(BEAT.size)
-        self._beat = self._files.enter_context(mmap.mmap(beat.fileno(), BEAT.size))
-        question = json.dumps(
-            {"env": asdict(settings), "options": asdict(options), "path": sys.path, "parent": os.getpid()}
-        )
-        fds = (self._answer.fileno(), beat.fileno())
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.envs.check_main", *map(str, fds), question],
-            stdin=subprocess.DEVNULL,
-            stdout=self._noise,
-            stderr=self._noise,
-            pass_fds=fds,
+    def __init__(self, settings: EnvSettings, options: CheckOptions, environment: Mapping[str, str]) -> None:
+        self._timeout, self._token = options.timeout, environment.get(TOKEN_VARIABLE, "")
+        with tempfile.TemporaryFile() as beat:
+            beat.truncate(BEAT.size)
+            self._beat = mmap.mmap(beat.fileno(), BEAT.size)
+            question = {
+                "env": asdict(settings),
+                "options": asdict(options),
+                "parent": os.getpid(),
+                "beat": beat.fileno(),
+            }
             # As in a worker: the environment does not get all cores for its own numerical libraries.
-            env={"OMP_NUM_THREADS": "1"}
-            | dict(os.environ)
-            | {SCRATCH_VARIABLE: scratch, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            process_group=0,
-        )
+            variables = {"OMP_NUM_THREADS": "1"} | dict(environment)
+            self._errand = Errand("rollmill.envs.check_main", question, variables, [beat.fileno()])
 
-    def _open(self) -> IO[bytes]:
-        return self._files.enter_context(tempfile.TemporaryFile())
+    def close(self) -> None:
+        self._errand.close()
+        self._beat.close()
 
-    def __enter__(self) -> _Child:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Whatever the environment left behind goes, too."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        sweep_stale_segments()
-        self._files.close()
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return self._errand.lines
 
     def watch(self) -> Finding | None:
-        """Wait for its end; a finding if that was not of its own will."""
+        """Wait for its end; a finding if that was not of its own will, or if it has left something."""
         last, since = self._beat[:], time.monotonic()
-        while (code := self._process.poll()) is None:
+        while not self._errand.has_ended:
             now, beat = time.monotonic(), self._beat[:]
             busy = BEAT.unpack(beat)[2] != 0
             if beat != last or not busy:
@@ -183,30 +169,33 @@ class _Child:
             elif now - since > self._timeout:
                 return self._hang()
             time.sleep(POLL_SECONDS)
-        return self._crash(code) if code != 0 else None
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        for line in _content(self._answer).splitlines(keepends=True):
-            if line.endswith("\n"):  # the last one may be half written
-                yield json.loads(line)
+        # It says so when it is through: an exit code of 0 can be the environment's.
+        return self._leftovers() if any("done" in line for line in self.lines) else self._crash()
 
     def _hang(self) -> Finding:
-        before = len(_content(self._noise))
-        self._process.send_signal(signal.SIGUSR1)  # it answers with its stack
+        before = len(self._errand.noise)
+        self._errand.signal(signal.SIGUSR1)  # it answers with its stack
         deadline = time.monotonic() + STACK_SECONDS
         stack, seen = "", ""
         while (not stack or stack != seen) and time.monotonic() < deadline:  # it is written piece by piece
             time.sleep(POLL_SECONDS)
-            stack, seen = _content(self._noise)[before:], stack
+            stack, seen = self._errand.noise[before:], stack
         where = _innermost(stack)
         found = f"it had not{f'; it is at {where}' if where else ''}"
         return make_finding("hang", describe_place(self._beat[:]), found, seconds=self._timeout)
 
-    def _crash(self, code: int) -> Finding:
-        noise = _content(self._noise)[-NOISE_CHARACTERS:].strip()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        found = f"it ended with {how}{f'; it said: {noise}' if noise else ''}"
-        return make_finding("crash", describe_place(self._beat[:]), found)
+    def _crash(self) -> Finding:
+        noise, place = self._errand.last_noise, describe_place(self._beat[:])
+        return make_finding("crash", place, f"it {self._errand.end()}{f'; it said: {noise}' if noise else ''}")
+
+    def _leftovers(self) -> Finding | None:
+        deadline = time.monotonic() + ENDING_SECONDS
+        while (left := leftovers(self._token) if self._token else {}) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if not left:
+            return None
+        named = ", ".join(f"{pid} ({command})" for pid, command in list(left.items())[:5])
+        return make_finding("left-running", "after the last close()", f"{len(left)} of them did not: {named}")
 
 
 def describe_place(beat: bytes) -> str:
@@ -230,8 +219,3 @@ def _innermost(stack: str) -> str:
     frames = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
     own = str(Path(__file__).parent)
     return next((frame for frame in frames if f'"{own}' not in frame), frames[0] if frames else "")
-
-
-def _content(file: IO[bytes]) -> str:
-    """All of it, without moving the place where the child writes."""
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import random
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errand import Reply
+from rollmill.core.errors import ConfigError, error_text
 from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
 from rollmill.core.protocols import Env
 from rollmill.envs.batch import CLOSE, MAKE, RESET, STEP, random_actions
@@ -32,8 +32,8 @@ class Broken(Exception):
 class Findings:
     """Writes findings down as they are met; the same rule at the same field is one finding with a count."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
+    def __init__(self, write: Reply) -> None:
+        self.write = write
         self._number: dict[tuple[str, str], int] = {}
         self._counts: list[int] = []
         self.errors = 0
@@ -49,9 +49,6 @@ class Findings:
         self._number[rule, key] = len(self._counts)
         self._counts.append(1)
         self.write(finding=asdict(finding))
-
-    def write(self, **line: Any) -> None:
-        print(json.dumps(line), file=self._file, flush=True)
 
     def write_counts(self) -> None:
         self.write(counts={str(number): count for number, count in enumerate(self._counts)})
@@ -143,17 +140,18 @@ class Player:
             return function()
         except ConfigError:
             raise  # there is nothing to check
-        except Exception as error:
+        except BaseException as error:
             if self._findings.errors == errors:  # otherwise its cause is known already
                 self._raised(error)
             raise Broken from error
         finally:
             self._beat.leave()
 
-    def _raised(self, error: Exception) -> None:
+    def _raised(self, error: BaseException) -> None:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        found = f"{type(error).__name__}: {error} (in {last.filename}, line {last.lineno})"
-        about_arguments = isinstance(error, TypeError) and any(word in str(error) for word in ("seed", "options"))
+        said = error_text(error)
+        found = f"{said} (in {last.filename}, line {last.lineno})"
+        about_arguments = isinstance(error, TypeError) and any(word in said for word in ("seed", "options"))
         rule = "reset-signature" if self._phase == RESET and about_arguments else "raises"
         self._note(rule, found, key=f"{self._phase} {type(error).__name__}")
 

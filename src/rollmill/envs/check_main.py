@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import mmap
 import os
 import signal
@@ -15,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.errors import ConfigError, RollmillError
+from rollmill.core.errand import begin_errand
+from rollmill.core.errors import ConfigError, RollmillError, error_text
+from rollmill.core.exits import leave
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import BatchEnv, Env
 from rollmill.core.seeds import Seeds
@@ -279,8 +280,8 @@ class Checker:
         player.close()
         try:
             player.env.close()
-        except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
-            self._add("close-twice", "close()", f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is the finding
+            self._add("close-twice", "close()", error_text(error))
 
     def _accepts(self, player: Player, action: Array) -> Any:
         """The answer to a step that is out of order; None where it raised, as it should."""
@@ -288,6 +289,9 @@ class Checker:
         try:
             return player.env.step(action, player.obs) or ("nothing", False, False)
         except Exception:  # noqa: BLE001 - raising is right, whatever it raises
+            return None
+        except BaseException as error:  # noqa: BLE001 - an environment does not end its process
+            self._add("raises", "a step() that is out of order", error_text(error))
             return None
         finally:
             self._beat.leave()
@@ -377,28 +381,23 @@ def _tasks() -> tuple[int, int]:
     return threads, len(family) if threads else 0
 
 
-def main(answer_fd: int, beat_fd: int, question: str) -> None:
-    for fd in (answer_fd, beat_fd):
-        os.set_inheritable(fd, False)
-    faulthandler.enable()
+def main(answer_fd: int) -> None:
+    setup, reply = begin_errand(answer_fd)
+    os.set_inheritable(setup["beat"], False)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    setup = json.loads(question)
     if sys.platform == "linux":
         die_with_parent(setup["parent"])
-    sys.path[:] = setup["path"]
     settings = EnvSettings(**setup["env"])
-    memory = mmap.mmap(beat_fd, BEAT.size)
-    beat = Beat(memory)
-    with os.fdopen(answer_fd, "w") as file:
-        findings = Findings(file)
-        try:
-            beat.enter(0, MAKE, 0, 0)  # its module is imported now, which may take long
-            check_env_settings(settings)
-            Checker(settings, CheckOptions(**setup["options"]), findings, beat).run()
-        except ConfigError as error:
-            findings.write(refused=str(error), kind=type(error).__name__)
-    os._exit(0)  # threads that the environment left must not hold it up
+    beat = Beat(mmap.mmap(setup["beat"], BEAT.size))
+    try:
+        beat.enter(0, MAKE, 0, 0)  # its module is imported now, which may take long
+        check_env_settings(settings)
+        Checker(settings, CheckOptions(**setup["options"]), Findings(reply), beat).run()
+    except ConfigError as error:
+        reply(refused=str(error), kind=type(error).__name__)
+    reply(done=True)
+    leave(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]))

@@ -117,6 +117,10 @@ RULES: dict[str, Rule] = {
         "no fault when it is stepped as in a run",
         "a run restarts such an environment and goes on, up to env.fault_limit times",
     ),
+    "left-running": _warning(
+        "what it has started ends when it is closed",
+        "end it in close(): a run ends it in the end, but every environment that is restarted before would leave more",
+    ),
     "threads": _warning(
         "few threads",
         "limit them (OMP_NUM_THREADS, the library's own setting): a worker holds many environments",

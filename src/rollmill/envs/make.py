@@ -47,6 +47,7 @@ NAMED: dict[str, Entry] = {
     "toy_masked": Entry("rollmill.envs.toy:Masked", "best allowed action under a mask; best return 10"),
     "toy_image": Entry("rollmill.envs.toy:Image", "name the corner of a square; best return 10"),
     "toy_reach": Entry("rollmill.envs.toy:Reach", "continuous: move a point to the origin; best return near 0"),
+    "toy_coin": Entry("rollmill.envs.toy:Coin", "short or long episodes by the toss of a coin; nothing to learn"),
     "toy_agents": Entry("rollmill.envs.toy:Target", "two agents, each repeats its number; best 10", {"agents": 2}),
     "doom": Entry(
         "rollmill.envs.vizdoom:DoomEnv", "ViZDoom: env.args.scenario, any .cfg file", {}, "vizdoom", "vizdoom"

@@ -6,42 +6,60 @@ and it runs while the main process still imports torch. ``python -m rollmill.env
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import logging
 import sys
-import tempfile
-import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
-from rollmill.core.errors import ConfigError, EnvError, MissingExtraError, RollmillError
+from rollmill.core.errand import Errand, begin_errand
+from rollmill.core.errors import ConfigError, EnvError, MissingExtraError, RollmillError, error_text, trace_text
+from rollmill.core.exits import leave
 from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import Env
+from rollmill.envs.batch import STOPS
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
+
+log = logging.getLogger("rollmill")
+
+CLOSE_SECONDS = 3.0
+"""How long an environment that has been looked at may take to close before its process is ended."""
 
 
 def probe_here(settings: EnvSettings) -> EnvSpec:
     """Build one env in this process, read its spec, close it."""
-    try:
-        env: Env
-        if settings.vector:
-            from rollmill.envs.vector import VectorLane  # imports gymnasium, which the others may not need
-
-            env = VectorLane(settings)
-        else:
-            env = make_env(settings)
-    except RollmillError:
-        raise
-    except Exception as error:
-        raise EnvError(
-            f"{settings.id}: the constructor failed with {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        ) from error
+    env = build_one(settings)
     spec = env.spec
-    env.close()
+    if problem := close_one(env):
+        log.warning("%s: %s", settings.id, problem)
     return spec
+
+
+def build_one(settings: EnvSettings) -> Env:
+    """One env, of whichever kind; EnvError with the traceback where its constructor fails."""
+    try:
+        if not settings.vector:
+            return make_env(settings)
+        from rollmill.envs.vector import VectorLane  # imports gymnasium, which the others may not need
+
+        return VectorLane(settings)
+    except (*STOPS, RollmillError):
+        raise
+    except BaseException as error:
+        message = f"{settings.id}: the constructor failed with {error_text(error)}\n{trace_text(error)}"
+        raise EnvError(message) from error
+
+
+def close_one(env: Env) -> str:
+    """Close an env that has served its purpose; what went wrong, or nothing."""
+    try:
+        env.close()
+    except STOPS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - what it was there for is known already
+        return f"close() failed with {error_text(error)}"
+    return ""
 
 
 CONFIG_ERRORS = {kind.__name__: kind for kind in (ConfigError, MissingExtraError)}
@@ -49,66 +67,55 @@ CONFIG_ERRORS = {kind.__name__: kind for kind in (ConfigError, MissingExtraError
 
 
 class Probe:
-    """A running probe process; ``result`` waits for its answer.
-
-    It answers, and complains, into files: a pipe would hold it up when full, and would be held open by
-    whatever simulator it leaves behind.
-    """
+    """A running probe process; ``result`` waits for its answer."""
 
     def __init__(self, settings: EnvSettings, environment: Mapping[str, str]) -> None:
         self._settings = settings
-        self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - read and closed by ``close``
-        self._noise = tempfile.TemporaryFile()  # noqa: SIM115
-        question = json.dumps(asdict(settings))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.envs.probe", str(self._answer.fileno()), question],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._noise,
-            pass_fds=(self._answer.fileno(),),
-            env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        )
+        self._errand = Errand("rollmill.envs.probe", asdict(settings), environment)
 
     def result(self, timeout: float) -> EnvSpec:
         """The spec, or an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
         name = self._settings.id
         try:
-            code = self._process.wait(timeout or None)
-            text, noise = _content(self._answer), _content(self._noise)
-        except subprocess.TimeoutExpired:
+            answer = self._errand.first_line(timeout or None)
+            if answer is None:
+                noise = self._errand.last_noise
+                raise EnvError(f"{name}: building it ended the process, which {self._errand.end()}\n{noise}")
+            if "error" in answer:
+                raise CONFIG_ERRORS.get(answer["kind"], EnvError)(answer["error"])
+            note_closing(name, self._errand)
+        except TimeoutError:
             raise EnvError(f"{name}: the constructor hangs for more than {timeout:g} s") from None
         finally:
             self.close()
-        if not text:
-            raise EnvError(f"{name}: building it ended the process (exit code {code})\n{noise[-2000:]}")
-        answer = json.loads(text)
-        if "error" in answer:
-            raise CONFIG_ERRORS.get(answer["kind"], EnvError)(answer["error"])
         return EnvSpec.from_dict(answer["spec"])
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._answer.close()
-        self._noise.close()
+        self._errand.close()
 
 
-def _content(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+def note_closing(name: str, errand: Errand) -> None:
+    """What an errand asked for is known; give its env a moment to close, so that ports and the like are free again."""
+    if not errand.ends_within(CLOSE_SECONDS):
+        log.warning("%s: close() did not return within %g s; its process was ended", name, CLOSE_SECONDS)
+    for line in errand.lines[1:]:
+        log.warning("%s: %s", name, line["closing"])
 
 
-def main(answer_fd: int, question: str) -> None:
-    os.set_inheritable(answer_fd, False)
-    settings = EnvSettings(**json.loads(question))
+def main(answer_fd: int) -> None:
+    question, reply = begin_errand(answer_fd)
     answer: dict[str, Any]
+    env = None
     try:
-        answer = {"spec": probe_here(settings).to_dict()}
+        env = build_one(EnvSettings(**question))
+        answer = {"spec": env.spec.to_dict()}
     except RollmillError as error:
         answer = {"error": str(error), "kind": type(error).__name__}
-    with os.fdopen(answer_fd, "w") as file:
-        json.dump(answer, file)
+    reply(**answer)
+    if env is not None and (problem := close_one(env)):
+        reply(closing=problem)
+    leave(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]))

@@ -54,7 +54,7 @@ def batch_writer(space: Space, lanes: int) -> Writer:
 def _leaves(space: Space) -> list[tuple[Field, tuple[Any, ...], Space]]:
     leaves: list[tuple[Field, tuple[Any, ...], Space]] = []
     _collect(space, "", (), leaves)
-    _check_names(space, [field.name for field, _, _ in leaves])
+    _check_fields(space, [field for field, _, _ in leaves])
     return leaves
 
 
@@ -89,9 +89,16 @@ def _collect(space: Space, name: str, path: tuple[Any, ...], leaves: list[Any]) 
         _collect(child, f"{name}.{key}" if name else str(key), (*path, key), leaves)
 
 
-def _check_names(space: Space, names: list[str]) -> None:
-    if not names:
+def _check_fields(space: Space, fields: list[Field]) -> None:
+    if not fields:
         raise ConfigError(f"observation space {space} is empty")
+    for field in fields:
+        if 0 in field.shape:
+            raise ConfigError(
+                f"observation space {space}: {field.name!r} has shape {field.shape}, there is nothing in it; leave it "
+                "out, or give an environment that shows nothing a Box(0, 1, (1,)) of zeros"
+            )
+    names = [field.name for field in fields]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"observation space {space} has several entries that are called {name!r} when nested")

@@ -9,6 +9,7 @@ name                      what has to be learnt                          best   
 ``toy_image``             say in which corner the square is              10      2.5
 ``toy_reach``             move a point to the origin (continuous)        near 0  about -25
 ``toy_agents``            two agents, each repeats its own number        10      2.5
+``toy_coin``              nothing: a coin says how long an episode is    39      39
 ========================  =============================================  ======  ================
 """
 
@@ -220,3 +221,31 @@ class Reach(_Toy):
         ended = self._advance()
         self._observe(obs)
         return -float(np.linalg.norm(self._position)), False, ended, {}
+
+
+class Coin(_Toy):
+    """Episodes of ``short`` or ``long`` steps by the toss of a coin; every step gives about 1.
+
+    Whoever keeps, counts or learns from survivors is found out by it: half of all episodes are long.
+    """
+
+    def __init__(self, short: int = 3, long: int = 75) -> None:
+        super().__init__(short)
+        self._lengths = (short, long)
+        self.spec = EnvSpec(
+            name="toy_coin",
+            observation=(Field("obs", "float32", (2,)),),
+            action=ActionSpec("discrete", nvec=(2,), start=(0,)),
+        )
+
+    def _begin(self) -> None:
+        self.length = self._lengths[int(self._rng.integers(2))]
+
+    def _observe(self, obs: Obs) -> None:
+        obs["obs"][:] = self._rng.uniform(-1, 1, 2)
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        reward = np.float32(1 + 0.1 * self._rng.normal())
+        ended = self._advance()
+        self._observe(obs)
+        return reward, ended, False, {}

@@ -7,8 +7,7 @@ all lanes and one seed starts them: a fault of one lane restarts the whole batch
 
 from __future__ import annotations
 
-import bdb
-import traceback
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +15,21 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rollmill.core.errors import ConfigError, EnvError, RollmillError
+from rollmill.core.errors import ConfigError, EnvError, RollmillError, error_text, trace_text
 from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
 from rollmill.core.protocols import StepArrays, StepOut, StepReturn
-from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, BatchSetup, Fault, random_actions
+from rollmill.envs.batch import (
+    CLOSE,
+    MAKE,
+    PHASES,
+    RESET,
+    STEP,
+    STOPS,
+    BatchSetup,
+    Fault,
+    end_stray_fork,
+    random_actions,
+)
 from rollmill.envs.make import make_vector_env, vector_args
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.spaces import ALL, action_layout, batch_actions, batch_writer, mask_field, observation_layout
@@ -100,6 +110,7 @@ class VectorBatch:
         self._returns = np.zeros(self.lanes, np.float64)
         self._ended = np.zeros(self.lanes, bool)
         self._faults = self._good_steps = 0
+        self._process = os.getpid()
         self._float_fields = [f.name for f in self.spec.observation if f.is_float]
         nvec = np.asarray(self.spec.action.nvec, np.int64)
         self._mask_starts = np.cumsum(nvec) - nvec  # where each action component begins in a mask
@@ -136,9 +147,9 @@ class VectorBatch:
             answer = self._vector().step(self._to_env(actions))
             info = self._take(answer, out)
             self._check_row(out)
-        except bdb.BdbQuit:  # leaving the debugger ends the run, it is no fault
+        except STOPS:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever user code raises is that env's fault
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is that env's fault
             self._recover(error, out)
             return
         finally:
@@ -154,7 +165,9 @@ class VectorBatch:
         self._setup.watch.enter(self._setup.envs.start, CLOSE, self._episode_number(0), 0)
         try:
             env.close()
-        except Exception as error:  # noqa: BLE001 - a broken env may fail to close; say so, go on
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a broken env may fail to close; say so, go on
             self._report(CLOSE, error)
         finally:
             self._setup.watch.leave()
@@ -279,9 +292,9 @@ class VectorBatch:
                 self._write = batch_writer(env.single_observation_space, self.lanes)
                 self._to_env = batch_actions(env.single_action_space, env.action_space)
                 return
-            except (bdb.BdbQuit, RollmillError):  # what cannot be used at all does not get better by trying again
+            except (*STOPS, RollmillError):  # what cannot be used at all does not get better by trying again
                 raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 self._note_fault(MAKE, error)
                 self.close()
             finally:
@@ -302,9 +315,9 @@ class VectorBatch:
                     raise ValueError(f"reset() returned {type(answer).__name__}, expected (observations, infos)")
                 self._write(answer[0], out.obs, ALL)
                 self._check_observation(out)
-            except bdb.BdbQuit:
+            except STOPS:
                 raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 self._note_fault(RESET, error)
                 self.close()
                 self._build()
@@ -315,7 +328,7 @@ class VectorBatch:
             self._write_counters(out)
             return
 
-    def _recover(self, error: Exception, out: StepArrays) -> None:
+    def _recover(self, error: BaseException, out: StepArrays) -> None:
         """A step failed: report, replace the env, start the next episode of every lane; the row does not count."""
         self._note_fault(STEP, error)
         self.close()
@@ -326,7 +339,7 @@ class VectorBatch:
         out.episode_return.fill(np.nan)
         self._begin_episodes(out)
 
-    def _note_fault(self, phase: int, error: Exception) -> None:
+    def _note_fault(self, phase: int, error: BaseException) -> None:
         """Report a fault; raise EnvError when this batch has used up its limit."""
         if self._good_steps >= self._settings.fault_window:
             self._faults = 0
@@ -340,7 +353,8 @@ class VectorBatch:
                 f"\n{fault.trace}"
             ) from error
 
-    def _report(self, phase: int, error: Exception) -> Fault:
+    def _report(self, phase: int, error: BaseException) -> Fault:
+        end_stray_fork(self._process)
         lane = error.lane if isinstance(error, LaneError) else 0
         fault = Fault(
             env_id=self._settings.id,
@@ -349,8 +363,8 @@ class VectorBatch:
             seed=self._seed(),
             episode=self._episode_number(lane),
             step=int(self._steps[lane]),
-            error=f"{type(error).__name__}: {error}",
-            trace="".join(traceback.format_exception(error)),
+            error=error_text(error),
+            trace=trace_text(error),
         )
         self._setup.on_fault(fault)
         return fault

@@ -170,15 +170,24 @@ def command_text(words: Iterable[str]) -> str:
 
 def name_runs(settings: Sequence[Setting], alone: str) -> Iterable[tuple[str, str, Setting, Setting]]:
     """(name, group, whole setting, what differs) of every run; ``alone`` names a group that differs in nothing."""
-    keys = list(dict.fromkeys(key for setting in settings for key in setting))
-    differing = [key for key in keys if key != SEED and _differs(key, settings)]
-    labels = _labels(differing)
+    differing = differing_keys(settings)
     for setting in settings:
-        parts = [_part(key, setting[key], labels) for key in differing if key in setting]
-        group = _shortened("_".join(filter(None, parts)) or alone)
+        group = _shortened("_".join(name_parts(setting, differing)) or alone)
         params = {key: _storable(setting[key]) for key in (*differing, SEED) if key in setting}
         name = f"{group}_s{setting[SEED]}" if SEED in setting else group
         yield name, group, setting, params
+
+
+def differing_keys(settings: Sequence[Setting]) -> list[str]:
+    """Keys whose values are not the same in all settings, the seed apart."""
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return [key for key in keys if key != SEED and _differs(key, settings)]
+
+
+def name_parts(setting: Setting, keys: Sequence[str]) -> list[str]:
+    """``["gamma-0.99", "CartPole-v1"]``: what a name says about the values of these keys."""
+    labels = _labels(keys)
+    return [part for key in keys if key in setting and (part := _part(key, setting[key], labels))]
 
 
 def _storable(value: Any) -> Any:

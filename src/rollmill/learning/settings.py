@@ -48,8 +48,9 @@ class LearningSettings:
     c_bar: float = 1.0
     """V-trace: bound of the importance weight in the trace."""
 
-    batch_size: int = 2048
-    """Rows (steps times lanes) of one training batch. sac: new rows between two rounds of learning."""
+    batch_size: int = 0
+    """Rows (steps times lanes) of one training batch; 0: 2048, or more where many environments are stepped at once.
+    sac: new rows between two rounds of learning."""
 
     minibatches: int = 4
     """Optimizer steps per epoch."""
@@ -123,11 +124,12 @@ class LearningSettings:
     """Stop when the value function's errors vary more than the returns themselves for this many batches; 0 is off."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "minibatches", "epochs", "ranks"):
+        for name in ("minibatches", "epochs", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.threads < 0:
-            raise ValueError("threads must be 0 (automatic) or positive")
+        for name in ("threads", "batch_size"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 (automatic) or positive")
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name):g}")

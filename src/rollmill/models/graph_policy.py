@@ -80,7 +80,7 @@ class GraphPolicy:
                 if isinstance(module, (nn.Linear, nn.Conv2d, nn.RNNBase)):
                     module.to(autocast)
         self._recordings: list[Recording] = []
-        self._states = torch.zeros(0)
+        self._states = self._remembered = torch.zeros(0)
         self._lane_numbers = torch.zeros(0)
         self._mirror: Mirror | None = None
         self.state_size = model.state_size
@@ -93,24 +93,40 @@ class GraphPolicy:
 
     def attach(self, arena: Arena) -> None:
         """Build the mirror and record the graphs, for 1, 2, 4, ... and all groups."""
-        self._mirror = Mirror(arena, self._device)
-        self._states = self._model.initial_state((self._groups + 1) * arena.layout.lanes)
-        self._lane_numbers = torch.arange(arena.layout.lanes, device=self._device)
-        sizes = {min(1 << k, self._groups) for k in range(self._groups.bit_length() + 1)}
-        for size in sorted(sizes):
-            self._recordings.append(self._record(size))
+        try:
+            self._mirror = Mirror(arena, self._device)
+            self._states = self._model.initial_state((self._groups + 1) * arena.layout.lanes)
+            self._lane_numbers = torch.arange(arena.layout.lanes, device=self._device)
+            sizes = {min(1 << k, self._groups) for k in range(self._groups.bit_length() + 1)}
+            for size in sorted(sizes):
+                self._recordings.append(self._record(size))
+        except BaseException:
+            self.detach()
+            raise
         self._states.zero_()
 
     def detach(self) -> None:
-        """Let go of the arena's memory."""
+        """Let go of the arena's memory, and of the graphs that read it."""
+        self._recordings.clear()
         if self._mirror is not None:
             self._mirror.close()
+            self._mirror = None
 
     def refresh(self) -> int:
         if self._board.version != self.version:
             with self._on_stream():
                 self.version = self._board.load_into(self._model)
         return self.version
+
+    def remember(self) -> None:
+        if self.state_size:
+            with self._on_stream():
+                self._remembered = self._states.clone()
+
+    def rewind(self) -> None:
+        if self.state_size:
+            with self._on_stream():
+                self._states.copy_(self._remembered)
 
     # -- one decision --------------------------------------------------------------------------
 
@@ -176,10 +192,10 @@ class GraphPolicy:
 
     @torch.no_grad()
     def _record(self, size: int) -> Recording:
-        inputs = np.zeros((5, size), np.int64)
+        inputs, shared = self.mirror.inputs((5, size))
         inputs[SLOT:] = [[self.mirror.spare], [0], [self.mirror.spare], [0]]
         inputs[GROUP] = self._groups
-        recording = Recording(size, inputs, self.mirror.device_view("inputs", inputs))
+        recording = Recording(size, inputs, shared)
         if self._stream is not None:
             recording.graph = self._capture(recording, self._stream)
         return recording

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollmill.core.errors import RollmillError
 from rollmill.core.fields import Array
 from rollmill.core.slots import OBS, RECORD, RECORD_BYTES, Arena
+from rollmill.models.pinned import PinnedMemory
 
 FIRST_AT: int = RECORD.fields["first"][1]  # type: ignore[index]
 """Byte of a record."""
@@ -26,12 +26,13 @@ class Mirror:
     def __init__(self, arena: Arena, device: torch.device) -> None:
         self.device = device
         self.layout = arena.layout
-        self._registered: list[Array] = []
-        self._lock("the arena", arena.block.array("uint8", (arena.block.nbytes,), 0))
-        self._host = {name: self._view(array) for name, array in arena.obs.items()}
+        self._memory = PinnedMemory(device)
+        self._memory.register("the arena", arena.block)
+        view = self._memory.view
+        self._host = {name: view(array) for name, array in arena.obs.items()}
         records = np.frombuffer(arena.records, np.uint8).reshape(*arena["first"].shape, RECORD_BYTES)
-        self._first = self._view(records)[..., FIRST_AT]
-        self._decisions = [self._view(arena[name]) for name in ("action", "log_prob", "value")]
+        self._first = view(records)[..., FIRST_AT]
+        self._decisions = [view(arena[name]) for name in ("action", "log_prob", "value")]
         self.spare = arena.slots
         """A slot that belongs to nobody, for batches that are filled up to a fixed size."""
         self.obs = {
@@ -89,37 +90,13 @@ class Mirror:
             found["state"] = self.state[index, :-1].transpose(0, 1).flatten(1, 2)
         return found
 
-    def device_view(self, name: str, array: Array) -> Tensor:
-        """Host memory of its own as the device sees it: on a GPU locked, registered, and read across the bus."""
-        self._lock(name, array)
-        return self._view(array)
-
-    def _view(self, array: Array) -> Tensor:
-        if self.device.type != "cuda":
-            return torch.from_numpy(array)
-        return torch.as_tensor(_DeviceArray(array), device=self.device)
-
-    def _lock(self, name: str, array: Array) -> None:
-        if self.device.type != "cuda":
-            return
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        mapped = 2
-        result = int(cudart.cudaHostRegister(array.ctypes.data, array.nbytes, mapped))
-        if result:
-            raise RollmillError(
-                f"CUDA cannot lock the shared memory of {name} ({array.nbytes / 1e6:.0f} MB, error {result}); "
-                "lower sampling.envs_per_worker or raise the limit of locked memory (ulimit -l)"
-            )
-        self._registered.append(array)
+    def inputs(self, shape: tuple[int, ...]) -> tuple[Array, Tensor]:
+        """Numbers that the host writes and the device reads across the bus."""
+        return self._memory.numbers("inputs", shape)
 
     def close(self) -> None:
         """Unlock the host memory; it must not be freed before."""
-        if self._registered:
-            torch.cuda.synchronize(self.device)
-            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            for array in self._registered:
-                cudart.cudaHostUnregister(array.ctypes.data)
-            self._registered.clear()
+        self._memory.close()
 
 
 def _widest(x: Tensor) -> Tensor:
@@ -131,16 +108,3 @@ def _widest(x: Tensor) -> Tensor:
         if nbytes % wide.itemsize == 0 and flat.element_size() < wide.itemsize:
             return flat.view(wide)
     return flat
-
-
-class _DeviceArray:
-    """Names an array's address to torch as device memory (with unified addressing both are the same)."""
-
-    def __init__(self, array: Array) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": array.shape,
-            "typestr": array.dtype.str,
-            "data": (array.ctypes.data, False),
-            "strides": None,
-            "version": 3,
-        }

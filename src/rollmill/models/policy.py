@@ -47,7 +47,7 @@ class TorchPolicy:
         self._model = model.eval()
         self._board = board
         self._device = next(model.parameters()).device
-        self._states = model.initial_state(lanes)
+        self._states = self._remembered = model.initial_state(lanes)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._deterministic = deterministic
         self._autocast = autocast
@@ -64,6 +64,14 @@ class TorchPolicy:
 
     def detach(self) -> None:
         """Nothing to let go of."""
+
+    def remember(self) -> None:
+        if self.state_size:
+            self._remembered = self._states.clone()
+
+    def rewind(self) -> None:
+        if self.state_size:
+            self._states.copy_(self._remembered)
 
     @torch.inference_mode()
     def act(self, request: ActRequest) -> Answer:

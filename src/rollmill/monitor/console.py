@@ -25,7 +25,8 @@ from rollmill.monitor.metrics import Clock, Progress
 
 _LOG = logging.getLogger("rollmill")
 _REFRESH_S = 0.25
-_DISK_S = 30.0  # walking the run folder is cheap, not free
+_DISK_S = 1.0
+_DISK_SHARE = 0.01  # of the time may go into walking the run folder: cheap, not free
 _LOG_LINES = 5
 _WARNINGS = 3
 _WARNING_CHARS = 200  # wrapped, not cut at the edge; the whole text is in the log
@@ -166,12 +167,26 @@ class ConsoleSink:
         self._unshown = True
         self.refresh()
 
+    def tick(self, frames: int, metrics: Mapping[str, float]) -> None:
+        """Between two rows: how far the run is by now, and the few figures that are known at any time."""
+        if self._is_due():
+            self._frames, self._metrics = frames, {**self._metrics, **metrics}
+            self._show()
+
+    def end(self, frames: int, metrics: Mapping[str, float]) -> None:
+        """The figures with which the run has ended; ``close`` leaves them on the screen."""
+        self._frames, self._metrics = frames, {**self._metrics, **metrics}
+        self._unshown = True
+        if self._disk is not None:
+            self._disk.look()
+
     def refresh(self) -> None:
         """Show what is new, if the last time is long enough ago; cheap enough for every turn of a loop."""
-        if self._clock() - self._shown_at < (_REFRESH_S if self._live is not None else self._every_s):
-            return
-        if self._live is not None or self._unshown:
+        if self._is_due() and (self._live is not None or self._unshown):
             self._show()
+
+    def _is_due(self) -> bool:
+        return self._clock() - self._shown_at >= (_REFRESH_S if self._live is not None else self._every_s)
 
     def close(self) -> None:
         """Show the last report and leave it on the screen."""
@@ -220,13 +235,13 @@ class ConsoleSink:
         return Panel(Group(*parts), title=title, title_align="left", padding=(0, 1), width=width)
 
     def _head(self) -> RenderableType:
-        fraction = self._progress.fraction(self._frames)
-        if fraction is None:
+        nearest = self._progress.nearest(self._frames, self._batches())
+        if nearest is None:
             return Text(self._frames_text())
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(no_wrap=True)
         head.add_column(ratio=1)
-        head.add_row(Text(self._frames_text()), ProgressBar(total=1.0, completed=fraction))
+        head.add_row(Text(self._frames_text()), ProgressBar(total=1.0, completed=nearest[1]))
         return head
 
     def _table(self) -> Table:
@@ -244,7 +259,9 @@ class ConsoleSink:
         for (label, value), (label_2, value_2) in zip(cells[:half], cells[half:]):
             table.add_row(label, value, label_2, value_2)
         if self._disk is not None:
-            table.add_row("disk used", Text(bytes_text(self._disk.used())), "disk free", self._free_text())
+            # What was recorded may still be on its way to the disk.
+            used = max(self._disk.used(), self._value("record/bytes") or 0)
+            table.add_row("disk used", Text(bytes_text(used)), "disk free", self._free_text())
         return table
 
     def _own_rows(self) -> list[Row]:
@@ -265,14 +282,26 @@ class ConsoleSink:
         return Text(bytes_text(free), "bold red" if free < 1e9 else "")
 
     def _frames_text(self) -> str:
-        text = f"{count_text(self._frames)} {self._unit}"
-        if self._progress.max_frames > 0:
-            text = f"{count_text(self._frames)} of {count_text(self._progress.max_frames)} {self._unit}"
-        fraction = self._progress.fraction(self._frames)
-        return text if fraction is None else f"{text} ({math.floor(fraction * 100)} %)"
+        """How far it is, and of the limit that comes first how much of it is done."""
+        progress, frames = self._progress, count_text(self._frames)
+        nearest = progress.nearest(self._frames, self._batches())
+        if nearest is None:
+            return f"{frames} {self._unit}"
+        limit, share = nearest
+        text = f"{frames} of {count_text(progress.max_frames)} {self._unit}"
+        if limit == "seconds":
+            spent, allowed = duration_text(progress.elapsed()), duration_text(progress.max_seconds)
+            text = f"{frames} {self._unit}, {spent} of {allowed}"
+        elif limit == "batches":
+            text = f"{frames} {self._unit}, {self._batches():,.0f} of {progress.max_batches:,} batches"
+        return f"{text} ({math.floor(share * 100)} %)"
 
     def _seconds_left(self) -> float | None:
-        return self._progress.seconds_left(self._frames, self._value(f"{self._unit}_per_s") or 0.0)
+        rate = self._value(f"{self._unit}_per_s") or 0.0
+        return self._progress.seconds_left(self._frames, rate, self._batches())
+
+    def _batches(self) -> float:
+        return self._value("learn/batches") or 0
 
     def _value(self, name: str) -> float | None:
         if name in self._metrics:
@@ -308,14 +337,18 @@ class _Disk:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder = folder
         self._clock = clock
-        self._looked_at = -math.inf
+        self._due = -math.inf
         self._used = 0
 
     def used(self) -> int:
-        if self._clock() - self._looked_at >= _DISK_S:
-            self._looked_at = self._clock()
-            self._used = _bytes_below(self._folder)
+        if self._clock() >= self._due:
+            self.look()
         return self._used
+
+    def look(self) -> None:
+        begun = self._clock()
+        self._used = _bytes_below(self._folder)
+        self._due = begun + max(_DISK_S, (self._clock() - begun) / _DISK_SHARE)
 
     def free(self) -> int:
         return shutil.disk_usage(self._folder).free

@@ -9,9 +9,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 Clock = Callable[[], float]
+Limit = Literal["frames", "seconds", "batches"]
 
 
 class MetricWindow:
@@ -126,7 +127,8 @@ class Rate:
 class Progress:
     """How far a run has come, given its limits (0: no such limit).
 
-    ``seconds_before``: what earlier sessions of a resumed run have used of ``max_seconds``.
+    ``seconds_before``: what earlier sessions of a resumed run have used of ``max_seconds``. ``batches`` of a method:
+    training steps so far.
     """
 
     def __init__(
@@ -135,8 +137,9 @@ class Progress:
         max_seconds: float = 0.0,
         seconds_before: float = 0.0,
         clock: Clock = time.monotonic,
+        max_batches: int = 0,
     ) -> None:
-        self.max_frames = max_frames
+        self.max_frames, self.max_batches = max_frames, max_batches
         self.max_seconds = max_seconds if math.isfinite(max_seconds) else 0.0
         self._clock = clock
         self._start = clock() - seconds_before
@@ -145,27 +148,34 @@ class Progress:
         """Seconds of all sessions."""
         return self._clock() - self._start
 
-    def reached(self, frames: int) -> bool:
+    def reached(self, frames: int, batches: float = 0) -> bool:
         """True when a limit is reached."""
-        fraction = self.fraction(frames)
-        return fraction is not None and fraction >= 1.0
+        nearest = self.nearest(frames, batches)
+        return nearest is not None and nearest[1] >= 1.0
 
-    def fraction(self, frames: int) -> float | None:
-        """Part done of the limit that will end the run, 0 to 1; None without a limit."""
-        parts = []
+    def nearest(self, frames: int, batches: float = 0) -> tuple[Limit, float] | None:
+        """The limit that will end the run, and the part of it that is done, 0 to 1; None without a limit."""
+        shares: dict[Limit, float] = {}
         if self.max_frames > 0:
-            parts.append(frames / self.max_frames)
+            shares["frames"] = frames / self.max_frames
         if self.max_seconds > 0:
-            parts.append(self.elapsed() / self.max_seconds)
-        return min(1.0, max(parts)) if parts else None
+            shares["seconds"] = self.elapsed() / self.max_seconds
+        if self.max_batches > 0:
+            shares["batches"] = batches / self.max_batches
+        if not shares:
+            return None
+        limit = max(shares, key=lambda name: shares[name])
+        return limit, min(1.0, shares[limit])
 
-    def seconds_left(self, frames: int, frames_per_s: float) -> float | None:
+    def seconds_left(self, frames: int, frames_per_s: float, batches: float = 0) -> float | None:
         """Seconds until the first limit at this rate; None where that cannot be told."""
         left = []
         if self.max_frames > 0 and (frames >= self.max_frames or frames_per_s > 0):
             left.append(max(0, self.max_frames - frames) / max(frames_per_s, 1e-9))
         if self.max_seconds > 0:
             left.append(max(0.0, self.max_seconds - self.elapsed()))
+        if self.max_batches > 0 and batches > 0:
+            left.append(max(0.0, self.max_batches - batches) / batches * self.elapsed())
         return min(left) if left else None
 
 

@@ -97,7 +97,15 @@ class Usage:
         self._every_s, self._clock, self._proc = every_s, clock, proc
         self._looked_at: float | None = None
         self._cpu: dict[int, float] = {}
+        self._cpu_at: float | None = None
         self._figures: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Count busy cores from now on."""
+        self._note_cpu(descendants(self._root, self._proc), self._clock())
+
+    def _note_cpu(self, found: Mapping[int, Process], now: float) -> None:
+        self._cpu, self._cpu_at = {pid: process.cpu_seconds for pid, process in found.items()}, now
 
     def figures(self, workers: Iterable[int] = ()) -> dict[str, float]:
         """``usage/*`` (see docs/metrics.md); ``workers``: process ids of the workers. Empty without ``/proc``."""
@@ -121,14 +129,9 @@ class Usage:
             "usage/memory_mb": own + shared,
             "usage/memory_main_mb": found[self._root].own_mb,
             "usage/memory_worker_mb": max((sum(p.own_mb for p in tree) for tree in trees), default=0.0),
-            "usage/cores": self._cores(found, now),
         }
-        self._cpu = {pid: process.cpu_seconds for pid, process in found.items()}
+        if self._cpu_at is not None and now > self._cpu_at:  # else there is nothing to compare with
+            used = sum(process.cpu_seconds - self._cpu.get(pid, 0.0) for pid, process in found.items())
+            figures["usage/cores"] = max(0.0, used) / (now - self._cpu_at)
+        self._note_cpu(found, now)
         return figures
-
-    def _cores(self, found: Mapping[int, Process], now: float) -> float:
-        """Cores kept busy since the last look; 0 at the first."""
-        if self._looked_at is None or now <= self._looked_at:
-            return 0.0
-        used = sum(process.cpu_seconds - self._cpu.get(pid, 0.0) for pid, process in found.items())
-        return max(0.0, used) / (now - self._looked_at)

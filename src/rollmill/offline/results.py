@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,11 @@ from rollmill.store.page.svg import Plot, number
 TOP = 0.1
 """Share of the data's episodes whose mean return stands in a row of its own."""
 
+LAST = ", last"
+"""Ends the name of a policy that acts with its last weights instead of those with the lowest held-out loss."""
+
 APART = 2.0
-"""Standard errors between random play and the reference before shares of their difference are given."""
+"""Standard errors between two figures before their difference counts as more than chance."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Results:
     title: str
     rows: Sequence[Row]
     reference: str = "behaviour"
+    notes: Sequence[str] = ()
+    """What a reader must know besides: which weights have played."""
 
     def share(self, row: Row) -> float | None:
         """Where the row stands between random play (0) and the reference (1).
@@ -110,21 +115,45 @@ class Results:
 
     HEAD = ("policy", "asked for", "return", "± s.e.", "of behaviour", "median", "min", "max", "length", "episodes")
 
+    def sentences(self) -> list[str]:
+        """What stands below the table."""
+        found = list(self.notes)
+        if any(self.share(row) is not None for row in self.rows):
+            found.append(f"of behaviour: 0 % is random play, 100 % is {self.reference} (the run that made the data)")
+        found += [text for row in self.rows for clone in self._clones() if (text := _worse(row, clone))]
+        return found + [text for row in self.rows for last in self.rows if (text := _late(row, last))]
+
+    def _clones(self) -> list[Row]:
+        """Policies that are not asked for a return and have learnt from the data."""
+        known = ("random", self.reference)
+        own = [row for row in self.rows if row.target is None and row.policy not in known]
+        return [row for row in own if not row.policy.startswith("data") and not row.policy.endswith(LAST)]
+
     def text(self) -> str:
         """The table for a terminal."""
-        return "\n".join([self.title, *columns([self.HEAD, *self.cells()], right=True)])
+        return "\n".join([self.title, *columns([self.HEAD, *self.cells()], right=True), *self.sentences()])
 
     def markdown(self) -> str:
         """The table for a page of documentation."""
         lines = ["| " + " | ".join(self.HEAD) + " |", "|---" * len(self.HEAD) + "|"]
         lines += ["| " + " | ".join(cells) + " |" for cells in self.cells()]
+        lines += [line for text in self.sentences() for line in ("", text)]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "title": self.title,
             "rows": [{**asdict(row), "share": self.share(row)} for row in self.rows],
+            "notes": list(self.notes),
+            "sentences": self.sentences(),
         }
+
+    @staticmethod
+    def from_dict(saved: Mapping[str, Any]) -> Results:
+        """What ``to_dict`` has written."""
+        names = [field.name for field in fields(Row)]
+        rows = [Row(**{name: row[name] for name in names}) for row in saved["rows"]]
+        return Results(saved["title"], rows, notes=tuple(saved.get("notes", ())))
 
     def plot(self) -> str:
         """Achieved against asked for, as SVG: a line per policy that is asked, marks for those that are not."""
@@ -140,8 +169,8 @@ class Results:
         plot = Plot(
             x_range,
             (low - margin, high + margin),
-            width=560,
-            height=320,
+            width=760,
+            height=340,
             label="achieved against asked return",
             x_title="return asked for",
             y_title="return achieved (± standard error); dashed: as asked, and policies that are not asked",
@@ -158,6 +187,33 @@ class Results:
             plot.line(points).points(points)
             plot.note(points[0][0], points[0][1], policy, before=False)
         return str(plot)
+
+
+def _worse(row: Row, clone: Row) -> str:
+    """A sentence where cloning, which is not asked, comes nearer to what was asked for than the policy that is."""
+    if row.target is None:
+        return ""
+    missed, by_clone = abs(row.mean - row.target), abs(clone.mean - row.target)
+    error = math.hypot(row.standard_error or 0.0, clone.standard_error or 0.0)
+    if missed <= by_clone + APART * error:
+        return ""
+    return (
+        f"asked for {number(row.target)}, {row.policy} brings {number(row.mean)}: {clone.policy}, which is not asked, "
+        f"comes nearer with {number(clone.mean)}"
+    )
+
+
+def _late(row: Row, last: Row) -> str:
+    """A sentence where the last weights play better than those that were chosen by held-out loss."""
+    if last.policy != row.policy + LAST or last.target != row.target:
+        return ""
+    if last.mean <= row.mean + APART * math.hypot(row.standard_error or 0.0, last.standard_error or 0.0):
+        return ""
+    asked = "" if row.target is None else f"asked for {number(row.target)}, "
+    return (
+        f"{asked}the last weights bring more ({number(last.mean)}) than those with the lowest held-out loss "
+        f"({number(row.mean)})"
+    )
 
 
 def _bounds(row: Row) -> tuple[float, float]:

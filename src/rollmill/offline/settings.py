@@ -132,6 +132,10 @@ class FitSettings:
     seconds: float = 0.0
     """Seconds of fitting after which the run ends, evaluations not counted; 0 is no limit."""
 
+    patience: int = 20
+    """Validations in a row without a lower held-out loss after which the run ends; 0: never. With ``every_steps=0``
+    twenty are two fifths of the run. Whatever ends it, the weights with the lowest held-out loss are evaluated."""
+
     batch_size: int = 64
     """Windows of an optimizer step."""
 
@@ -172,9 +176,8 @@ class FitSettings:
         for name in ("steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in (
-            *("seconds", "micro_batch", "warmup_steps", "weight_decay", "max_grad_norm", "every_steps", "threads"),
-        ):
+        counts = ("patience", "micro_batch", "warmup_steps", "every_steps", "threads")
+        for name in ("seconds", "weight_decay", "max_grad_norm", *counts):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if not self.learning_rate > 0 or not 0 <= self.end_rate <= 1:

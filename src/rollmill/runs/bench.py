@@ -163,8 +163,11 @@ class _Simulator:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.communicate()
-        self._noise.close()
+        self._process.wait()  # not for the end of its pipes: what it has started may hold them open
+        for file in (self._process.stdin, self._process.stdout, self._noise):
+            if file is not None:
+                with contextlib.suppress(BrokenPipeError):  # what it was to hear is still in there
+                    file.close()
 
 
 # -- our sampling ------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from rollmill.models.graph_policy import GraphPolicy
 from rollmill.models.mirror import Mirror
 from rollmill.models.policy import TorchPolicy
 from rollmill.models.weights import WeightBoard
+from rollmill.recording.recorder import spare_slots
 from rollmill.runs.allocation import map_large_tensors
-from rollmill.runs.recorder import spare_slots
 from rollmill.runs.settings import TrainConfig, segments_per_batch
 from rollmill.sampling.crew import answering_place
 from rollmill.sampling.handover import Handover
@@ -79,6 +79,7 @@ def build_parts(
         state_every=config.learning.recurrence,
         environment=environment,
         stay_apart=device.type == "cuda",
+        on_policy=config.on_policy,
         workers_before=ranks.rank * config.sampling.workers,
         spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
     )

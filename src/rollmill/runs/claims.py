@@ -179,6 +179,7 @@ class Claims:
             worker=env // self._envs_per_worker,
             lane=lane,
             uid=uid,
+            probability=1.0,
         )
 
     def _wanted(self, position: int) -> bool:

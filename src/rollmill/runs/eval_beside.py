@@ -51,7 +51,7 @@ class EvaluationBeside(Observer):
     def __init__(self, settings: EvaluationSettings, environment: Mapping[str, str]) -> None:
         self._settings, self._environment = settings, dict(environment)
         self._child: Child | None = None
-        self._next = 0
+        self._next = self._first = 0
         self._fresh: dict[str, float] = {}
         self._rows: JsonlSink | None = None
         self._failed_in_a_row = 0
@@ -66,7 +66,7 @@ class EvaluationBeside(Observer):
         folder.mkdir(exist_ok=True)
         path = folder / "training.jsonl"
         self._rows = JsonlSink(path, run.frames if path.exists() else None)
-        self._next = self._following(run.frames)
+        self._next = self._first = self._following(run.frames)
 
     def _following(self, frames: int) -> int:
         every = self._settings.every_frames
@@ -129,12 +129,32 @@ class EvaluationBeside(Observer):
             asked_to_end = run.interrupt.signal is not None or not run.stop_reason
             if self._settings.final and not asked_to_end and not self.gave_up:
                 self._finish(run)
+            else:
+                self._look()
         finally:
+            unfinished = self._child is not None and self._child.busy
             if self._child is not None:
                 self._child.end()
                 self._child = None
             if self._rows is not None:
                 self._rows.close()
+            self._say_what_is_missing(run, unfinished)
+
+    def _say_what_is_missing(self, run: OnlineRun, unfinished: bool) -> None:
+        """A line about evaluations that were asked for and did not come: nobody else would notice."""
+        missed = {
+            "was still being played when the run ended": int(unfinished),
+            "failed": self.failures,
+            "left out because the one before was not finished": self.skipped,
+        }
+        why = ", ".join(f"{count} {what}" for what, count in missed.items() if count)
+        if self.done:
+            if why:
+                log.info("evaluations: %d finished, %s", self.done, why)
+            return
+        due = f"{self._first:,} frames" if self._settings.every_frames else "its end"
+        never = f"the first was due at {due}, the run ended at {run.frames:,} frames"
+        log.warning("no evaluation was finished: %s", why or never)
 
     def _finish(self, run: OnlineRun) -> None:
         """The last weights, after what is running; a second Ctrl-C ends the waiting."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.config import load_config
+from rollmill.core.exits import leave
 from rollmill.core.fields import EnvSpec
 from rollmill.core.seeds import Seeds
 from rollmill.runs.eval_play import make_plan, play
@@ -72,4 +73,4 @@ def _evaluate(order: Mapping[str, Any]) -> Score:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    leave(main(int(sys.argv[1]), int(sys.argv[2])))

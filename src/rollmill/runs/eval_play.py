@@ -8,6 +8,7 @@ seed and on ``envs``, not on how many workers share the environments.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,7 +23,7 @@ from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
 from rollmill.runs.eval_record import EvalRecording, share_out
 from rollmill.runs.eval_results import EpisodeRow, Score
-from rollmill.runs.harvest import Harvest, pop_stats
+from rollmill.runs.harvest import Harvest, Stats, pop_stats
 from rollmill.runs.settings import TrainConfig
 from rollmill.sampling.inference import Request
 from rollmill.sampling.random_policy import RandomAnswer
@@ -46,7 +47,24 @@ class Figures:
 
 
 Progress = Callable[[Sequence[EpisodeRow], Figures], None]
-"""Called with the episodes that have just been counted, and how far it is."""
+"""Called with the episodes that have just been counted, and how far it is; every second at least, then without any."""
+BEAT_SECONDS = 1.0
+
+
+class Pace:
+    """How long the rest of a policy's episodes takes, at the pace so far."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._policy = ""
+        self._begun, self._done = 0.0, 0
+
+    def left(self, figures: Figures) -> float | None:
+        """Seconds; None before anything is done."""
+        if figures.policy != self._policy:
+            self._policy, self._begun, self._done = figures.policy, self._clock(), figures.done
+        done = figures.done - self._done
+        return (figures.wanted - figures.done) * (self._clock() - self._begun) / done if done > 0 else None
 
 
 @dataclass(frozen=True)
@@ -168,6 +186,7 @@ class Ledger:
         self._rows: dict[tuple[int, int], EpisodeRow] = {}
         self._next = np.zeros(plan.lanes, np.int64)  # the lane's first episode that has not ended yet
         self._lost: set[int] = set()
+        self._stats: dict[int, Stats] = {}
         self._prefix = self._prefix_steps = 0  # by steps: episodes 0 .. prefix - 1 are settled
 
     def add(self, ended: EpisodeEnd) -> EpisodeRow | None:
@@ -191,6 +210,12 @@ class Ledger:
         self._rows[row.episode, row.agent] = row
         return row
 
+    def add_stats(self, stats: Mapping[tuple[int, int], Stats]) -> None:
+        """The environments' own figures of ended episodes, by (lane of the first agent, episode)."""
+        for (lane, episode), own in stats.items():
+            if lane < self._plan.lanes:
+                self._stats[self._plan.number(lane, episode)] = own
+
     @property
     def is_done(self) -> bool:
         if self._quota is not None:
@@ -213,7 +238,8 @@ class Ledger:
         keys = sorted(self._rows)
         if self._quota is None:
             keys = [key for key in keys if key[0] < self._prefix and len(self._game(key[0])) == self._agents]
-        return Score([self._rows[key] for key in keys], len(self._lost))
+        stats = {number: self._stats[number] for number in dict.fromkeys(k[0] for k in keys) if number in self._stats}
+        return Score([self._rows[key] for key in keys], len(self._lost), stats)
 
     def figures(self, policy: str) -> Figures:
         returns = [row.episode_return for row in self._rows.values()]
@@ -257,15 +283,21 @@ def play(
     harvest = None
     if tape is not None:
         harvest = tape.recording.harvest(sampler, _quota_of_all_lanes(plan), tape.policy, tape.constants)
+    due = time.monotonic()
+    stats: dict[tuple[int, int], Stats] = {}  # of episodes whose slot is not finished yet
     try:
         sampler.start()
         while not ledger.is_done:
             sampler.round()
-            _empty_slots(sampler, harvest, taker)
+            if sampler.episodes:
+                stats |= pop_stats(sampler)
+                ledger.add_stats(stats)
+            _empty_slots(sampler, harvest, taker, stats)
             fresh = _take_ended(sampler, ledger)
-            if fresh:
+            if fresh or time.monotonic() >= due:
+                due = time.monotonic() + BEAT_SECONDS
                 figures = ledger.figures(name)
-                if tape is not None:
+                if tape is not None and fresh:
                     tape.recording.note(tape.policy, figures.done, figures.wanted)
                 if progress is not None:
                     progress(fresh, figures)
@@ -293,12 +325,15 @@ def _quota_of_all_lanes(plan: EvalPlan) -> Array:
     return quota
 
 
-def _empty_slots(sampler: Sampler, harvest: Harvest | None, taker: SlotTaker | None) -> None:
-    """Give finished slots back, after their episodes were recorded."""
+def _empty_slots(
+    sampler: Sampler, harvest: Harvest | None, taker: SlotTaker | None, stats: dict[tuple[int, int], Stats]
+) -> None:
+    """Give finished slots back, after their episodes were recorded; ``stats`` are used up."""
     while (slots := sampler.take(1, timeout=0)) is not None:
         group = int(sampler.inference.group_of_slot[slots[0]])
         if harvest is not None:
-            harvest.take(slots[0], group, pop_stats(sampler))
+            harvest.take(slots[0], group, stats)
+        stats.clear()
         if taker is not None:
             taker.take(slots[0], group)
         sampler.release(slots)

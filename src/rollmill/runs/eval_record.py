@@ -42,7 +42,7 @@ class QuotaSelection:
         worker = env // self._plan.settings.envs_per_worker
         schedule = self._plan.schedule
         seed = None if schedule is None else schedule.env_seed(env, episode)
-        return EpisodeInfo(seed=seed, policy=self._policy, worker=worker, lane=lane, uid=uid)
+        return EpisodeInfo(seed=seed, policy=self._policy, worker=worker, lane=lane, uid=uid, probability=1.0)
 
     def _uid(self, lane: int, episode: int) -> int:
         text = f"{self._name}|{self._policy}|{lane}|{episode}"

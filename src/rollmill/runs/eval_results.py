@@ -51,6 +51,8 @@ class Score:
     rows: Sequence[EpisodeRow]
     lost: int = 0
     """Episodes that an environment's fault or a worker's death has ended; they count nowhere."""
+    stats: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """The environment's own figures (``info["episode_stats"]``) by the number of the episode."""
 
     @property
     def returns(self) -> list[float]:
@@ -78,6 +80,11 @@ class Score:
             "steps": int(lengths.sum()),
             "lost": self.lost,
         }
+
+    def own_means(self) -> dict[str, float]:
+        """Mean of each of the environment's own figures, over the episodes that have it."""
+        names = dict.fromkeys(name for own in self.stats.values() for name in own)
+        return {name: float(np.mean([own[name] for own in self.stats.values() if name in own])) for name in names}
 
     def by_agent(self) -> dict[int, float]:
         """Mean return of every agent; empty where there is one only."""
@@ -128,7 +135,8 @@ class EvalResult:
             "env": self.env,
             **self.policy.summary(),
             "by_agent": self.policy.by_agent(),
-            "random": self.random.summary() if self.random else None,
+            "stats": self.policy.own_means(),
+            "random": {**self.random.summary(), "stats": self.random.own_means()} if self.random else None,
             "returns": self.policy.returns,
             "lengths": self.policy.lengths,
             "seeds": [row.seed for row in self.policy.rows],
@@ -170,30 +178,33 @@ def _sentence(name: str, score: Score) -> str:
     s = score.summary()
     error = "" if s["standard_error"] is None else f" +- {s['standard_error']:.2g} (standard error)"
     agents = "".join(f"; agent {agent} {mean:.4g}" for agent, mean in score.by_agent().items())
+    own = "".join(f"; {name} {mean:.4g}" for name, mean in score.own_means().items())
     lost = f"; {score.lost} more were lost by faults" if score.lost else ""
     return (
         f"{name:8} return {s['mean']:.4g}{error}, median {s['median']:.4g}, "
         f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
-        f"{agents}{lost}"
+        f"{own}{agents}{lost}"
     )
 
 
 def _lines(results: Sequence[EvalResult]) -> str:
-    rows: list[tuple[str, ...]] = [
-        ("checkpoint", "frames", "return", "+-", "median", "min", "max", "length", "episodes")
-    ]
-    rows += [_line(r.checkpoint, f"{r.frames:,}", r.policy) for r in results]
-    rows += [_line(f"random ({Path(r.checkpoint).name})", "", r.random) for r in results if r.random is not None]
+    scores = [score for result in results for score in (result.policy, result.random) if score is not None]
+    own = list(dict.fromkeys(name for score in scores for name in score.own_means()))
+    head = ("checkpoint", "frames", "return", "+-", "median", "min", "max", "length", "episodes")
+    rows: list[tuple[str, ...]] = [(*head, *own)]
+    rows += [_line(r.checkpoint, f"{r.frames:,}", r.policy, own) for r in results]
+    rows += [_line(f"random ({Path(r.checkpoint).name})", "", r.random, own) for r in results if r.random is not None]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     text = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in rows]
     return "\n".join([*text, *(line for result in results for line in _where(result))])
 
 
-def _line(name: str, frames: str, score: Score) -> tuple[str, ...]:
-    s = score.summary()
+def _line(name: str, frames: str, score: Score, own: Sequence[str]) -> tuple[str, ...]:
+    s, means = score.summary(), score.own_means()
     error = "" if s["standard_error"] is None else f"{s['standard_error']:.2g}"
     middle = tuple(f"{s[key]:.4g}" for key in ("mean", "median", "min", "max"))
-    return (name, frames, middle[0], error, *middle[1:], f"{s['mean_length']:.1f}", f"{s['episodes']:.0f}")
+    figures = (middle[0], error, *middle[1:], f"{s['mean_length']:.1f}", f"{s['episodes']:.0f}")
+    return (name, frames, *figures, *(f"{means[name]:.4g}" if name in means else "-" for name in own))
 
 
 def _where(result: EvalResult) -> list[str]:

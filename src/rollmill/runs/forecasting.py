@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rollmill.core.errors import RollmillError, error_text
 from rollmill.core.fields import EnvSpec
-from rollmill.runs.recorder import store_schema
+from rollmill.recording.forecast import Forecast, RunSize, Sample, describe, forecast
+from rollmill.runs.recording import store_schema
 from rollmill.runs.settings import TrainConfig, segments_per_batch
 from rollmill.runs.size_sample import SizeSample, sample_here
-from rollmill.store.recording.forecast import Forecast, RunSize, Sample, describe, forecast
-from rollmill.store.recording.settings import WHOLE
 
 log = logging.getLogger("rollmill")
 
@@ -28,17 +28,20 @@ class Forecaster:
         self._config, self._spec = config, spec
         self._schema = store_schema(config, spec)
         recording = config.recording
-        piece = config.sampling.rollout if recording.keep not in WHOLE else 0
+        piece = 0 if recording.whole else config.sampling.rollout
         question = (config.env, self._schema, recording.block, piece)
         self._trial: SizeSample | None = None
         self._sample: Sample | None = None
-        if config.sampling.mode == "serial":
-            self._sample = sample_here(*question)
-        else:
+        if config.sampling.mode != "serial":
             self._trial = SizeSample(*question, environment)
+            return
+        try:
+            self._sample = sample_here(*question)
+        except Exception as error:  # noqa: BLE001 - a forecast is not worth a run, whatever went wrong
+            self._sample = self._unknown(str(error) if isinstance(error, RollmillError) else error_text(error))
 
-    def announce(self, folder: Path) -> int:
-        """Log the forecast; returns the steps of an episode (or piece) to plan shards with."""
+    def announce(self, folder: Path) -> Sample:
+        """Log the forecast; returns what a step takes."""
         found, sample = self.result()
         log.info("%s", describe(found, self._config.recording))
         free = shutil.disk_usage(folder).free
@@ -46,7 +49,7 @@ class Forecaster:
             log.warning(
                 "the disk of %s has %.3g GB free, less than the recording is expected to take", folder, free / 1e9
             )
-        return max(1, round(sample.episode_length))
+        return sample
 
     def result(self) -> tuple[Forecast, Sample]:
         return forecast(self._config.recording, self._size(), self._sampled()), self._sampled()
@@ -55,14 +58,14 @@ class Forecaster:
         if self._trial is not None and self._sample is None:
             timeout = (self._config.sampling.start_timeout or 3600.0) + PATIENCE
             answer = self._trial.result(timeout)
-            if isinstance(answer, str):
-                log.warning(
-                    "recording: the forecast is an upper bound, a trial of %s failed: %s", self._spec.name, answer
-                )
-                answer = Sample(0, float(self._schema.row_bytes), 1000.0)
-            self._sample = answer
+            self._sample = self._unknown(answer) if isinstance(answer, str) else answer
         assert self._sample is not None
         return self._sample
+
+    def _unknown(self, why: str) -> Sample:
+        """What a step takes at most, where the trial failed."""
+        log.warning("recording: the forecast is an upper bound, a trial of %s failed: %s", self._spec.name, why)
+        return Sample(0, float(self._schema.row_bytes), 1000.0)
 
     def _size(self) -> RunSize:
         """Decisions of the run, as far as its limits tell."""

@@ -8,35 +8,62 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rollmill.core.janitor import Janitor, child_environment
+from rollmill.core.exits import exits_are_exceptions
+from rollmill.core.janitor import Janitor, child_environment, marked
 
 log = logging.getLogger("rollmill")
+
+SHOWN = 10
+"""Leftover processes that are named."""
 
 
 @contextlib.contextmanager
 def household(inside: bool = False) -> Iterator[dict[str, str]]:
     """Gives the environment variables for child processes; when it ends, none of them is left.
 
-    ``inside``: this process starts simulators itself (serial mode), so the variables are set here, too.
-    The janitor goes by the environment a process was born with: it never takes this one for a leftover.
+    None of all that this process starts meanwhile, in whatever way: see ``core.janitor``. ``inside``: simulators run in
+    this process itself (serial mode), so the variables are set here, too, and they cannot end it.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="rollmill-"))
     token = uuid.uuid4().hex
-    janitor = Janitor.start(token, scratch)
-    environment = child_environment(token, scratch)
+    with _scratch_folder() as scratch, _janitor(token, scratch), marked(token):
+        environment = child_environment(token, scratch)
+        with _simulators_here(environment) if inside else contextlib.nullcontext():
+            yield environment
+
+
+@contextlib.contextmanager
+def _simulators_here(environment: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)
     try:
-        if inside:
-            os.environ.update(environment)
-        yield environment
+        os.environ.update(environment)
+        with exits_are_exceptions():
+            yield
     finally:
-        if inside:
-            os.environ.clear()
-            os.environ.update(before)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """The janitor removes it; this is for the moments in which there is none."""
+    scratch = Path(tempfile.mkdtemp(prefix="rollmill-"))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _janitor(token: str, scratch: Path) -> Iterator[None]:
+    janitor = Janitor.start(token, scratch)
+    try:
+        yield
+    finally:
         report = janitor.finish()
         if report.killed:
-            log.warning("ended leftover processes: %s", ", ".join(map(str, report.killed)))
-        shutil.rmtree(scratch, ignore_errors=True)
+            shown = ", ".join(map(str, report.killed[:SHOWN]))
+            more = f" and {len(report.killed) - SHOWN:,} more" if len(report.killed) > SHOWN else ""
+            log.warning("ended leftover processes: %s%s", shown, more)

@@ -7,12 +7,13 @@ wrong is found here), take the run folder, build, load a checkpoint if asked, fi
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,43 +23,31 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
 from rollmill.core.config import dump_yaml, to_dict
 from rollmill.core.diary import Diary
-from rollmill.core.errors import CheckpointError, ConfigError, RollmillError
-from rollmill.core.fields import EnvSpec
+from rollmill.core.errors import CheckpointError, RollmillError
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
-from rollmill.envs.make import check_env_settings
-from rollmill.envs.probe import Probe
-from rollmill.envs.settings import EnvSettings
-from rollmill.offline.data import (
-    Selection,
-    WindowLoader,
-    automatic_targets,
-    check_spec,
-    fit_normaliser,
-    open_store,
-    scales_of,
-    select,
-)
-from rollmill.offline.fit import Fitter, load_weights, precision
-from rollmill.offline.model import Scales, SequencePolicy
-from rollmill.offline.results import Results, Row, data_rows
+from rollmill.monitor.console import duration_text
+from rollmill.offline.data import WindowLoader, fit_normaliser
+from rollmill.offline.fit import Fitter, load_weights, precision, weights_of
+from rollmill.offline.held_out import HeldOut
+from rollmill.offline.model import SequencePolicy
+from rollmill.offline.results import LAST, Results, Row, data_rows
 from rollmill.runs.build import choose_device
+from rollmill.runs.eval_play import Figures, Pace
 from rollmill.runs.household import household
-from rollmill.runs.offline_page import Film, write_page
-from rollmill.runs.offline_play import Stage, find_behaviour
+from rollmill.runs.offline_page import Film
+from rollmill.runs.offline_play import Stage
+from rollmill.runs.offline_policy import CHECKPOINT_FORMAT, KIND, Choice, require_offline
 from rollmill.runs.offline_report import OfflineReporter
 from rollmill.runs.offline_settings import OfflineConfig, check_offline
+from rollmill.runs.offline_task import Task, describe_data, env_of, prepare
 from rollmill.runs.opening import open_diary
 from rollmill.runs.reporting import live_panel
+from rollmill.runs.run_report import write_run_report
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train import Request
-from rollmill.store.reader import Store
 
 log = logging.getLogger("rollmill")
-
-KIND = "offline"
-CHECKPOINT_FORMAT = 1
-PROBE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +60,8 @@ class OfflineOutcome:
     folder: Path
     results: Results | None
     metrics: Mapping[str, float]
+    weights: str
+    """Which weights are the policy, in words."""
     signal: int = 0
 
     @property
@@ -83,27 +74,10 @@ class OfflineOutcome:
             "reason": self.reason,
             "steps": self.steps,
             "folder": str(self.folder),
+            "weights": self.weights,
             "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
             "results": self.results.to_dict() if self.results else None,
         }
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be done, checked against the store and the environment."""
-
-    config: OfflineConfig
-    store: Store
-    selection: Selection
-    scales: Scales
-    stage: Stage | None
-    """None: no environment is played."""
-    targets: tuple[float | None, ...]
-    behaviour: Loaded | None
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self.store.schema.env
 
 
 def train_offline(config: OfflineConfig, request: Request | None = None) -> OfflineOutcome:
@@ -121,6 +95,7 @@ def train_offline(config: OfflineConfig, request: Request | None = None) -> Offl
         handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
         stack.callback(handle.close)
         diary = open_diary(folder, config, request.mode, request.command, loaded)
+        stack.callback(_report_run, folder)
         with _ending(folder, diary, loaded.frames if loaded else 0) as life:
             run = life.run = OfflineRun(task, folder, device, request)
             if loaded is not None:
@@ -131,58 +106,17 @@ def train_offline(config: OfflineConfig, request: Request | None = None) -> Offl
             run.save()
             if not run.interrupt.signal and task.stage is not None:
                 run.judge_until_signal()
+            else:
+                run.write_results()
     return run.outcome()
 
 
-def prepare(config: OfflineConfig, environment: Mapping[str, str]) -> Task:
-    """Look at everything that can be wrong with data, environment and targets; nothing is written."""
-    assert config.store is not None
-    store = open_store(config.store, config.data)
-    selection = select(store, config.data, config.algorithm, config.run.seed)
-    stage = find_stage(config, store, environment) if config.plays else None
-    targets: tuple[float | None, ...] = config.evaluation.targets or (None,)
-    if config.algorithm == "dt" and stage is not None and not config.evaluation.targets:
-        targets = automatic_targets(selection)
-    if config.report.videos and stage is not None:
-        stage.check_films()
-    behaviour = None
-    if config.evaluation.behaviour is not None and stage is not None:
-        behaviour = find_behaviour(config.evaluation.behaviour, stage.spec)
-        stage.check(behaviour)
-    return Task(config, store, selection, scales_of(store, selection), stage, targets, behaviour)
-
-
-def find_stage(config: OfflineConfig, store: Store, environment: Mapping[str, str]) -> Stage:
-    """The environment to judge in, built once in a process of its own and compared with the store."""
-    env = env_of(config, store)
+def _report_run(folder: RunFolder) -> None:
+    """A page about the run, however it ended; the run has not failed if this does."""
     try:
-        check_env_settings(env)
-        spec = Probe(env, environment).result(PROBE_SECONDS)
-    except ConfigError as error:
-        if config.env is not None:
-            raise
-        raise ConfigError(
-            f"{store.path} names the environment {env.id!r}, which cannot be played here: {error}. "
-            "Name one with env=..., or do without: evaluation.episodes=0"
-        ) from error
-    check_spec(store.schema.env, spec, str(store.path))
-    return Stage(env, spec, config.evaluation, environment)
-
-
-def env_of(config: OfflineConfig, store: Store) -> EnvSettings:
-    """The environment that was asked for, or the one the store names."""
-    return config.env or EnvSettings(id=store.schema.env_id, args=dict(store.schema.env_kwargs))
-
-
-def describe_data(task: Task) -> str:
-    """One line: what is learnt from, and what is not."""
-    figures = task.selection.summary(task.store)
-    dropped = ", ".join(f"{count:,} {why}" for why, count in figures["dropped"].items())
-    returns = "" if figures["return_mean"] is None else f", mean return {figures['return_mean']:.4g}"
-    return (
-        f"{task.store.path}: {figures['episodes']:,} episodes, {figures['steps']:,} steps{returns}; "
-        f"{figures['validation_episodes']:,} held out; left out: {dropped or 'none'}"
-    )
+        log.info("report of the run: %s", write_run_report(folder.path))
+    except RollmillError as error:
+        log.error("no report of the run: %s", error)
 
 
 class OfflineRun:
@@ -192,9 +126,12 @@ class OfflineRun:
         config = task.config
         self.task, self.folder, self.device = task, folder, device
         self.interrupt = Interrupt()
+        self.held_out = HeldOut(config.fit.patience)
         self.results: Results | None = None
         self.metrics: dict[str, float] = {}
         self.stop_reason = ""
+        self._stage = None if task.stage is None else replace(task.stage, progress=self._tell)
+        self._pace, self._told_at = Pace(), 0.0
         self._evaluations: list[dict[str, Any]] = []
         seeds = Seeds(config.run.seed)
         if device.type == "cpu":
@@ -235,24 +172,39 @@ class OfflineRun:
         with self.interrupt:
             while not self._over():
                 self.fitter.train_step()
-                self._reporter.refresh()
+                self._reporter.refresh(self.steps)
                 if self.steps % fit.report_steps == 0:
-                    self._report(self.fitter.validate())
-                if evaluation.every_steps and self.steps % evaluation.every_steps == 0 and self.task.stage is not None:
+                    self._report(self._validate())
+                if evaluation.every_steps and self.steps % evaluation.every_steps == 0 and self._stage is not None:
                     self._report(self._play(evaluation.episodes))
                 if time.monotonic() - self._saved_at >= self.task.config.checkpoints.every_seconds:
                     self._save_or_complain()
         if self.fitter.fresh:
-            self._report(self.fitter.validate())
+            self._report(self._validate())
+
+    def _validate(self) -> dict[str, float]:
+        """Held-out figures; the weights are kept where the loss is the lowest so far."""
+        figures = self.fitter.validate()
+        if "validation/loss" in figures:
+            self.held_out.note(self.steps, figures["validation/loss"], lambda: weights_of(self.model))
+            warning = self.held_out.warning()
+            if warning:
+                log.warning("%s; the weights of update %s will act", warning, f"{self.held_out.best_step:,}")
+        return {**figures, **self.held_out.metrics()}
 
     def _over(self) -> bool:
         fit = self.task.config.fit
         if self.interrupt.signal is not None:
             self.stop_reason = f"{self.interrupt.signal.name} received"
         elif self.steps >= fit.steps:
-            self.stop_reason = f"limit of {fit.steps:,} optimizer steps"
+            self.stop_reason = f"limit of {fit.steps:,} updates"
         elif fit.seconds and self.fitter.seconds >= fit.seconds:
             self.stop_reason = f"limit of {fit.seconds:g} seconds"
+        elif self.held_out.exhausted:
+            self.stop_reason = (
+                f"held-out loss has not fallen for {fit.patience} validations "
+                f"(fit.patience; lowest: {self.held_out.best_loss:.4g} at update {self.held_out.best_step:,})"
+            )
         return bool(self.stop_reason)
 
     def _report(self, figures: Mapping[str, float]) -> None:
@@ -261,16 +213,37 @@ class OfflineRun:
 
     def _play(self, episodes: int) -> dict[str, float]:
         """Returns by target, as metrics."""
-        rows = self._rows(episodes)
+        rows = self._rows(self.task.config.algorithm, self.model, episodes)
         self._evaluations.append({"step": self.steps, "rows": [[row.target, row.mean] for row in rows]})
         figures = {"eval/return": max(row.mean for row in rows)}
         figures |= {f"eval/return_target_{row.target:g}": row.mean for row in rows if row.target is not None}
         return figures
 
-    def _rows(self, episodes: int) -> list[Row]:
-        assert self.task.stage is not None
-        name = self.task.config.algorithm
-        return self.task.stage.targets(name, self.model, self.task.targets, episodes, self.fitter.autocast)
+    def _rows(self, name: str, model: SequencePolicy, episodes: int) -> list[Row]:
+        assert self._stage is not None
+        return self._stage.targets(name, model, self.task.targets, episodes, self.fitter.autocast)
+
+    def _tell(self, figures: Figures) -> None:
+        """A line about episodes that are being played, every few seconds."""
+        left, now = self._pace.left(figures), time.monotonic()
+        self._reporter.redraw()
+        if now - self._told_at >= self.task.config.report.console_seconds:
+            self._told_at = now
+            rest = "" if left is None else f", left {duration_text(left)}"
+            log.info("evaluating %s: %d of %d episodes%s", figures.policy, figures.done, figures.wanted, rest)
+
+    @property
+    def choice(self) -> Choice:
+        """Which weights are the policy."""
+        best = self.held_out.best_step
+        return Choice(best or self.steps, self.steps, best > 0)
+
+    def _policy(self) -> SequencePolicy:
+        """The network with those weights."""
+        policy = copy.deepcopy(self.model)
+        if self.held_out.weights is not None:
+            load_weights(policy, self.held_out.weights)
+        return policy.eval()
 
     def judge_until_signal(self) -> None:
         """``judge``; everything is saved by now, so a signal ends it at once."""
@@ -285,45 +258,60 @@ class OfflineRun:
             self.stop_reason = f"{interrupt.signal.name} received while it was judged"
 
     def judge(self) -> None:
-        """The final evaluation: all targets, and beside them the data, their maker and random play; the page."""
-        task, stage = self.task, self.task.stage
+        """The final evaluation: all targets, and beside them the data, their maker and random play."""
+        task, stage = self.task, self._stage
         assert stage is not None
-        episodes = stage.settings.final_episodes
-        log.info("judging: %d episodes for each of %d targets", episodes, len(task.targets))
-        rows = self._rows(episodes)
+        episodes, policy = stage.settings.final_episodes, self._policy()
+        log.info("evaluating the %s: %d episodes for each of %d targets", self.choice, episodes, len(task.targets))
+        name = task.config.algorithm
+        rows, notes = self._rows(name, policy, episodes), [f"{name}: {self.choice}"]
         self.metrics["eval/return"] = max(row.mean for row in rows)
+        if self.held_out.rising:  # the lowest loss is not always the best play: let the reader compare
+            log.info("evaluating the last weights, too, as held-out loss has risen")
+            rows += self._rows(name + LAST, self.model, episodes)
+            notes.append(f"{name}{LAST}: {Choice(self.steps, self.steps, False)}")
         if task.behaviour is not None:
             rows.append(stage.behaviour(task.behaviour, episodes))
         if stage.settings.random:
             rows.append(stage.random(episodes))
-        self.results = Results(f"{stage.env.id}, {self.folder.path.name}", [*rows, *data_rows(_returns(task))])
-        write_results(self.folder, self.results, [], self._facts())  # before films, which may fail
-        films = self._films(stage, rows)
+        title, returns = f"{stage.env.id}, {self.folder.path.name}", task.selection.whole_returns
+        self.results = Results(title, [*rows, *data_rows(returns)], notes=notes)
+        self.write_results()  # before films, which may fail
+        films = self._films(stage, policy, rows)
         if films:
-            write_results(self.folder, self.results, films, self._facts())
-        log.info("report: %s", self.folder.path / "report.html")
+            self.write_results(films)
         self._reporter.write(self.steps, self.metrics)
 
-    def _films(self, stage: Stage, rows: list[Row]) -> list[Film]:
+    def _films(self, stage: Stage, policy: SequencePolicy, rows: list[Row]) -> list[Film]:
         config = self.task.config
         own = sorted((row for row in rows if row.policy == config.algorithm), key=lambda row: -row.mean)
         films = []
         for row in own[: config.report.videos]:
             words = config.algorithm if row.target is None else f"{config.algorithm}, asked for {row.target:g}"
-            films.append(Film(words, stage.film(words, self.folder.videos, (self.model, row.target))))
+            films.append(Film(words, stage.film(words, self.folder.videos, (policy, row.target))))
         return films
 
-    def _facts(self) -> dict[str, Any]:
-        figures = self.task.selection.summary(self.task.store)
-        return {
-            "store": str(self.task.store.path),
-            "data": figures,
+    def write_results(self, films: Sequence[Film] = ()) -> None:
+        """``eval/results.json`` and ``eval/table.md``: what it was fitted to and what it is worth, as far as known."""
+        task, place = self.task, self.folder.path / "eval"
+        results = self.results or Results(self.folder.path.name, [])
+        facts = {
+            **results.to_dict(),
+            "env": env_of(task.config, task.store).id,
+            "store": str(task.store.path),
+            "data": task.selection.summary(task.store),
             "steps": self.steps,
+            "weights": asdict(self.choice),
             "seconds": round(self.fitter.seconds, 1),
             "metrics": dict(self.metrics),
             "evaluations": self._evaluations,
-            "config": to_dict(self.task.config),
+            "films": [{"caption": film.caption, "file": film.path.name} for film in films],
+            "config": to_dict(task.config),
         }
+        place.mkdir(exist_ok=True)
+        atomic.write_text(place / "results.json", json.dumps(facts, indent=1, default=str) + "\n")
+        if results.rows:
+            atomic.write_text(place / "table.md", results.markdown() + "\n")
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -351,6 +339,7 @@ class OfflineRun:
             "scales": self.model.scales.to_dict(),
             "targets": list(self.task.targets),
             "fit": self.fitter.state(),
+            "held_out": self.held_out.state(),
             "evaluations": self._evaluations,
         }
 
@@ -362,49 +351,24 @@ class OfflineRun:
                 "returns or lengths differ); begin anew with --overwrite"
             )
         self.fitter.load_state(state["fit"])
+        self.held_out.load_state(state.get("held_out"))
         self._evaluations = list(state["evaluations"])
         self._checkpoints.set_aside_after(self.steps)
-        log.info("continuing from %s (%s optimizer steps)", loaded.path, f"{self.steps:,}")
+        log.info("continuing from %s (%s updates)", loaded.path, f"{self.steps:,}")
 
     def outcome(self) -> OfflineOutcome:
         number = self.interrupt.signal
         state: Literal["finished", "interrupted"] = "interrupted" if number else "finished"
         signal = int(number) if number else 0
-        return OfflineOutcome(state, self.stop_reason, self.steps, self.folder.path, self.results, self.metrics, signal)
+        return OfflineOutcome(
+            *(state, self.stop_reason, self.steps, self.folder.path, self.results, self.metrics),
+            str(self.choice),
+            signal,
+        )
 
     def close(self) -> None:
         self.fitter.close()
         self._reporter.close()
-
-
-def _returns(task: Task) -> Any:
-    return task.selection.whole_returns
-
-
-def write_results(folder: RunFolder, results: Results, films: list[Film], facts: Mapping[str, Any]) -> None:
-    """``eval/results.json``, ``eval/table.md`` and ``report.html`` of a run."""
-    place = folder.path / "eval"
-    place.mkdir(exist_ok=True)
-    text = json.dumps({**results.to_dict(), **facts}, indent=1, default=str)
-    atomic.write_text(place / "results.json", text + "\n")
-    atomic.write_text(place / "table.md", results.markdown() + "\n")
-    write_page(folder.path / "report.html", results, films, facts)
-
-
-def require_offline(loaded: Loaded) -> Loaded:
-    """The checkpoint itself; CheckpointError unless an offline training has written it."""
-    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
-        raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
-    return loaded
-
-
-def load_policy(loaded: Loaded, config: OfflineConfig, device: torch.device) -> SequencePolicy:
-    """The network a checkpoint holds."""
-    state = loaded.state
-    spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
-    model = SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
-    load_weights(model, state["fit"]["model"])
-    return model.to(device)
 
 
 def _find_checkpoint(config: OfflineConfig, request: Request) -> Loaded | None:
@@ -412,6 +376,7 @@ def _find_checkpoint(config: OfflineConfig, request: Request) -> Loaded | None:
     if request.restore is not None:
         return require_offline(load_checkpoint(request.restore))
     if request.mode == "resume" and config.folder.is_dir():
+        RunFolder.create(config.folder, "resume").close()  # first: one that is in use may have no checkpoint yet
         return require_offline(Checkpoints(RunFolder(config.folder).checkpoints).load_newest())
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,12 +21,14 @@ from rollmill.offline.model import SequencePolicy
 from rollmill.offline.results import Results, Row
 from rollmill.offline.settings import EvaluationSettings, FitSettings
 from rollmill.runs.build import choose_device
+from rollmill.runs.eval_play import Figures
 from rollmill.runs.eval_targets import find_checkpoints
 from rollmill.runs.household import household
-from rollmill.runs.offline import PROBE_SECONDS, load_policy, require_offline
-from rollmill.runs.offline_page import Film, write_page
+from rollmill.runs.offline_page import Film, write_comparison
 from rollmill.runs.offline_play import Stage, find_behaviour
+from rollmill.runs.offline_policy import Choice, load_policy, require_offline
 from rollmill.runs.offline_settings import OfflineConfig
+from rollmill.runs.offline_task import PROBE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class CompareOptions:
     videos: bool = False
     report: Path | None = None
     device: str = "auto"
+    last: bool = False
+    """Judge the last weights of every run instead of those with the lowest held-out loss."""
 
     def check(self) -> None:
         if self.episodes < 1:
@@ -80,8 +84,10 @@ class Entry:
     env: EnvSettings
 
 
-def compare(runs: Sequence[Path], options: CompareOptions) -> Results:
-    """Let all policies play; returns the table and writes the page."""
+def compare(
+    runs: Sequence[Path], options: CompareOptions, progress: Callable[[Figures], None] | None = None
+) -> Results:
+    """Let all policies play; returns the table and writes the page. ``progress`` is told how far it is."""
     options.check()
     entries = [_entry(run, options) for run in runs]
     if not entries:
@@ -104,20 +110,31 @@ def compare(runs: Sequence[Path], options: CompareOptions) -> Results:
             stage.check(behaviour)
         if options.videos:
             stage.check_films()
-        rows, films = _play(stage, entries, behaviour, options)
-    results = Results(entries[0].env.id, rows)
+        rows, films = _play(stage, entries, behaviour, options, progress)
+    results = Results(entries[0].env.id, rows, notes=[_which_weights(entry, options.last) for entry in entries])
     if options.report is not None:
         about = f"{options.episodes} episodes for every row, seed {options.seed}"
-        write_page(options.report, results, films, {"about": about})
+        write_comparison(options.report, results, films, about)
     return results
 
 
 def _play(
-    stage: Stage, entries: Sequence[Entry], behaviour: Loaded | None, options: CompareOptions
+    stage: Stage,
+    entries: Sequence[Entry],
+    behaviour: Loaded | None,
+    options: CompareOptions,
+    progress: Callable[[Figures], None] | None,
 ) -> tuple[list[Row], list[Film]]:
     rows: list[Row] = []
     films: list[Film] = []
     folder = options.report.with_suffix("") if options.report is not None else Path()
+    wanted = sum(len(entry.targets) for entry in entries) + (behaviour is not None) + options.random
+
+    def show(figures: Figures) -> None:
+        if progress is not None:
+            progress(replace(figures, policy=f"{figures.policy} ({len(rows)} of {wanted} rows done)"))
+
+    stage = replace(stage, progress=show)
 
     def film(name: str, stage: Stage, policy: tuple[SequencePolicy, float | None] | Loaded | None) -> None:
         if options.videos:
@@ -127,7 +144,7 @@ def _play(
         device = choose_device(options.device, "--device")
         if device.type == "cpu":
             torch.set_num_threads(1)
-        model = load_policy(entry.loaded, entry.config, device)
+        model = load_policy(entry.loaded, entry.config, device, options.last)
         own = replace(stage, settings=options.settings(entry.config.evaluation.deterministic))
         found = own.targets(entry.name, model, entry.targets, options.episodes, _precision(entry.config.fit, device))
         rows += found
@@ -141,6 +158,11 @@ def _play(
         rows.append(stage.random(options.episodes))
         film("random", stage, None)
     return rows, films
+
+
+def _which_weights(entry: Entry, last: bool) -> str:
+    choice = Choice.of(entry.loaded.state, last)
+    return f"{entry.name}: {choice}" + (" (--last plays those of the end)" if choice.step < choice.steps else "")
 
 
 def _precision(fit: FitSettings, device: torch.device) -> torch.dtype | None:

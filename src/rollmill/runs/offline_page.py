@@ -1,4 +1,4 @@
-"""The page of an offline evaluation: table, plot and films in one HTML file that loads nothing from elsewhere."""
+"""Pages about offline policies: of one run, from the files of its folder, and of several side by side."""
 
 from __future__ import annotations
 
@@ -7,18 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
+from rollmill.monitor.console import duration_text
+from rollmill.offline.held_out import RISING
 from rollmill.offline.results import Results
-from rollmill.store.page.style import STYLE
-from rollmill.store.page.svg import Plot, escape, number
-from rollmill.store.page.tables import table
+from rollmill.runs import page_parts as parts
+from rollmill.runs.page_parts import curve_card, points, section
+from rollmill.store.page.curves import Line, curves
+from rollmill.store.page.document import card, document, grid, note, tiles, write_page
+from rollmill.store.page.document import section as plain_section
+from rollmill.store.page.svg import escape, number
+from rollmill.store.page.tables import NONE, table, whole
 
-_POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; base-uri 'none'"
-_EXTRA = ".films { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 12px; }"
-_EXTRA += " video { width: 100%; border-radius: 4px; }"
+if TYPE_CHECKING:
+    from rollmill.runs.run_report import RunFacts
+
+UNIT = "updates"
+CURVES = (
+    ("Accuracy", "validation/accuracy", "held out: how often the most likely action is the one that was taken"),
+    ("Error", "validation/error", "held out: root of the mean squared distance to the action that was taken"),
+    ("Learning rate", "learn/learning_rate", ""),
+    ("Gradient norm", "learn/grad_norm", "before clipping"),
+    ("Updates per second", "time/updates_per_s", ""),
+    ("Waiting for data", "data/wait_share", "share of the time"),
+)
+LOSSES = {"training": "learn/loss", "held out": "validation/loss"}
 
 
 @dataclass(frozen=True)
@@ -29,90 +44,123 @@ class Film:
     path: Path
 
 
-def write_page(path: Path, results: Results, films: Sequence[Film], facts: Mapping[str, Any]) -> Path:
-    """Write the page; RunFolderError where that is impossible."""
-    sections = [
-        f"<h1>{escape(results.title)}</h1>",
-        f'<p class="muted">{escape(_about(facts))}</p>',
-        _section("What it is worth", table(Results.HEAD, results.cells(), left=1) + _table_note(results)),
-        _section("Asked for and achieved", _card(results.plot())),
-        _section("While fitting", _card(_history(facts))),
-        _section("Films", _films(films)),
+# -- several policies -----------------------------------------------------------------------------------------
+
+
+def write_comparison(path: Path, results: Results, films: Sequence[Film], about: str) -> Path:
+    """Write a page about policies side by side; RunFolderError where that is impossible."""
+    body = (
+        f'<h1>{escape(results.title)}</h1><p class="muted">{escape(about)}</p>',
+        plain_section("What it is worth", _worth(results)),
+        plain_section("Asked for and achieved", card(results.plot())),
+        plain_section("Films", grid(_film(film) for film in films)),
         f'<footer class="note"><p>Made {datetime.now(UTC).isoformat(timespec="seconds")}.</p></footer>',
-    ]
-    text = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape(results.title)}</title>\n<style>{STYLE}{_EXTRA}</style>\n</head>\n<body>\n<main>\n"
-        f"{''.join(sections)}</main>\n</body>\n</html>\n"
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, text)
+        return write_page(path, "comparison", document("comparison", results.title, "".join(body), parts.STYLE))
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
-    return path
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>\n" if body else ""
+def _worth(results: Results) -> str:
+    sentences = "".join(note(f"{text}.") for text in results.sentences())
+    return table(Results.HEAD, results.cells(), left=1) + sentences
 
 
-def _card(body: str) -> str:
-    return f'<div class="card">{body}</div>' if body else ""
-
-
-def _about(facts: Mapping[str, Any]) -> str:
-    data = facts.get("data")
-    if not data:
-        return str(facts.get("about", ""))
-    return (
-        f"{facts['store']}: {data['episodes']:,} episodes, {data['steps']:,} steps; fitted with {facts['steps']:,} "
-        f"optimizer steps in {facts['seconds']:,.0f} s"
+def _film(film: Film) -> str:
+    data = base64.b64encode(film.path.read_bytes()).decode("ascii")
+    return card(
+        f'<figure><video controls="controls" loop="loop" muted="muted" src="data:video/mp4;base64,{data}"></video>'
+        f"<figcaption>{escape(film.caption)}</figcaption></figure>"
     )
 
 
-def _table_note(results: Results) -> str:
-    if all(results.share(row) is None for row in results.rows):
-        return ""
-    return '<p class="note">Of behaviour: 0 % is random play, 100 % the run that made the data.</p>'
+# -- one run --------------------------------------------------------------------------------------------------
 
 
-def _history(facts: Mapping[str, Any]) -> str:
-    """Return over optimizer steps, a line per target."""
-    evaluations = facts.get("evaluations") or []
-    if len(evaluations) < 2:
+def render_offline(facts: RunFacts) -> str:
+    """The page about one offline training."""
+    names, saved = parts.metric_names(facts.rows), facts.results
+    drawn = {*LOSSES.values(), *(name for _, name, _ in CURVES)}
+    captions = {f"videos/{film['file']}": film["caption"] for film in saved.get("films") or []}
+    body = (
+        parts.head(facts),
+        parts.whole(lambda: _tiles(facts)),
+        parts.whole(lambda: _rise(facts)),
+        section("What it is worth", lambda: _own_worth(facts)),
+        section("Asked for and achieved", lambda: card(_results(saved).plot()) if saved.get("rows") else ""),
+        section("Curves", lambda: _curves(facts)),
+        section("Films", lambda: parts.videos(facts, captions)),
+        section("Warnings and errors", lambda: parts.faults(facts, ())),
+        section("All metrics", lambda: parts.all_metrics(facts.rows, names, drawn, UNIT)),
+        section("Checkpoints", lambda: parts.checkpoints(facts, UNIT)),
+        section("Where it comes from", lambda: parts.origin(facts, "update")),
+        section("Configuration", lambda: parts.configuration(facts)),
+        parts.foot(facts),
+    )
+    return document("offline", f"{facts.folder.name}: offline training", "".join(body), parts.STYLE)
+
+
+def _results(saved: Mapping[str, Any]) -> Results:
+    return Results.from_dict(saved)
+
+
+def _tiles(facts: RunFacts) -> str:
+    saved, last, best = facts.results, parts.last(facts.rows), _lowest(facts)
+    data, seconds, sessions = saved.get("data") or {}, last.get("time/seconds"), facts.diary.get("sessions") or []
+    figures = [(whole(int(facts.state.get("frames") or last.get("frames") or 0)), UNIT)]
+    if best is not None:
+        figures.append((number(best[1]), f"lowest held-out loss, at update {best[0]:,.0f}"))
+    own = [row for row in saved.get("rows") or [] if row["policy"] == (saved.get("config") or {}).get("algorithm")]
+    if own:
+        top = max(own, key=lambda row: row["mean"])
+        asked = "" if top["target"] is None else f", asked for {number(top['target'])}"
+        figures.append((number(top["mean"]), f"return{asked}"))
+    if data:
+        figures.append((whole(data["episodes"]), f"episodes learnt from, {whole(data['steps'])} steps"))
+    figures.append((duration_text(seconds) if seconds is not None else NONE, f"of fitting, {len(sessions)} session(s)"))
+    return tiles(figures)
+
+
+def _lowest(facts: RunFacts) -> tuple[float, float] | None:
+    """(update, loss) of the lowest held-out loss."""
+    return min(points(facts.rows, LOSSES["held out"]), key=lambda point: point[1], default=None)
+
+
+def _rise(facts: RunFacts) -> str:
+    """A warning where the policy was fitted beyond the lowest held-out loss."""
+    held_out, best = points(facts.rows, LOSSES["held out"]), _lowest(facts)
+    if best is None or sum(x > best[0] for x, _ in held_out) < RISING or held_out[-1][1] <= best[1]:
         return ""
+    text = (
+        f"Held-out loss has risen since update {best[0]:,.0f}, from {number(best[1])} to {number(held_out[-1][1])}: "
+        "the policy has learnt the recorded episodes by heart. The weights of that update are those that act; more "
+        "data, fewer updates or a smaller network keep it from rising."
+    )
+    return f'<p class="warn">{escape(text)}</p>\n'
+
+
+def _own_worth(facts: RunFacts) -> str:
+    saved = facts.results
+    if saved.get("rows"):
+        return _worth(_results(saved))
+    return note(f"It was not evaluated in its environment; rollmill offline-eval {facts.folder} does that.")
+
+
+def _curves(facts: RunFacts) -> str:
+    best = _lowest(facts)
+    mark = (best[0], "lowest") if best else None
+    losses = curve_card(facts.rows, "Loss", LOSSES, UNIT, "minus the log-probability of the actions taken", mark)
+    others = (curve_card(facts.rows, title, {title: name}, UNIT, about) for title, name, about in CURVES)
+    return grid([losses, _history(facts.results), *others])
+
+
+def _history(saved: Mapping[str, Any]) -> str:
+    """Return over updates, a line per target; nothing where it was evaluated at the end only."""
     lines: dict[Any, list[tuple[float, float]]] = {}
-    for entry in evaluations:
+    for entry in saved.get("evaluations") or []:
         for target, mean in entry["rows"]:
             lines.setdefault(target, []).append((entry["step"], mean))
-    values = [mean for points in lines.values() for _, mean in points]
-    plot = Plot(
-        (0, evaluations[-1]["step"] * 1.1),
-        (min(values), max(values)),
-        width=560,
-        height=280,
-        label="return over optimizer steps",
-        x_title="optimizer steps",
-        y_title="return",
-    ).axes()
-    for target, points in lines.items():
-        plot.line(points).points(points)
-        if target is not None:
-            plot.note(points[-1][0], points[-1][1], number(target), before=False)
-    return str(plot)
-
-
-def _films(films: Sequence[Film]) -> str:
-    if not films:
-        return ""
-    shown = []
-    for film in films:
-        data = base64.b64encode(film.path.read_bytes()).decode("ascii")
-        shown.append(
-            f'<figure class="card"><video controls="controls" loop="loop" muted="muted" '
-            f'src="data:video/mp4;base64,{data}"></video><figcaption>{escape(film.caption)}</figcaption></figure>'
-        )
-    return f'<div class="films">{"".join(shown)}</div>'
+    shown = [Line("return" if t is None else f"asked for {number(t)}", drawn) for t, drawn in lines.items()]
+    return card(curves(shown, "return over updates", x_title=UNIT), "Return while fitting")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,9 +22,9 @@ from rollmill.offline.data import check_spec
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.results import Row
 from rollmill.offline.settings import EvaluationSettings
-from rollmill.runs.eval_play import EvalPlan, Tape, make_plan, play
+from rollmill.runs.eval_play import EvalPlan, Figures, Tape, make_plan, play
 from rollmill.runs.eval_record import EvalRecording
-from rollmill.runs.eval_results import Score
+from rollmill.runs.eval_results import EpisodeRow, Score
 from rollmill.runs.eval_targets import find_checkpoint
 from rollmill.runs.evaluate import trained_policy
 from rollmill.runs.settings import TrainConfig
@@ -48,6 +48,12 @@ class Stage:
     settings: EvaluationSettings
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of worker processes."""
+    progress: Callable[[Figures], None] | None = None
+    """Told how far the episodes of a policy are, every second at least."""
+
+    def _show(self, _rows: Sequence[EpisodeRow], figures: Figures) -> None:
+        if self.progress is not None:
+            self.progress(figures)
 
     def plan(self, episodes: int, multiple: int = 1) -> EvalPlan:
         """A plan for so many episodes, with a number of environments that ``multiple`` divides."""
@@ -69,7 +75,7 @@ class Stage:
         plan = self.plan(episodes * len(targets), len(targets))
         of_env = np.arange(plan.schedule.envs) % len(targets)
         lanes = np.asarray([target or 0.0 for target in targets])[of_env].repeat(self.spec.agents)
-        score = play(plan, self._policy(model, lanes, autocast), name)
+        score = play(plan, self._policy(model, lanes, autocast), name, self._show)
         rows = []
         for k, target in enumerate(targets):
             own = Score([row for row in score.rows if of_env[row.episode % plan.schedule.envs] == k])
@@ -84,12 +90,12 @@ class Stage:
 
     def random(self, episodes: int) -> Row:
         plan = self.plan(episodes)
-        return _row("random", play(plan, EpisodeRandom(self.spec, plan.schedule), "random"))
+        return _row("random", play(plan, EpisodeRandom(self.spec, plan.schedule), "random", self._show))
 
     def behaviour(self, loaded: Loaded, episodes: int) -> Row:
         """The policy of an online run on the same episodes."""
         plan = self.plan(episodes)
-        return _row("behaviour", play(plan, self._trained(loaded, plan), "behaviour"))
+        return _row("behaviour", play(plan, self._trained(loaded, plan), "behaviour", self._show))
 
     def check(self, loaded: Loaded) -> None:
         """CheckpointError unless the network of an online run can be built and takes its weights."""
@@ -125,7 +131,8 @@ class Stage:
         # A store of its own: in one that is kept, episodes of an earlier policy of this name would count as played.
         with tempfile.TemporaryDirectory(prefix=".episodes-", dir=folder) as scratch:
             with EvalRecording(Path(scratch), self._schema(), name) as recording:
-                play(plan, acting, name, None, Tape(recording, name, {"version": 0, "global_step": 0}))
+                tape = Tape(recording, name, {"version": 0, "global_step": 0})
+                play(plan, acting, f"film of {name}", self._show, tape)
             with Store(Path(scratch)) as store:
                 returns = store.table.return_
                 typical = np.argmin(np.abs(returns - np.median(returns)))

@@ -13,7 +13,7 @@ from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.console import ConsoleSink, Row, count_text
 from rollmill.monitor.jsonl import JsonlSink
-from rollmill.monitor.metrics import Progress
+from rollmill.monitor.metrics import Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
 from rollmill.monitor.wandb import WandbRun, WandbSink
 from rollmill.runs.offline_settings import OfflineConfig
@@ -24,6 +24,8 @@ log = logging.getLogger("rollmill")
 ROWS = (
     Row("loss", "learn/loss"),
     Row("held-out loss", "validation/loss"),
+    Row("lowest so far", "validation/best_loss", in_line=False),
+    Row("at update", "validation/best_update", lambda step: f"{step:,.0f}", in_line=False),
     Row("accuracy", "validation/accuracy", lambda share: f"{share:.1%}"),
     Row("error", "validation/error"),
     Row("return", "eval/return"),
@@ -41,6 +43,7 @@ class OfflineReporter:
         self._config, self._folder, self._mode = config, folder, console
         self._sinks: list[Sink] = []
         self._console: ConsoleSink | None = None
+        self._rate = Rate()
         self._failed: set[str] = set()
 
     def open(self, steps: int, seconds: float) -> None:
@@ -59,6 +62,7 @@ class OfflineReporter:
             title, every = f"{config.algorithm}: {folder.path}", config.report.console_seconds
             self._console = ConsoleSink(title, progress, folder.path, every, ROWS, console=screen, unit="updates")
             self._sinks.append(self._console)
+        self._rate.update(steps)
 
     def write(self, steps: int, metrics: Mapping[str, float]) -> None:
         """A row for every sink; one that cannot write (disk full) is complained about once."""
@@ -72,8 +76,14 @@ class OfflineReporter:
                     log.error("metrics are being lost, training goes on: %s", error)
                 self._failed.add(name)
 
-    def refresh(self) -> None:
-        """Redraw the panel, if it is time."""
+    def refresh(self, steps: int) -> None:
+        """Show how far it is, if it is time: rows of metrics may be minutes apart."""
+        self._rate.update(steps)
+        if self._console is not None:
+            self._console.tick(steps, {"time/updates_per_s": self._rate.per_second()})
+
+    def redraw(self) -> None:
+        """Redraw the panel, if there is one and it is time."""
         if self._console is not None:
             self._console.refresh()
 

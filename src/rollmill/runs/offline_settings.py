@@ -61,7 +61,9 @@ class OfflineConfig:
     @property
     def folder(self) -> Path:
         """The run's folder: ``<dir>/<experiment>/<name>``."""
-        plain = re.sub(r"[^\w.-]+", "-", self.store.absolute().name if self.store else "store").strip(".-")
+        place = self.store.absolute() if self.store else Path("store")
+        name = (place.name == "data" and place.parent.name) or place.name  # a recording is called as its run
+        plain = re.sub(r"[^\w.-]+", "-", name).strip(".-")
         return self.run.dir / self.run.experiment / (self.run.name or f"{self.algorithm}-{plain}-s{self.run.seed}")
 
     @property

@@ -23,10 +23,10 @@ from rollmill.core.config import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.run_folder import RunFolder
+from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.build import Parts
 from rollmill.runs.meeting import COUNTERS, Meeting
 from rollmill.runs.observers import Observer, Trajectory, call_hook, cut_trajectories
-from rollmill.runs.recorder import Recorder, Tally, closing_words
 from rollmill.runs.reporting import Reporter
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.stopping import Interrupt, StopRules
@@ -179,6 +179,8 @@ class OnlineRun:
                 self.seconds = before + time.monotonic() - begun
                 if slots is not None:
                     self._after_step()
+        if self._meeting.leads:
+            self._reporter.finish(self)  # only now: the recorder has written the last of it
 
     def _over(self) -> bool:
         if not self._meeting.leads:
@@ -213,6 +215,7 @@ class OnlineRun:
             if self._thread is not None:
                 self._thread.join()
             if self.recorder is not None:
+                self._offer_rest(self.recorder)
                 self.recorder.stop()
                 rows = self.recorder.counts()["rows"]
                 log.log(logging.INFO if rows else logging.WARNING, "%s", closing_words(self.recorder, self.folder.data))
@@ -252,6 +255,14 @@ class OnlineRun:
             groups = sampler.inference.group_of_slot[slots].tolist()
             slots = self.recorder.offer(slots, groups, self.frames, learnt)
         sampler.release(slots)
+
+    def _offer_rest(self, recorder: Recorder) -> None:
+        """Segments that ended, and that nobody will learn from any more: episodes end in them, too."""
+        sampler = self.parts.sampler
+        rest = list(sampler.finished)
+        if rest and self.config.sampling.mode != "serial":  # there they are learnt from after a resume
+            recorder.offer(rest, sampler.inference.group_of_slot[rest].tolist(), self.frames, learnt=False)
+        self._reporter.close_episodes(self)
 
     def _learn(self, slots: list[int], progress: float) -> None:
         begun = time.perf_counter()
@@ -359,7 +370,7 @@ class OnlineRun:
         self._dropped = state["dropped_segments"]
         self._reporter.load_state(state["reporter"])
         if self.recorder is not None:
-            self.recorder.tally = Tally(**state.get("recorder", {}))
+            self.recorder.tally = DropCounts(**state.get("recorder", {}))
         sampler = self.parts.sampler
         if state["policies"] and self._can_replay(state):
             for policy, entry in zip(self.parts.policies, state["policies"], strict=True):

@@ -31,10 +31,12 @@ from rollmill.monitor.metrics import EpisodeStats, MetricWindow, Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
 from rollmill.monitor.usage import Usage
 from rollmill.monitor.wandb import WandbRun, WandbSink
+from rollmill.recording.played_log import PlayedLog
+from rollmill.recording.recorder import figures
 from rollmill.runs.observers import ask_summaries
-from rollmill.runs.recorder import figures
 from rollmill.runs.settings import TrainConfig
 from rollmill.sampling.crew import ProcessCrew
+from rollmill.sampling.sampler import EpisodeEnd
 
 if TYPE_CHECKING:
     from rollmill.runs.online import OnlineRun
@@ -93,7 +95,7 @@ class Reporter:
         self._config, self._folder, self._console_mode = config, folder, console
         self._workers = MetricWindow(config.report.window)  # returns, by worker
         self._rate = Rate()
-        self._progress = Progress(config.stop.frames, config.stop.seconds)
+        self._progress = Progress(config.stop.frames, config.stop.seconds, max_batches=config.stop.batches)
         self._usage = Usage()
         self._phases = Phases()
         self._began_at = 0.0
@@ -102,14 +104,18 @@ class Reporter:
         self._sinks: list[Sink] = []
         self._console: ConsoleSink | None = None
         self._failed: set[str] = set()
+        self._played: PlayedLog | None = None
 
     def open(self, frames: int, seconds: float) -> None:
         """Open the sinks of a run that stands at ``frames`` after ``seconds`` of training."""
         folder, config = self._folder, self._config
         resumed = frames if folder.metrics.exists() else None
         self._began_at = seconds
-        self._progress = progress = Progress(config.stop.frames, config.stop.seconds, seconds)
+        stop = config.stop
+        self._progress = Progress(stop.frames, stop.seconds, seconds, max_batches=stop.batches)
         self._sinks.append(JsonlSink(folder.metrics, resumed))
+        if config.recording.on:
+            self._played = PlayedLog(folder.data)
         if config.report.tensorboard:
             self._sinks.append(TensorBoardSink(folder.tensorboard, resumed))
         if config.wandb.on:
@@ -119,9 +125,10 @@ class Reporter:
             title = f"{config.env.id}: {folder.path}"
             screen = None if live_panel(self._console_mode) else RichConsole(force_terminal=False)
             every = config.report.console_seconds
-            self._console = ConsoleSink(title, progress, folder.path, every, panel_rows(config), console=screen)
+            self._console = ConsoleSink(title, self._progress, folder.path, every, panel_rows(config), console=screen)
             self._sinks.append(self._console)
         self._rate.update(frames)
+        self._usage.begin()
 
     @property
     def mean_return(self) -> float | None:
@@ -143,21 +150,29 @@ class Reporter:
 
     def step(self, run: OnlineRun) -> None:
         """Called after every training step: count episodes, and write a row when one is due."""
-        ended, plan = run.parts.sampler.episodes, run.parts.sampler.plan
-        lanes = plan.lanes_per_group * plan.settings.groups
-        while ended:
-            episode = ended.popleft()
-            self.episodes.add([episode.episode_return], [episode.length])
-            self._workers.add({f"worker{episode.lane // lanes}/return": episode.episode_return})
-        extras = run.parts.sampler.crew.report.episode_stats
-        while extras:
-            _, _, stats = extras.popleft()
-            self._extras.add({f"episode/{name}": value for name, value in stats.items()})
+        self._count_episodes(run)
         self._rate.update(run.frames)
         if run.frames >= self._next_row:
             self.write_row(run)
         elif self._console is not None:
-            self._console.refresh()
+            self._console.tick(run.frames, {"time/frames_per_s": self._rate.per_second()})
+
+    def _count_episodes(self, run: OnlineRun) -> None:
+        """Take in the episodes that have ended since the last call."""
+        ended, plan = run.parts.sampler.episodes, run.parts.sampler.plan
+        lanes = plan.lanes_per_group * plan.settings.groups
+        new: list[EpisodeEnd] = []
+        while ended:
+            episode = ended.popleft()
+            self.episodes.add([episode.episode_return], [episode.length])
+            self._workers.add({f"worker{episode.lane // lanes}/return": episode.episode_return})
+            new.append(episode)
+        if self._played is not None:
+            self._played.add(new)
+        extras = run.parts.sampler.crew.report.episode_stats
+        while extras:
+            _, _, stats = extras.popleft()
+            self._extras.add({f"episode/{name}": value for name, value in stats.items()})
 
     def write_row(self, run: OnlineRun) -> None:
         frames = run.frames  # read once: in async mode the sampler goes on counting
@@ -178,7 +193,7 @@ class Reporter:
             "run/checkpoint_failures": self.checkpoint_failures,
             "time/frames_per_s": self._rate.per_second(),
             "time/seconds": run.seconds,
-            **self._time_left(frames),
+            **self._time_left(frames, run.iteration),
             **self._phases.shares(run.seconds - self._began_at, run.phase_seconds()),
             **self._usage.figures(_worker_pids(run)),
             **_gpu_memory(),
@@ -191,8 +206,17 @@ class Reporter:
         for sink in self._sinks:
             self._write(sink, frames, metrics)
 
-    def _time_left(self, frames: int) -> dict[str, float]:
-        left = self._progress.seconds_left(frames, self._rate.per_second())
+    def finish(self, run: OnlineRun) -> None:
+        """The last figures for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
+        if self._console is None:
+            return
+        fresh = {**self.episodes.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
+        if run.recorder is not None:
+            fresh |= figures(run.recorder)
+        self._console.end(run.frames, fresh)
+
+    def _time_left(self, frames: int, batches: int) -> dict[str, float]:
+        left = self._progress.seconds_left(frames, self._rate.per_second(), batches)
         return {} if left is None else {"time/seconds_left": left}
 
     def _write(self, sink: Sink, frames: int, metrics: Mapping[str, float]) -> None:
@@ -205,6 +229,12 @@ class Reporter:
             if name not in self._failed:
                 log.error("metrics are being lost, training goes on: %s", error)
             self._failed.add(name)
+
+    def close_episodes(self, run: OnlineRun) -> None:
+        """No more will end."""
+        self._count_episodes(run)
+        if self._played is not None:
+            self._played.save()
 
     def close(self) -> None:
         for sink in self._sinks:

@@ -15,12 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.errors import RollmillError, RunFolderError
+from rollmill.core.errors import ConfigError, RollmillError, RunFolderError
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.run_kind import RunKind, run_kind
+from rollmill.core.yaml_io import read_mapping
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.offline_page import render_offline
 from rollmill.runs.run_page import render_run
+from rollmill.store.page.document import write_page
 
 VIDEO_BYTES = 4_000_000
 """A video up to this size is put into the page; a larger one is linked."""
@@ -58,6 +61,8 @@ class RunFacts:
     """Summaries of ``rollmill eval`` that lie in the run's folder."""
     eval_rows: list[Figures] = field(default_factory=list)
     """``eval/training.jsonl``: evaluations while the run went on."""
+    results: Figures = field(default_factory=dict)
+    """``eval/results.json`` of an offline run: what it was fitted to and what it is worth."""
     data: Figures = field(default_factory=dict)
     """Figures of the recorded data (``data_report.json``)."""
     data_page: str = ""
@@ -70,14 +75,35 @@ class RunFacts:
 
 
 def write_run_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page about the run in ``folder`` (as its ``report.html``); RunFolderError when there is no run."""
-    facts = read_run(folder)
-    page = out or folder / "report.html"
+    """Write the page about the run in ``folder`` and return its place: its ``report.html``, unless another kind of page
+    has that name. An online training, an offline one, a world model and its stages have a page each.
+
+    RunFolderError when there is no run.
+    """
+    kind = _kind(folder)
+    if kind == "world":
+        from rollmill.runs.world_results import write_world_page
+
+        return write_world_page(folder, out)
+    if kind in ("encoder", "dynamics", "controller"):
+        from rollmill.runs.world_page import write_stage_page
+
+        return write_stage_page(folder, kind, out)
+    facts, page = read_run(folder), out or folder / "report.html"
     try:
-        atomic.write_text(page, render_run(facts))
+        if kind == "offline":
+            return write_page(page, "offline", render_offline(facts))
+        return write_page(page, "run", render_run(facts))
     except OSError as error:
         raise RunFolderError(f"{page}: the report cannot be written: {error.strerror or error}") from error
-    return page
+
+
+def _kind(folder: Path) -> RunKind:
+    """What the saved settings say; a folder without readable ones counts as an online run, whose page names that."""
+    try:
+        return run_kind(read_mapping(RunFolder(folder).config).data)
+    except ConfigError:
+        return "online"
 
 
 def read_run(folder: Path) -> RunFacts:
@@ -90,6 +116,7 @@ def read_run(folder: Path) -> RunFacts:
     facts.state = _json(run.state, facts.problems)
     facts.config = _text(run.config, facts.problems)
     facts.data = _json(folder / "data_report.json", facts.problems)
+    facts.results = _json(folder / "eval" / "results.json", facts.problems)
     if (folder / "data_report.html").is_file():
         facts.data_page = "data_report.html"
     try:

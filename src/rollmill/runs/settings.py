@@ -15,12 +15,12 @@ from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
 from rollmill.monitor.wandb import WandbSettings, require_wandb
+from rollmill.recording.settings import RecordingSettings
+from rollmill.recording.window import Window
 from rollmill.runs.eval_settings import EvaluationSettings
 from rollmill.runs.observers import ObserverSettings
 from rollmill.runs.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
-from rollmill.store.recording.settings import RecordingSettings
-from rollmill.store.recording.window import Window
 
 
 @settings
@@ -175,6 +175,11 @@ class TrainConfig:
         return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
 
     @property
+    def on_policy(self) -> bool:
+        """Whether every row is learnt from by the weights that decided it (sync mode; SAC learns from a replay)."""
+        return self.sampling.mode == "sync" and self.learning.algorithm == "appo"
+
+    @property
     def report_frames(self) -> int:
         """Frames between two rows of metrics."""
         return self.report.every_frames or (max(1, self.stop.frames // 500) if self.stop.frames else 10_000)
@@ -192,7 +197,7 @@ def check(config: TrainConfig) -> None:
     _check_ranks(config)
     _check_recording(config)
     require_wandb(config.wandb)
-    if s.envs_per_worker and s.groups:  # 0: ``runs.sizing`` decides
+    if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less
 
 
@@ -259,4 +264,25 @@ def _segments(config: TrainConfig, agents: int) -> int:
             f"learning.batch_size={learning.batch_size} is not a multiple of a segment's {rows} rows "
             f"(sampling.rollout={s.rollout} x {lanes} lanes of a group{shares}); near: {', '.join(map(str, near))}"
         )
+    _check_on_policy(config, agents)
     return learning.batch_size // rows
+
+
+def rows_in_flight(config: TrainConfig, agents: int = 1) -> int:
+    """Rows that all lanes of a resolved config are filling at a time: one segment each."""
+    s = config.sampling
+    return s.workers * s.envs_per_worker * s.rollout * agents
+
+
+def _check_on_policy(config: TrainConfig, agents: int) -> None:
+    """Sync mode learns from whole rounds: one segment of every lane, or several."""
+    s, batch, rows = config.sampling, config.learning.batch_size, rows_in_flight(config, agents)
+    if not config.on_policy or not rows or batch % rows == 0:
+        return
+    lanes, near = batch // (s.rollout * agents), max(1, round(batch / rows)) * rows
+    each = f"{s.workers} workers x {s.envs_per_worker} envs x {s.rollout} steps" + f" x {agents} agents" * (agents > 1)
+    raise ConfigError(
+        f"sampling.mode=sync learns from segments of all environments together, {rows:,} rows at a time ({each}), and "
+        f"learning.batch_size={batch} is no multiple of that. Set learning.batch_size={near}, or {lanes} environments "
+        "in all (sampling.workers x sampling.envs_per_worker; 0 chooses), or sampling.mode=async"
+    )

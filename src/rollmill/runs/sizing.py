@@ -5,10 +5,13 @@ are never changed. What it gives is what is printed, saved and resumed, so a run
 
 ====================  ==========================================================================================
 workers               one per core; with a GPU one core (of each rank) stays free for the thread that answers, unless
-                      that thread can share a core with a worker (async, one rank, images: simulators are slow)
-envs_per_worker       16, or fewer where that many would be working on more than ``FRESH_BATCHES`` at once
+                      that thread can share a core with a worker (async, one rank, images: simulators are slow).
+                      Sync mode: as many as make a batch a whole number of rounds of all environments
+envs_per_worker       16, or fewer where that many would be working on more than ``FRESH_BATCHES`` at once, or do not
+                      make whole rounds
 groups                2: one half is stepped while the other waits for its actions; 4 where a core stays free: answers
                       from a GPU take longer than steps of fast environments
+batch_size            2048, or half of what all environments are filling at a time where that is more (sync: all of it)
 threads               (CPU, images) one per core, as long as each gets ``THREAD_ROWS`` rows of a minibatch; else 1
 precision             (if "auto") bfloat16 for images where the machine has units for it, else float32
 ====================  ==========================================================================================
@@ -27,8 +30,12 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.machine import available_cores, has_fast_bfloat16, may_have_gpu
 from rollmill.runs.settings import TrainConfig, check
 
-AUTOMATIC = (("sampling", "workers"), ("sampling", "envs_per_worker"), ("sampling", "groups"), ("learning", "threads"))
+AUTOMATIC = (
+    *(("sampling", "workers"), ("sampling", "envs_per_worker"), ("sampling", "groups")),
+    *(("learning", "threads"), ("learning", "batch_size")),
+)
 """(block, key) of the numbers that 0 leaves to ``resolve``."""
+BATCH = 2048
 ENVS = 16
 SERIAL_ENVS = 8
 GROUPS, APART_GROUPS = 2, 4
@@ -90,12 +97,19 @@ def size(config: TrainConfig, spec: EnvSpec | None = None) -> TrainConfig:
 
 def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) -> TrainConfig:
     """Replace every automatic number. A batch that is no multiple of the smallest segment is left to ``check``."""
-    s, agents = config.sampling, spec.agents if spec else 1
+    agents = spec.agents if spec else 1
+    if not config.learning.batch_size:
+        config = replace(config, learning=replace(config.learning, batch_size=_batch(config, machine, agents)))
+    s = config.sampling
     serial, images = s.mode == "serial", _has_images(config, spec)
     apart = machine.gpu and not (serial or (s.mode == "async" and config.learning.ranks == 1 and images))
     workers = s.workers or (1 if serial else _workers(machine, config.learning.ranks, apart))
     wanted = SERIAL_ENVS if serial else _fresh_envs(config, workers, agents)
-    groups, lanes = _fitting(config, wanted, agents, APART_GROUPS if apart else GROUPS)
+    best = APART_GROUPS if apart else GROUPS
+    if config.on_policy:
+        workers, groups, lanes = _whole_rounds(config, machine.cores, agents, best)
+    else:
+        groups, lanes = _fitting(config, wanted, agents, best)
     threads = config.learning.threads or (1 if serial or machine.gpu or not images else _threads(config, machine.cores))
     precision = config.learning.precision
     if precision == "auto":
@@ -107,6 +121,24 @@ def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) 
     )
 
 
+def _batch(config: TrainConfig, machine: Machine, agents: int) -> int:
+    """A batch for the environments that were asked for: 2048 rows, or half of what they are filling at a time.
+
+    Smaller ones would be many short steps, with most rows old before their turn comes. In sync mode it is all of it.
+    """
+    s, ranks = config.sampling, config.learning.ranks
+    unit = s.rollout * agents * ranks
+    if not s.envs_per_worker or config.learning.algorithm == "sac":
+        return -(-BATCH // unit) * unit
+    workers = s.workers or (1 if s.mode == "serial" else machine.cores // ranks * ranks or ranks)
+    rows = workers * s.envs_per_worker * s.rollout * agents
+    if config.on_policy:
+        return rows * max(1, BATCH // rows)
+    groups = s.groups or (GROUPS if s.envs_per_worker % GROUPS == 0 else 1)
+    segment = s.envs_per_worker // groups * unit
+    return -(-max(BATCH, rows // 2) // segment) * segment
+
+
 def _workers(machine: Machine, ranks: int, apart: bool) -> int:
     """The same number for each rank, and at least one; ``apart``: the thread that answers wants a core of its own."""
     cores = machine.cores // ranks
@@ -114,16 +146,27 @@ def _workers(machine: Machine, ranks: int, apart: bool) -> int:
     return max(1, cores - 1 if spare else cores) * ranks
 
 
-def rows_in_flight(config: TrainConfig, agents: int = 1) -> int:
-    """Rows that all lanes of a resolved config are filling at a time: one segment each."""
-    s = config.sampling
-    return s.workers * s.envs_per_worker * s.rollout * agents
-
-
 def _fresh_envs(config: TrainConfig, workers: int, agents: int) -> int:
     """Envs per worker, so many at most that experience is fresh when it is learnt from."""
     limit = FRESH_BATCHES[config.sampling.mode] * config.learning.batch_size
     return max(1, min(ENVS, limit // (workers * config.sampling.rollout * agents)))
+
+
+def _whole_rounds(config: TrainConfig, most: int, agents: int, best: int) -> tuple[int, int, int]:
+    """(workers, groups, envs of a group) of sync mode: a batch is a whole number of rounds of all lanes.
+
+    As many workers as possible, but two envs for each (one is stepped while the other waits), then as many envs. What
+    is set stays set, and ``check`` says what is wrong with it.
+    """
+    s, ranks = config.sampling, config.learning.ranks
+    lanes = config.learning.batch_size // (s.rollout * agents)
+    workers = [s.workers] if s.workers else [count for count in range(most, 0, -1) if count % ranks == 0]
+    envs = [s.envs_per_worker] if s.envs_per_worker else list(range(ENVS, 0, -1))
+    pairs = [(w, e) for w in workers for e in envs if lanes % (w * e) == 0 and e % (s.groups or 1) == 0]
+    pairs.sort(key=lambda pair: pair[1] < GROUPS)
+    count, each = next(iter(pairs), (workers[0], s.envs_per_worker or s.groups or 1))
+    groups = s.groups or next(g for g in range(best, 0, -1) if each % g == 0)
+    return count, groups, each // groups
 
 
 def _fitting(config: TrainConfig, wanted: int, agents: int, groups: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
 from rollmill.core.config import differences, dump_yaml
 from rollmill.core.diary import Diary
-from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError, StoreError
+from rollmill.core.errors import CheckpointError, Interrupted, NonFiniteError, RollmillError, StoreError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.run_folder import Mode, RunFolder, State, open_log
@@ -29,13 +29,15 @@ from rollmill.runs.forecasting import start_forecast
 from rollmill.runs.household import household
 from rollmill.runs.observers import Observer, build_observers, call_hook
 from rollmill.runs.opening import open_diary
+from rollmill.runs.out_of_memory import memory_is_named
 from rollmill.runs.profile import Profiler
 from rollmill.runs.ranks import share_of, start_ranks
-from rollmill.runs.recorder import build_recorder
+from rollmill.runs.recording import build_recorder
 from rollmill.runs.reporting import Reporter, live_panel
 from rollmill.runs.run_report import write_run_report
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.sizing import size
+from rollmill.runs.stopping import Interrupt
 from rollmill.store.reader import Store
 from rollmill.store.report import write_report
 
@@ -79,6 +81,12 @@ class Outcome:
         return 128 + self.signal if self.signal else 0
 
 
+MEMORY_ADVICE = (
+    "Smaller are: learning.micro_batch (the same learning in smaller pieces), learning.batch_size, "
+    "sampling.envs_per_worker, the network"
+)
+
+
 def train(config: TrainConfig, request: Request | None = None, observers: Sequence[Observer] = ()) -> Outcome:
     """Run a training to its end. Raises RollmillError when it fails; the folder says why, too."""
     request = request or Request()
@@ -91,24 +99,28 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     loaded = _find_checkpoint(config, request)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
+        folder.set_state("running", "starting", loaded.frames if loaded else 0)  # from now on it is a run's folder
         handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
         stack.callback(handle.close)
-        diary = open_diary(folder, config, request.mode, request.command, loaded)
         if config.report.page:
             stack.callback(_report_run, folder)
+        ending = stack.enter_context(_Ending(folder, loaded.frames if loaded else 0))
+        ending.diary = open_diary(folder, config, request.mode, request.command, loaded)
         environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
+        stack.push(ending.close_run)
         if config.evaluation.on:
             observers = (*observers, EvaluationBeside(config.evaluation, environment))
-        ending = stack.enter_context(_Ending(folder, diary, loaded.frames if loaded else 0))
+        stack.enter_context(memory_is_named(MEMORY_ADVICE))
         spec = _learn_spec(config, environment)
         config = _size_for(spec, asked, config, None if loaded else folder)
         ranks = stack.enter_context(start_ranks(config, spec, environment, loaded.path if loaded else None))
         forecaster = stack.enter_context(start_forecast(config, spec, environment))
         run = _build(config, spec, environment, folder, request, observers, ranks.ranks)
         ending.run = run
+        stack.callback(run.parts.sampler.stop)  # also if it never starts: a GPU holds its memory
         if forecaster is not None:
-            steps = forecaster.announce(folder.path)
-            run.recorder = build_recorder(config, run.parts.sampler, folder.data, environment, steps)
+            sample = forecaster.announce(folder.path)
+            run.recorder = build_recorder(config, run.parts.sampler, folder.data, environment, sample)
         if loaded is not None:
             _continue_from(run, loaded)
             atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
@@ -126,6 +138,8 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
 
 def _report_run(folder: RunFolder) -> None:
     """A page about the run, however it ended; the run has not failed if this does."""
+    if not folder.config.exists():  # it ended before there was anything to tell
+        return
     try:
         log.info("report of the run: %s", write_run_report(folder.path))
     except RollmillError as error:
@@ -148,6 +162,7 @@ def _find_checkpoint(config: TrainConfig, request: Request) -> Loaded | None:
     if request.restore is not None:
         return require_online(load_checkpoint(request.restore))
     if request.mode == "resume" and config.folder.is_dir():
+        RunFolder.create(config.folder, "resume").close()  # first: one that is in use may have no checkpoint yet
         return require_online(Checkpoints(RunFolder(config.folder).checkpoints).load_newest())
     return None
 
@@ -217,38 +232,45 @@ def _continue_from(run: OnlineRun, loaded: Loaded) -> None:
 
 
 class _Ending(contextlib.AbstractContextManager["_Ending"]):
-    """Writes how the run ended into its folder, and saves what can be saved when it failed."""
+    """Writes how the run ended into its folder, as the last thing: all its processes are gone by then."""
 
-    def __init__(self, folder: RunFolder, diary: Diary, frames: int) -> None:
+    def __init__(self, folder: RunFolder, frames: int) -> None:
         self.run: OnlineRun | None = None
-        self._folder, self._diary, self._frames = folder, diary, frames
+        self.diary: Diary | None = None
+        self._folder, self._frames = folder, frames
 
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        frames = self.run.frames if self.run else self._frames
+    def close_run(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        """To be called on the way out: saves what can be saved of a run that failed."""
         if self.run is not None:
             self._rescue(self.run, error)
             self.run.close()
-        state: State
-        if error is None:
-            outcome = self.outcome()
-            state, reason = outcome.state, outcome.reason
-        else:
-            state, reason = "failed", f"{type(error).__name__}: {error}"
-            if isinstance(error, KeyboardInterrupt):
-                twice = self.run is not None and self.run.interrupt.signal is not None
-                state, reason = "interrupted", "interrupted twice, ended at once" if twice else "interrupted"
-        log.log(
-            logging.INFO if error is None else logging.ERROR,
-            "%s: %s (%s frames)",
-            state,
-            reason,
-            f"{frames:,}",
-        )
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        with Interrupt():  # a signal that comes now must not break off what is written down
+            self._write_down(error)
+
+    def _write_down(self, error: BaseException | None) -> None:
+        frames = self.run.frames if self.run else self._frames
+        state, reason = self._standing(error)
+        level = logging.INFO if error is None else logging.ERROR
+        log.log(level, "%s: %s (%s frames)", state, reason, f"{frames:,}")
         try:
             self._folder.set_state(state, reason, frames)
-            self._diary.end_session(f"{state}: {reason}"[:2000], frames)
+            if self.diary is not None:
+                self.diary.end_session(f"{state}: {reason}"[:2000], frames)
         except RollmillError as second:  # a full disk: the first error is the one to report
             log.error("how the run ended could not be written down: %s", second)
+
+    def _standing(self, error: BaseException | None) -> tuple[State, str]:
+        """How the run has ended, and why."""
+        if error is None:
+            outcome = self.outcome()
+            return outcome.state, outcome.reason
+        if not isinstance(error, KeyboardInterrupt):
+            return "failed", f"{type(error).__name__}: {error}"
+        if self.run is not None and self.run.interrupt.signal is not None:
+            return "interrupted", "interrupted twice, ended at once"
+        return "interrupted", f"{error.name} received" if isinstance(error, Interrupted) else "interrupted"
 
     def _rescue(self, run: OnlineRun, error: BaseException | None) -> None:
         """A run that failed outside the learner still has good weights: keep them."""

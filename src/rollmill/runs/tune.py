@@ -18,8 +18,8 @@ from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.runs.bench import bench_train
 from rollmill.runs.household import household
-from rollmill.runs.settings import TrainConfig, segments_per_batch
-from rollmill.runs.sizing import FRESH_BATCHES, Machine, rows_in_flight, size, thread_limit
+from rollmill.runs.settings import TrainConfig, rows_in_flight, segments_per_batch
+from rollmill.runs.sizing import FRESH_BATCHES, Machine, size, thread_limit
 from rollmill.runs.train import probe_beside
 
 MARGIN = 1.03

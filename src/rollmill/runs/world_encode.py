@@ -32,7 +32,7 @@ import torch
 from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, StoreError, WorkerError
 from rollmill.runs.build import choose_device
-from rollmill.store.derive import RECIPE_FILE, loses_data, open_quietly
+from rollmill.store.derive import RECIPE_FILE, open_quietly
 from rollmill.store.episode import Episode
 from rollmill.store.parallel import ProcessDiedError, map_unordered
 from rollmill.store.reader import Store
@@ -179,7 +179,8 @@ class _Job:
 
     def unreadable(self) -> dict[str, str]:
         """Input shards of this share that cannot even be tried: missing, or not sealed."""
-        lost = {p.shard: p.reason for p in self.source.problems if p.shard not in self._numbers}
+        problems = [p for p in self.source.problems if p.shard in _lost(self.source, self._numbers)]
+        lost = {problem.shard: problem.reason for problem in reversed(problems)}
         lost |= {
             ref.name: "it is not sealed: its writer is at work, or died (`rollmill data repair` seals it)"
             for ref in self.source.shards
@@ -311,7 +312,7 @@ class _Job:
     def _episodes(self, name: str) -> Iterator[Episode | str]:
         """The episodes of an input shard; where it is damaged, a sentence that says so, and nothing more."""
         for problem in self.source.problems:
-            if problem.shard == name and loses_data(problem):
+            if problem.shard == name and not problem.harmless:
                 yield str(problem)
                 return
         number = self._numbers[name]
@@ -343,7 +344,7 @@ class _Job:
 
 
 def _lost(source: Store, numbers: dict[str, int]) -> set[str]:
-    return {problem.shard for problem in source.problems if problem.shard not in numbers}
+    return {problem.shard for problem in source.problems if not problem.harmless} - set(numbers)
 
 
 def _in_processes(options: EncodeOptions, result: Encoded) -> None:

@@ -1,4 +1,7 @@
-"""Pages about the stages of a world model, each one HTML file that loads nothing from elsewhere."""
+"""Pages about the stages of a world model, each one HTML file that loads nothing from elsewhere.
+
+They are made from the files of the stage's folder alone, so that ``rollmill report`` can make them again.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +9,66 @@ import base64
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
 from rollmill.core.run_folder import RunFolder
+from rollmill.monitor.console import duration_text
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.page_parts import last, metric_names, points, thinned
 from rollmill.runs.world_report import PICTURES
-from rollmill.store.page.style import STYLE
-from rollmill.store.page.svg import Plot, escape, number
+from rollmill.store.page.curves import Line, curves
+from rollmill.store.page.document import Kind, card, document, grid, section, write_page
+from rollmill.store.page.svg import escape, number
 from rollmill.store.page.tables import table
 
-_POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; base-uri 'none'"
-_EXTRA = ".shown img, .shown video { max-width: 100%; border-radius: 4px; image-rendering: pixelated; }"
-_EXTRA += " .shown video { max-height: 420px; }"
+Stage = Literal["encoder", "dynamics", "controller"]
+
+_EXTRA = """
+.shown img, .shown video { max-width: 100%; border-radius: 4px; image-rendering: pixelated; }
+.shown video { max-height: 420px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 12px; }
+.plots .card { margin-top: 0; }
+"""
 SHEETS = 3
 """Sheets of reconstructions on the page: the first, one from the middle, the last."""
+TRAINING, HELD_OUT = "learn/", "validation/"
 
 
-def write_page(path: Path, title: str, about: str, sections: Sequence[tuple[str, str]]) -> Path:
+def write_sections(path: Path, kind: Kind, title: str, about: str, sections: Sequence[tuple[str, str]]) -> Path:
     """Write a page of (heading, HTML) sections; empty ones are left out. RunFolderError where that is impossible."""
-    body = "".join(f"<section>\n<h2>{escape(name)}</h2>\n{html}\n</section>\n" for name, html in sections if html)
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    text = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}{_EXTRA}</style>\n</head>\n<body>\n<main>\n"
-        f'<h1>{escape(title)}</h1>\n<p class="muted">{escape(about)}</p>\n{body}'
-        f'<footer class="note"><p>Made {made}.</p></footer>\n</main>\n</body>\n</html>\n'
+    body = (
+        f'<h1>{escape(title)}</h1>\n<p class="muted">{escape(about)}</p>\n'
+        f"{''.join(section(name, html) for name, html in sections)}"
+        f'<footer class="note"><p>Made {made}.</p></footer>\n'
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, text)
+        return write_page(path, kind, document(kind, title, body, _EXTRA))
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
-    return path
 
 
-def write_vae_page(folder: RunFolder, facts: Mapping[str, Any]) -> Path:
-    """``report.html`` of an encoder's training: reconstructions, curves, figures."""
-    about = f"{facts['store']}; {facts['steps']:,} optimizer steps in {facts['seconds']:,.0f} s"
-    return write_page(folder.path / "report.html", f"Encoder {folder.path.name}", about, vae_sections(folder, facts))
-
-
-def vae_sections(folder: RunFolder, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What there is to show of an encoder's training."""
-    rows = list(read_jsonl(folder.metrics)) if folder.metrics.is_file() else []
-    curves = [
-        curve(rows, ("learn/loss", "validation/loss"), "loss"),
-        curve(rows, ("validation/pixel_error",), "pixel error (held out)"),
-        curve(rows, ("learn/kl",), "nats per picture"),
+def write_stage_page(folder: Path, stage: Stage, out: Path | None = None) -> Path:
+    """The page of one stage: reconstructions, plots of the search, curves, figures; whatever of it there is."""
+    run = RunFolder(folder)
+    rows = read_jsonl(run.metrics) if run.metrics.is_file() else []
+    state, figures = run.read_state() or {}, last(rows)
+    unit = "generations" if stage == "controller" else "updates"
+    seconds = figures.get("time/seconds") or figures.get("search/seconds")
+    spent = f" in {duration_text(seconds)}" if seconds else ""
+    about = f"{folder}: {state.get('state', 'unknown')}, {state.get('frames') or 0:,} {unit}{spent}"
+    shown = [(name, number(value)) for name, value in figures.items() if name not in ("frames", "time")]
+    sections = [
+        ("Reconstructions", reconstructions(folder)),
+        ("Search", search_plots(folder)),
+        ("Curves", metric_curves(rows, unit) if stage != "controller" else ""),
+        ("Figures at the end", table(("figure", "value"), shown, left=1) if shown else ""),
     ]
-    figures = [(name, number(value)) for name, value in facts["metrics"].items()]
-    return [
-        ("Reconstructions", reconstructions(folder.path)),
-        ("Curves", f'<div class="grid3">{"".join(curves)}</div>'),
-        ("Figures", table(("figure", "value"), figures, left=1)),
-    ]
+    place = folder.absolute()
+    title = f"{stage.capitalize()} {place.parent.name if place.name == stage else place.name}"
+    return write_sections(out or folder / "report.html", stage, title, about, sections)
 
 
 def reconstructions(folder: Path) -> str:
@@ -78,27 +83,38 @@ def reconstructions(folder: Path) -> str:
         step = int(path.stem.rpartition("-")[2])
         figures.append(
             f'<figure class="card shown"><img alt="reconstructions" src="data:image/png;base64,{data}"/>'
-            f"<figcaption>step {step:,}: above the picture, below what its latents say of it</figcaption></figure>"
+            f"<figcaption>update {step:,}: above the picture, below what its latents say of it</figcaption></figure>"
         )
     return "".join(figures)
 
 
-def curve(rows: Sequence[Mapping[str, Any]], names: Sequence[str], label: str) -> str:
-    """Metrics over steps, a line for each name; nothing where there are fewer than two points."""
-    lines = [[(row["frames"], row[name]) for row in rows if row.get(name) is not None] for name in names]
-    lines = [line for line in lines if len(line) > 1]
-    if not lines:
-        return ""
-    values = sorted(value for line in lines for _, value in line)
-    # The first steps are far above the rest and would press the curve flat.
-    high = values[min(len(values) - 1, int(0.9 * len(values)))]
-    plot = Plot(
-        (0, max(line[-1][0] for line in lines)),
-        (values[0], high),
-        label=f"{label} over optimizer steps",
-        x_title="optimizer steps",
-        y_title=label,
-    ).axes()
-    for line in lines:
-        plot.line([(x, min(y, high)) for x, y in line])
-    return f'<div class="card"><h3>{escape(", ".join(names))}</h3>{plot}</div>'
+def search_plots(folder: Path) -> str:
+    """The plots that a controller's search has drawn itself."""
+    shown = []
+    for path in sorted(folder.glob("*.svg")):
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        name = escape(path.stem.replace("_", " "))
+        shown.append(
+            f'<figure class="card shown"><img alt="{name}" src="data:image/svg+xml;base64,{data}"/>'
+            f"<figcaption>{name}</figcaption></figure>"
+        )
+    return f'<div class="plots">{"".join(shown)}</div>' if shown else ""
+
+
+def metric_curves(rows: Sequence[Mapping[str, Any]], unit: str = "updates") -> str:
+    """Everything that was learnt and validated; a figure of training and its held-out twin share a plot."""
+    names = metric_names(rows)
+    figures = dict.fromkeys(name.partition("/")[2] for name in names if name.startswith((TRAINING, HELD_OUT)))
+    wanted = [figure for figure in figures if "rate" not in figure and "norm" not in figure]
+    return grid(card(curve(rows, figure, unit), figure) for figure in wanted)
+
+
+def curve(rows: Sequence[Mapping[str, Any]], figure: str, unit: str) -> str:
+    """One figure over updates, in training and held out; nothing where there are fewer than two points."""
+    lines = [
+        Line("training", thinned(points(rows, TRAINING + figure))),
+        Line("held out", thinned(points(rows, HELD_OUT + figure))),
+    ]
+    lines = [line for line in lines if len(line.points) > 1]
+    only = lines[0].label if len(lines) == 1 else ""
+    return curves(lines, f"{figure} over {unit}", x_title=unit, y_title=only)

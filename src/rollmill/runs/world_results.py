@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import base64
-import logging
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.errors import MissingExtraError
+from rollmill.core.errors import RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.console import duration_text, number_text
 from rollmill.monitor.jsonl import read_jsonl
-from rollmill.runs.world_dream import film_dreams
-from rollmill.runs.world_page import curve, reconstructions, write_page
-from rollmill.store.page.svg import escape
+from rollmill.runs.world_page import metric_curves, reconstructions, search_plots, write_sections
+from rollmill.runs.world_settings import FOLDERS, RECORDS, STAGES
 from rollmill.store.page.tables import NONE, table
-from rollmill.worldmodel.sequence import DYNAMICS_FILE
-
-log = logging.getLogger("rollmill")
 
 FILM = "dreams.mp4"
-MAX_CURVES = 6
 MAX_FACTS = 5
 
+Records = Mapping[str, Mapping[str, Any]]
 
-def write_world_page(
-    out: Path, records: Mapping[str, Mapping[str, Any]], folders: Mapping[str, str], film: bool
-) -> Path:
+
+def write_world_page(out: Path, page: Path | None = None) -> Path:
     """Write the page from what the stages have left in ``out``."""
-    seconds = sum(record["seconds"] for record in records.values())
+    records = read_records(out)
+    controller = records.get("controller", {})
     sections = [
-        ("What it is worth", _score(records["controller"]["result"])),
+        ("What it is worth", _score(controller.get("result", {}))),
         ("Stages", _stages(records)),
-        ("Reconstructions", reconstructions(out / folders["vae"])),
-        ("Dreams", _film(out, folders) if film else ""),
-        ("Controller", _plots(out / folders["controller"])),
-        ("Dynamics", _curves(out / folders["dynamics"])),
-        ("Encoder", _curves(out / folders["vae"])),
+        ("Reconstructions", reconstructions(out / FOLDERS["vae"])),
+        ("Dreams", _film(out / FILM)),
+        ("Controller", search_plots(out / FOLDERS["controller"])),
+        ("Dynamics", _curves(out / FOLDERS["dynamics"])),
+        ("Encoder", _curves(out / FOLDERS["vae"])),
     ]
+    seconds = sum(record["seconds"] for record in records.values())
     about = f"{out}; {duration_text(seconds)} in all stages together"
-    return write_page(out / "report.html", f"World model {out.name}", about, sections)
+    return write_sections(page or out / "report.html", "world", f"World model {out.absolute().name}", about, sections)
+
+
+def read_records(out: Path) -> dict[str, dict[str, Any]]:
+    """What every stage that was begun has written down about itself, in their order; the report apart."""
+    found = {}
+    for name in STAGES[:-1]:
+        path = out / RECORDS / f"{name}.json"
+        try:
+            found[name] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}") from error
+    return found
 
 
 def _score(result: Mapping[str, Any]) -> str:
@@ -56,7 +67,7 @@ def _score(result: Mapping[str, Any]) -> str:
     return table(("figure", "value"), rows, left=1)
 
 
-def _stages(records: Mapping[str, Mapping[str, Any]]) -> str:
+def _stages(records: Records) -> str:
     rows = [
         (name, record["state"] or NONE, duration_text(record["seconds"]), _facts(record["result"]))
         for name, record in records.items()
@@ -74,17 +85,10 @@ def _text(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else number_text(value)
 
 
-def _film(out: Path, folders: Mapping[str, str]) -> str:
+def _film(path: Path) -> str:
     """Dreams beside what really happened: from left to right the picture, its reconstruction, the dream."""
-    path = out / FILM
-    try:
-        film_dreams(
-            *(out / folders["encode"], out / folders["vae"], out / folders["dynamics"] / DYNAMICS_FILE, path),
-            raw_store=out / folders["collect"],
-        )
-    except MissingExtraError as error:
-        log.warning("no film of dreams: %s", error)
-        return f'<p class="note">{escape(error)}</p>'
+    if not path.is_file():
+        return ""
     data = base64.b64encode(path.read_bytes()).decode("ascii")
     return (
         f'<figure class="card shown"><video controls="controls" loop="loop" muted="muted" '
@@ -94,24 +98,6 @@ def _film(out: Path, folders: Mapping[str, str]) -> str:
     )
 
 
-def _plots(folder: Path) -> str:
-    """The plots that the search has drawn itself."""
-    shown = []
-    for path in sorted(folder.glob("*.svg")):
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
-        name = escape(path.stem.replace("_", " "))
-        shown.append(
-            f'<figure class="card shown"><img alt="{name}" src="data:image/svg+xml;base64,{data}"/>'
-            f"<figcaption>{name}</figcaption></figure>"
-        )
-    return f'<div class="grid3">{"".join(shown)}</div>' if shown else ""
-
-
 def _curves(folder: Path) -> str:
-    """The first metrics that were learnt and validated, over optimizer steps."""
     metrics = RunFolder(folder).metrics
-    rows = list(read_jsonl(metrics)) if metrics.is_file() else []
-    names = [name for name in (rows[-1] if rows else {}) if name.startswith(("learn/", "validation/"))]
-    drawn = [curve(rows, (name,), name) for name in names if "rate" not in name and "norm" not in name]
-    found = [text for text in drawn if text][:MAX_CURVES]
-    return f'<div class="grid3">{"".join(found)}</div>' if found else ""
+    return metric_curves(read_jsonl(metrics)) if metrics.is_file() else ""

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from rollmill.core import atomic
 from rollmill.core.config import completed, differences, dump_yaml, to_dict
-from rollmill.core.errors import RollmillError, RunFolderError, StoreError
+from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.envs.make import check_env_settings
@@ -34,12 +34,13 @@ from rollmill.runs.collect_options import SMOOTHED, CollectOptions, find_policy
 from rollmill.runs.train import Request
 from rollmill.runs.world_controller import FREE as CONTROLLER_FREE
 from rollmill.runs.world_controller import train_controller
+from rollmill.runs.world_dream import film_dreams
 from rollmill.runs.world_dynamics import FREE as DYNAMICS_FREE
 from rollmill.runs.world_dynamics import train_dynamics
 from rollmill.runs.world_encode import EncodeOptions, encode_store
 from rollmill.runs.world_panel import StagePanel
-from rollmill.runs.world_results import write_world_page
-from rollmill.runs.world_settings import VaeConfig, WorldConfig
+from rollmill.runs.world_results import FILM, write_world_page
+from rollmill.runs.world_settings import FOLDERS, RECORDS, STAGES, VaeConfig, WorldConfig
 from rollmill.runs.world_vae import train_vae
 from rollmill.store.reader import Store
 from rollmill.store.schema import STORE_FILE
@@ -50,9 +51,7 @@ from rollmill.worldmodel.sequence import DYNAMICS_FILE, dynamics_checksum
 
 log = logging.getLogger("rollmill")
 
-STAGES = ("collect", "vae", "encode", "dynamics", "controller", "report")
-RECORDS, ASIDE = "stages", "aside"
-FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}
+ASIDE = "aside"
 
 MACHINE = (
     *("device", "threads", "workers", "envs", "mode", "processes", "gpu"),
@@ -319,8 +318,15 @@ class World:
         return outcome.to_dict()
 
     def _report(self) -> Mapping[str, Any]:
-        records = {name: vars(self.record(name)) for name in STAGES if name != "report"}
-        return {"page": str(write_world_page(self.out, records, FOLDERS, self.config.film))}
+        film = self.out / FILM
+        film.unlink(missing_ok=True)
+        if self.config.film:
+            try:
+                dynamics, raw = self._place("dynamics") / DYNAMICS_FILE, self._place("collect")
+                film_dreams(self._place("encode"), self._place("vae"), dynamics, film, raw_store=raw)
+            except MissingExtraError as error:
+                log.warning("no film of dreams: %s", error)
+        return {"page": str(write_world_page(self.out))}
 
     # -- what they are made from ---------------------------------------------------------------
 

@@ -11,6 +11,13 @@ from rollmill.worldmodel.controller_settings import ControllerSettings, DreamSet
 from rollmill.worldmodel.dynamics_settings import DynamicsSettings
 from rollmill.worldmodel.settings import EncoderFitSettings, EncoderSettings, PictureSettings
 
+STAGES = ("collect", "vae", "encode", "dynamics", "controller", "report")
+"""The stages of a world model, in their order."""
+RECORDS = "stages"
+"""Where each stage writes down how it was run: ``stages/<stage>.json``."""
+FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}
+"""Where each stage leaves what it makes."""
+
 
 @settings
 class VaeConfig:

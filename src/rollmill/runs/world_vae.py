@@ -29,7 +29,7 @@ from rollmill.runs.build import choose_device
 from rollmill.runs.reporting import live_panel
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train import Request
-from rollmill.runs.world_page import write_vae_page
+from rollmill.runs.world_page import write_stage_page
 from rollmill.runs.world_report import StageReporter, sheet
 from rollmill.runs.world_settings import VaeConfig
 from rollmill.runs.world_stage import Progress
@@ -113,6 +113,7 @@ def train_vae(
             run.save()
             if not run.interrupt.signal:
                 run.finish()
+        log.info("report %s", write_stage_page(out, "encoder"))  # when its folder says how it ended
     return run.outcome()
 
 
@@ -194,7 +195,7 @@ class VaeRun:
         )
 
     def finish(self) -> None:
-        """Write the encoder and the page."""
+        """Write the encoder."""
         self.draw()
         metadata = {
             "store": str(self.store.path),
@@ -205,8 +206,7 @@ class VaeRun:
         }
         self.encoder_path = self.folder.path / ENCODER_FILE
         save_encoder(self.encoder_path, self.fitter.encoder, metadata)
-        page = write_vae_page(self.folder, metadata)
-        log.info("encoder %s, report %s", self.encoder_path, page)
+        log.info("encoder %s", self.encoder_path)
 
     # -- checkpoints ---------------------------------------------------------------------------
 

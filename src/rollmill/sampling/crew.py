@@ -22,9 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollmill.core.errors import EnvError, RollmillError, WorkerError
+from rollmill.core.exits import describe_exit
 from rollmill.core.fields import Array
 from rollmill.core.machine import available_cores, sleep_exactly, usable_cores
 from rollmill.core.slots import Arena
+from rollmill.core.text import cut
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
 from rollmill.sampling.mailbox import AWAKE_SECONDS, Bell, Mailbox
 from rollmill.sampling.settings import SamplingSettings
@@ -45,6 +47,15 @@ SHARED_FROM = 4
 """Cores from which on one belongs to the thread that answers, even where each has a worker."""
 LINES_PER_WINDOW = 200
 """Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
+LINE_CHARACTERS = 500
+READ_BYTES = 1 << 16
+MOST_READS = 16
+"""A pipe holds less, unless an administrator has changed that."""
+PENDING_BYTES = 1 << 20
+"""Of a line of output that does not end; then it is taken for one that does."""
+LAST_LINES = 60
+CRASHED = "Fatal Python error"
+"""How ``faulthandler`` begins."""
 
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -130,6 +141,14 @@ class _Handle:
     output: int
     pending: dict[int, bytes] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    """The last lines of its output, whether they were logged or not."""
+
+    def stack(self) -> str:
+        """What Python wrote when it crashed, and nothing otherwise."""
+        lines = list(self.said)
+        begin = next((n for n, line in enumerate(lines) if line.startswith(CRASHED)), len(lines))
+        return "\n".join(lines[begin:])
 
 
 @dataclass(frozen=True)
@@ -139,6 +158,7 @@ class _Trouble:
     worker: int
     reason: str
     error: type[RollmillError]
+    stack: str = ""
 
 
 class ProcessCrew:
@@ -265,8 +285,8 @@ class ProcessCrew:
             code = handle.process.poll()
             if code is not None:
                 self._drain(handle)  # its last words may say why, or raise
-                reason = f"worker {index} (pid {handle.process.pid}) {_describe_exit(code)}"
-                found.append(_Trouble(index, reason, WorkerError))
+                reason = f"worker {index} (pid {handle.process.pid}) {describe_exit(code)} {self._where(index)}"
+                found.append(_Trouble(index, reason, WorkerError, handle.stack()))
             elif reason := self._hang(index, now):
                 found.append(_Trouble(index, reason, EnvError))
         return found
@@ -278,14 +298,29 @@ class ProcessCrew:
         limit = limits.get(phase, 0.0)
         if not limit or now - float(box.since[index]) < limit:
             return ""
-        env, episode = int(box.env[index]), int(box.episode[index])
-        plan = self._plans[index]
-        seed = plan.episode_seed(env, episode)
         return (
-            f"env {env} ({plan.env.id}) hangs in {PHASES[phase]} for more than {limit:g} s "
-            f"(worker {index}, {'seeded by group' if seed is None else f'seed {seed}'}, episode {episode}, "
-            f"step {int(box.step[index])})"
+            f"{self._env(index)} hangs in {PHASES[phase]} for more than {limit:g} s (worker {index}, "
+            f"{self._moment(index)})"
         )
+
+    def _where(self, index: int) -> str:
+        """In which call a worker has ended; mostly it is an env that has ended it."""
+        phase = int(self._box.phase[index])
+        if not phase:
+            return "outside of any call of an env"
+        return f"while {self._env(index)} was in {PHASES[phase]} ({self._moment(index)})"
+
+    def _env(self, index: int) -> str:
+        """The env whose code a worker is in."""
+        return f"env {int(self._box.env[index])} ({self._plans[index].env.id})"
+
+    def _moment(self, index: int) -> str:
+        """How far that env is, and how to get there again."""
+        box = self._box
+        episode = int(box.episode[index])
+        seed = self._plans[index].episode_seed(int(box.env[index]), episode)
+        seeded = "seeded by group" if seed is None else f"seed {seed}"
+        return f"{seeded}, episode {episode}, step {int(box.step[index])}"
 
     def _replace(self, trouble: _Trouble) -> Array:
         """End what is left of a worker and start it anew; its groups begin again."""
@@ -298,12 +333,13 @@ class ProcessCrew:
         recent.append(now)
         while recent[0] < now - RESTART_WINDOW_SECONDS:
             recent.popleft()
+        stack = f"\n{trouble.stack}" if trouble.stack else ""
         if len(recent) > self._settings.worker_restarts:
             raise trouble.error(
                 f"{trouble.reason}; replaced {len(recent) - 1} times within ten minutes, "
-                f"sampling.worker_restarts is {self._settings.worker_restarts}"
+                f"sampling.worker_restarts is {self._settings.worker_restarts}{stack}"
             )
-        log.warning("%s; replacing the worker", trouble.reason)
+        log.warning("%s; replacing the worker%s", trouble.reason, stack)
         self.report.worker_restarts += 1
         plan = self._plans[index]
         groups = np.arange(index * plan.groups, (index + 1) * plan.groups)
@@ -377,22 +413,26 @@ class ProcessCrew:
         self._handles[index] = None
 
     def _drain(self, handle: _Handle) -> None:
+        """Take what a worker that has ended left in its pipes; what it has started may go on writing."""
         for fd in (handle.events, handle.output):
-            while self._read(fd):
-                pass
+            for _ in range(MOST_READS):
+                if not self._read(fd):
+                    break
 
     def _read(self, fd: int) -> bool:
         """Take what a pipe holds; False when it is empty or closed."""
         index, handle = next((i, h) for i, h in enumerate(self._handles) if h and fd in (h.events, h.output))
         try:
-            data = os.read(fd, 1 << 16)
+            data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
             self._ignore(fd)  # the worker is gone, which the next check sees; polling a closed pipe would spin
             return False
         *lines, rest = (handle.pending.get(fd, b"") + data).split(b"\n")
-        handle.pending[fd] = rest[-(1 << 20) :]
+        if fd == handle.output and len(rest) > PENDING_BYTES:
+            lines, rest = [*lines, rest], b""
+        handle.pending[fd] = rest  # events of any length: half of one would be no event
         for line in lines:
             if fd == handle.events:
                 self._on_event(json.loads(line))
@@ -419,12 +459,16 @@ class ProcessCrew:
 
     def _on_line(self, index: int, line: str) -> None:
         """Log what env code prints, within bounds: a chatty simulator must not fill the disk."""
+        handle = self._handles[index]
+        assert handle is not None
+        line = cut(line, LINE_CHARACTERS)
+        handle.said.append(line)
         now, recent = time.monotonic(), self._lines[index]
         while recent and recent[0] < now - RESTART_WINDOW_SECONDS:
             recent.popleft()
         if len(recent) < LINES_PER_WINDOW:
             recent.append(now)
-            log.info("worker %d: %s", index, line[:500])
+            log.info("worker %d: %s", index, line)
         else:
             self._dropped_lines[index] += 1
 
@@ -457,7 +501,3 @@ def keep_threads_to(cores: set[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(int(thread), cores)
-
-
-def _describe_exit(code: int) -> str:
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

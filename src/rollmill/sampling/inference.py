@@ -67,9 +67,13 @@ class Inference:
         self.group_of_slot = np.arange(arena.slots)
         """[slots]: the group that fills, or filled, a slot."""
 
+    def full(self, groups: Array) -> Array:
+        """Which of these ready groups have filled their segments."""
+        return np.asarray(self._box.row[groups] + 1 == self._arena.layout.steps)
+
     def answerable(self, groups: Array) -> Array:
         """Those ready groups that can go on: a full segment needs a free slot to continue in."""
-        full = self._box.row[groups] + 1 == self._arena.layout.steps
+        full = self.full(groups)
         if not full.any():
             return groups
         enough = np.cumsum(full) <= len(self.free)
@@ -98,6 +102,11 @@ class Inference:
         box.slot[groups] = slots
         box.row[groups] = rows
         return [int(slot) for slot in finished]
+
+    def answer_again(self, groups: Array) -> None:
+        """Decide once more for rows that were decided and not sent yet: there are new weights."""
+        self.frames -= groups.size * self._arena.layout.lanes * self._arena.layout.spec.frames_per_step
+        self.decide(groups, self._box.slot[groups], self._box.row[groups], None)
 
     def _carry_over(self, old: Array, new: Array) -> None:
         arena = self._arena

@@ -21,7 +21,7 @@ import numpy as np
 
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
-from rollmill.core.protocols import Actor
+from rollmill.core.protocols import Actor, Rewindable
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
 from rollmill.envs.batch import EnvBatch
@@ -50,6 +50,8 @@ class EpisodeEnd:
     terminated: bool
     policy_id: int
     frames: int
+    first_frames: int = -1
+    """Frames of the run when its first action was chosen; -1: before this session."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class SamplerPlan:
     """Workers of other samplers of the same run (ranks) that come before this one's."""
     stay_apart: bool = False
     """Give the thread that answers a core that others leave or step aside from (``crew.answering_place``)."""
+    on_policy: bool = False
+    """Every row of a segment is decided by the weights that are the newest when the segment is taken: groups that have
+    filled theirs wait for all others, and go on when the learner has been there. Sync mode's promise."""
     lockstep: bool = False
     """Answer only when every group is ready: slower, but the order of decisions is fixed."""
     schedule: EpisodeSchedule | None = None
@@ -115,15 +120,21 @@ class Sampler:
         self.box = Mailbox(plan.groups, plan.workers, envs, dials=len(plan.env.dials))
         self.box.dials[:] = list(plan.env.dials.values())
         self.policies = policies
-        for policy in policies:
-            policy.attach(self.arena)
+        try:
+            for policy in policies:
+                policy.attach(self.arena)
+        except BaseException:
+            self._let_go()
+            raise
         self.inference = Inference(self.arena, self.box, policies)
         self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
         """Slots that are free for whoever returns as many others (``release``)."""
         self.crew = self._build_crew()
         self._dismissed = False
         self.finished: deque[int] = deque()
-        self.episodes: deque[EpisodeEnd] = deque(maxlen=10_000)
+        self.episodes: deque[EpisodeEnd] = deque(maxlen=100_000)
+        self._first_frames = np.full((plan.groups, plan.lanes_per_group), -1)
+        """When the episode that is under way in each lane began."""
         self.steps = 0
         """Decisions that counted, in finished segments."""
         self.lost_segments = 0
@@ -134,6 +145,9 @@ class Sampler:
         self._any_finished = threading.Condition()
         self._wanted = 0
         self._want(plan.groups)
+        self._with_memory = [policy for policy in policies if isinstance(policy, Rewindable)]
+        self._waiting = np.zeros(0, np.int64)
+        """Groups that have all filled a segment and wait for the learner (``SamplerPlan.on_policy``)."""
         self._short_since: float | None = None
         """When some groups became ready, but fewer than wanted."""
 
@@ -200,7 +214,10 @@ class Sampler:
         lost = self.crew.check()
         if lost.size:
             self.lost_segments += int(lost.size)
+            self._waiting = np.setdiff1d(self._waiting, lost)
             self.crew.post(lost)
+        if self._waiting.size:
+            return self._go_on()
         groups = self._answerable()
         if not groups.size:
             self.crew.wait(timeout if self._short_since is None else min(timeout, GATHER_SECONDS))
@@ -208,15 +225,40 @@ class Sampler:
         if groups.size:
             begun = time.perf_counter()
             self._short_since = None
-            self.box.listens[0] = 0
-            finished = self.inference.answer(groups)
-            self.box.command[groups] += 1
-            self.box.listens[0] = 1
-            self.crew.post(groups)
+            finished = self._answer(groups)
             for slot in finished:
                 self._finish(slot)
             self.rounds += 1
             self.seconds_answer += time.perf_counter() - begun
+        return int(groups.size)
+
+    def _answer(self, groups: Array) -> list[int]:
+        if self.plan.on_policy and groups.size == self.plan.groups and self.inference.full(groups).all():
+            for policy in self._with_memory:
+                policy.remember()
+            self._waiting = groups
+            return self.inference.answer(groups)
+        self.box.listens[0] = 0
+        finished = self.inference.answer(groups)
+        self._send(groups)
+        return finished
+
+    def _send(self, groups: Array) -> None:
+        self.box.command[groups] += 1
+        self.box.listens[0] = 1
+        self.crew.post(groups)
+
+    def _go_on(self) -> int:
+        """The learner has been there: what waits is decided anew if there are new weights, and steps on."""
+        groups, self._waiting = self._waiting, self._waiting[:0]
+        begun, before = time.perf_counter(), [policy.version for policy in self.policies]
+        if [policy.refresh() for policy in self.policies] != before:
+            for policy in self._with_memory:
+                policy.rewind()
+            self.inference.answer_again(groups)
+        self._send(groups)
+        self.rounds += 1
+        self.seconds_answer += time.perf_counter() - begun
         return int(groups.size)
 
     def _want(self, active: int) -> None:
@@ -229,6 +271,14 @@ class Sampler:
         ready = self.box.ready()
         if self.plan.lockstep and ready.size < self.plan.groups:
             return ready[:0]
+        if self.plan.on_policy:
+            stepping = ready[~self.inference.full(ready)]
+            if stepping.size < ready.size:  # the others have filled their segments and wait for all
+                full = ready.size - stepping.size
+                self._want(self.plan.groups - full if full < self.plan.groups else full)
+                ready = stepping if full < self.plan.groups else ready
+            else:
+                self._want(self.plan.groups)
         return self.inference.answerable(ready) if self._enough(ready.size) else ready[:0]
 
     def _enough(self, ready: int) -> bool:
@@ -252,8 +302,14 @@ class Sampler:
     def _episode_ends(self, slot: int, segment: Mapping[str, Array]) -> list[EpisodeEnd]:
         # The slot has left its group; lanes are numbered by the group that filled it.
         over = (segment["terminated"] | segment["truncated"])[:-1] & segment["valid"][:-1]
-        lane0 = int(self.inference.group_of_slot[slot]) * self.arena.layout.lanes
-        return [
+        group, step, frames = int(self.inference.group_of_slot[slot]), segment["step"], segment["frames"]
+        lane0, begun = group * self.arena.layout.lanes, self._first_frames[group]
+
+        def first_frames(row: int, lane: int) -> int:
+            start = row - int(step[row, lane])
+            return int(frames[start, lane] if start >= 0 else begun[lane])
+
+        found = [
             EpisodeEnd(
                 lane=lane0 + int(lane),
                 episode=int(segment["episode"][row, lane]),
@@ -262,9 +318,14 @@ class Sampler:
                 terminated=bool(segment["terminated"][row, lane]),
                 policy_id=int(segment["policy_id"][row, lane]),
                 frames=self.frames,
+                first_frames=first_frames(row, lane),
             )
             for row, lane in zip(*np.nonzero(over))
         ]
+        starts = len(step) - 1 - step[-1]
+        fresh = np.flatnonzero(starts >= 0)
+        begun[fresh] = frames[starts[fresh], fresh]
+        return found
 
     # -- finished segments ---------------------------------------------------------------------
 
@@ -297,6 +358,9 @@ class Sampler:
 
     def stop(self) -> None:
         self.dismiss()
+        self._let_go()
+
+    def _let_go(self) -> None:
         for policy in self.policies:
             policy.detach()
         for block in (self.arena.block, self.box.block):
@@ -347,6 +411,7 @@ class Sampler:
         return {
             **self._counts(),
             "next_episode": self.box.next_episode.copy(),
+            "first_frames": self._first_frames.copy(),
             "held": [self._held(group) for group in range(self.plan.groups)],
             "finished": [
                 {"group": int(self.inference.group_of_slot[slot]), "fields": _copy(self.arena.segment(slot))}
@@ -360,6 +425,7 @@ class Sampler:
         self._poison_fresh()
         self._load_counts(state)
         self.box.next_episode[:] = state["next_episode"]
+        self._first_frames[:] = state.get("first_frames", -1)
         self.box.row[:] = -1
         self.crew.start()
         for group, (batch, env_state) in enumerate(zip(self._local_batches(), state["envs"])):

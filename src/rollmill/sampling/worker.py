@@ -7,6 +7,7 @@ serial mode, where the sampler calls ``work`` directly. It never imports torch.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -14,14 +15,14 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollmill.core.errors import RollmillError
+from rollmill.core.errors import RollmillError, trace_text
+from rollmill.core.exits import leave
 from rollmill.core.machine import step_aside, wait_for_turn
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import ANSWER_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
@@ -293,6 +294,7 @@ def main(setup_fd: int) -> int:
     # Stopping is the main process's business: a Ctrl-C reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
     die_with_parent()
     with os.fdopen(setup_fd, "rb") as pipe:
         setup: ProcessSetup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
@@ -315,11 +317,11 @@ def main(setup_fd: int) -> int:
     except RollmillError as error:
         send_event(setup.events_fd, "fatal", {"type": type(error).__name__, "error": str(error)})
         return 3
-    except Exception:  # noqa: BLE001 - the traceback goes home instead of being lost
-        send_event(setup.events_fd, "crash", {"trace": traceback.format_exc()})
+    except BaseException as error:  # noqa: BLE001 - the traceback goes home instead of being lost
+        send_event(setup.events_fd, "crash", {"trace": trace_text(error)})
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    leave(main(int(sys.argv[1])))

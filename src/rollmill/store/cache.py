@@ -11,6 +11,7 @@ Layout
     <folder>/<key>/part-<random>/part.json     what is inside; written last
                                  episodes.bin  which episodes (``IDENTITY`` records)
                                  0.bin, 1.bin  a column each: the rows of one episode after the other, as in memory
+                                 0.crc, 1.crc  checksums of their rows, one for every 256 KB
     <folder>/<key>/.<random>.tmp/              a part being built
 
 ``<key>`` names the store's place, its layout and the columns. A part never changes. It is built under another name,
@@ -19,8 +20,8 @@ When the store has grown, another part with the new episodes is added. One proce
 and find the work done.
 
 Each episode is known by its uid, its shard and where it ends there: data of a store that was replaced are never
-mistaken for those of the new one. Checksums are verified while building, and the copy's own by ``verify``; reads from
-the cache do not check again.
+mistaken for those of the new one. Rows are compared with their checksum the first time that a process reads them; what
+has been good once is then as safe as the process's own memory. ``verify`` reads everything again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from rollmill.store.cache_parts import (
     Progress,
     cache_key,
     episode_bytes,
-    file_crc,
     identities_of,
     load_part,
     load_parts,
@@ -123,11 +123,10 @@ class DecodedCache:
         return new
 
     def verify(self) -> None:
-        """Read all of the cache and compare checksums; ``StoreError`` names a file that has changed."""
+        """Read all of the cache again and compare checksums; ``StoreError`` names a file that has changed."""
         for part in self._parts:
-            for name, expected in part.crcs.items():
-                if file_crc(part.path / name) != expected:
-                    raise StoreError(f"{part.path / name} has changed since it was written: remove {part.path}")
+            for column in part.columns.values():
+                column.verify()
 
     # ---------------------------------------------------------------------------------------- reading
 
@@ -158,7 +157,7 @@ class DecodedCache:
             per_obs = column.per == "obs"
             # An episode of n steps has n + 1 observations, so those of the k-th episode begin k rows later.
             first = int(self._first[i]) + (int(self._rank[i]) if per_obs else 0)
-            rows = part.columns[name][first + start : first + stop + (next_obs and per_obs)]
+            rows = part.columns[name].rows(first + start, first + stop + (next_obs and per_obs))
             if out is not None and name in out:
                 target = out[name]
                 if target.shape != rows.shape or target.dtype != rows.dtype:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -21,14 +22,19 @@ import numpy as np
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError, StoreFull
 from rollmill.core.fields import Array
+from rollmill.core.opening import plain_file, read_text
 from rollmill.store.reader import Store
 from rollmill.store.schema import Column
 
-FORMAT = 1
+FORMAT = 2
 PART = "part-"
 PART_FILE, EPISODES_FILE = "part.json", "episodes.bin"
+SUMS = ".crc"
+"""Ending of the file with the checksums of another one."""
 CHUNK_STEPS = 256
 """Steps decoded at a time while building."""
+CHECKED_BYTES = 256 << 10
+"""About what one checksum covers: little enough to be read in vain, and enough for few checksums."""
 
 IDENTITY = np.dtype([("shard", "<u8"), ("uid", "<u8"), ("length", "<i8"), ("end", "<i8"), ("time", "<f8")])
 """What tells episodes apart; ``shard`` is a hash of its name, ``end`` the place of the end record."""
@@ -41,6 +47,41 @@ class PartDamaged(Exception):
     """A part cannot be used; it is built again."""
 
 
+class CachedColumn:
+    """The rows of a column in a memory-mapped file. Whatever is read is compared with its checksum first, once.
+
+    ``sums``: the checksum of every ``chunk_rows`` rows.
+    """
+
+    def __init__(self, path: Path, rows: Array, sums: Array, chunk_rows: int) -> None:
+        self._path = path
+        self._rows = rows
+        self._sums = sums
+        self._chunk = chunk_rows
+        self._good = bytearray(len(sums))
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Rows ``start`` .. ``stop``, a read-only view; ``StoreError`` if they are not what was written."""
+        first, last = start // self._chunk, -(-stop // self._chunk)
+        if self._good.find(0, first, last) >= 0:
+            self._check(first, last)
+        return self._rows[start:stop]
+
+    def verify(self) -> None:
+        """Read all of it again."""
+        self._good = bytearray(len(self._sums))
+        self._check(0, len(self._sums))
+
+    def _check(self, first: int, last: int) -> None:
+        for k in range(first, last):
+            part = self._rows[k * self._chunk : (k + 1) * self._chunk]
+            if not self._good[k] and google_crc32c.value(part) != self._sums[k]:
+                raise StoreError(
+                    f"{self._path} has changed since it was written: remove {self._path.parent}, it is built again"
+                )
+            self._good[k] = 1
+
+
 @dataclass(frozen=True)
 class Part:
     """A finished part: its episodes and the memory-mapped columns."""
@@ -48,14 +89,14 @@ class Part:
     path: Path
     shards: tuple[str, ...]
     episodes: Array  # IDENTITY
-    columns: dict[str, Array]  # [rows, ...]
-    crcs: dict[str, int]  # by file name
+    columns: dict[str, CachedColumn]
     bytes: int
 
 
 def cache_key(store: Store, columns: Sequence[str]) -> str:
     """Folder of a cache: the same for everybody who decodes these columns of this store."""
-    text = json.dumps([FORMAT, str(store.path.resolve()), store.schema.layout, sorted(columns)])
+    # The 1 is the first format: parts of older ones are found under the same name, and are built again.
+    text = json.dumps([1, str(store.path.resolve()), store.schema.layout, sorted(columns)])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -109,26 +150,53 @@ def load_parts(path: Path, columns: Mapping[str, Column]) -> list[Part]:
 
 def load_part(path: Path, columns: Mapping[str, Column]) -> Part:
     try:
-        data = json.loads((path / PART_FILE).read_text(encoding="utf-8"))
-        files: dict[str, str] = data["columns"]
-        episodes = np.fromfile(path / EPISODES_FILE, IDENTITY)
-        if google_crc32c.value(episodes.tobytes()) != data["crcs"][EPISODES_FILE]:
-            raise PartDamaged(f"{path / EPISODES_FILE} is damaged")
-        maps = {name: _map(path / files[name], column, episodes["length"]) for name, column in columns.items()}
-        return Part(path, tuple(data["shards"]), episodes, maps, data["crcs"], data["bytes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        data = json.loads(read_text(path / PART_FILE))
+        if data["format"] != FORMAT:
+            raise PartDamaged(f"the cache's part {path} was written by another version")
+        if data.pop("check") != _check_of(data):
+            raise PartDamaged(f"{path / PART_FILE} is damaged")
+        episodes = _read_array(path / EPISODES_FILE, IDENTITY, data["crcs"])
+        maps = {}
+        for name, column in columns.items():
+            file = path / data["columns"][name]
+            sums = _read_array(file.with_suffix(SUMS), np.dtype("<u4"), data["crcs"])
+            maps[name] = CachedColumn(file, _map(file, column, episodes["length"]), sums, chunk_rows(column))
+            if len(sums) != -(-int(_rows(column, episodes["length"]).sum()) // chunk_rows(column)):
+                raise PartDamaged(f"{file.with_suffix(SUMS)} has {len(sums)} checksums")
+        return Part(path, tuple(data["shards"]), episodes, maps, data["bytes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PartDamaged(f"the cache's part {path} cannot be used ({type(error).__name__}: {error})") from error
+
+
+def chunk_rows(column: Column) -> int:
+    """Rows that one checksum covers."""
+    return max(1, CHECKED_BYTES // max(1, column.row_bytes))
+
+
+def _check_of(content: Mapping[str, Any]) -> int:
+    return int(google_crc32c.value(json.dumps(content, sort_keys=True).encode()))
+
+
+def _read_array(path: Path, dtype: np.dtype[Any], crcs: Mapping[str, int]) -> Array:
+    """A small file, all of it compared with its checksum."""
+    with open(path, "rb", opener=plain_file) as file:
+        data = file.read()
+    if google_crc32c.value(data) != crcs[path.name]:
+        raise PartDamaged(f"{path} is damaged")
+    return np.frombuffer(data, dtype)
 
 
 def _map(path: Path, column: Column, lengths: Array) -> Array:
     shape = (int(_rows(column, lengths).sum()), *column.shape)
     size = shape[0] * column.row_bytes
-    if path.stat().st_size != size:
-        raise PartDamaged(f"{path} has {path.stat().st_size} bytes, {size} are expected")
-    if size == 0:
-        return np.zeros(shape, column.numpy)
-    # A plain array over the map: slicing np.memmap objects costs several times as much.
-    return np.asarray(np.memmap(path, column.numpy, "r", shape=shape)).view(np.ndarray)
+    with open(path, "rb", opener=plain_file) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise PartDamaged(f"{path} has {found} bytes, {size} are expected")
+        if size == 0:
+            return np.zeros(shape, column.numpy)
+        # A plain array over the map: slicing np.memmap objects costs several times as much.
+        return np.asarray(np.memmap(file, column.numpy, "r", shape=shape)).view(np.ndarray)
 
 
 def write_part(
@@ -144,13 +212,16 @@ def write_part(
     try:
         temporary.mkdir()
         files = {name: f"{k}.bin" for k, name in enumerate(columns)}
-        crcs = _write_columns(temporary, store, columns, files, numbers, progress)
-        crcs[EPISODES_FILE] = google_crc32c.value(identities.tobytes())
-        atomic.write_bytes(temporary / EPISODES_FILE, [identities.tobytes()])
+        small = {EPISODES_FILE: identities.tobytes()}
+        for name, sums in _write_columns(temporary, store, columns, files, numbers, progress).items():
+            small[str(Path(files[name]).with_suffix(SUMS))] = sums.tobytes()
+        for file, data in small.items():
+            atomic.write_bytes(temporary / file, [data])
+        crcs = {file: google_crc32c.value(data) for file, data in small.items()}
         total = int(episode_bytes(columns, store.table.length[numbers]).sum())
         shards = [store.shards[k].name for k in np.unique(store.table.shard[numbers])]
         content = {"format": FORMAT, "columns": files, "crcs": crcs, "bytes": total, "shards": shards}
-        atomic.write_json(temporary / PART_FILE, content)
+        atomic.write_json(temporary / PART_FILE, {**content, "check": _check_of(content)})
         os.rename(temporary, path)
         atomic.sync_folder(path.parent)
     except OSError as error:
@@ -170,9 +241,9 @@ def _write_columns(
     files: Mapping[str, str],
     numbers: Array,
     progress: Progress | None,
-) -> dict[str, int]:
-    """Write the columns' files, synced; returns their checksums by file name."""
-    crcs = dict.fromkeys(files.values(), 0)
+) -> dict[str, Array]:
+    """Write the columns' files, synced; returns the checksums of each."""
+    sums = {name: _Sums(column) for name, column in columns.items()}
     lengths = store.table.length[numbers]
     total, done = int(episode_bytes(columns, lengths).sum()), len(numbers) * IDENTITY.itemsize
     with contextlib.ExitStack() as stack:
@@ -186,26 +257,45 @@ def _write_columns(
                 stop = min(start + CHUNK_STEPS, n)
                 chunk = store.read(i, start, stop, list(columns), next_obs=stop == n)
                 for name, array in chunk.items():
-                    data = array.tobytes()
-                    crcs[files[name]] = google_crc32c.extend(crcs[files[name]], data)
-                    _write_all(targets[name], data)
+                    sums[name].take(array)
+                    _write_all(targets[name], array.tobytes())
                     done += array.nbytes
                 if progress is not None:
                     progress(done, total)
         for target in targets.values():
             os.fsync(target.fileno())
-    return crcs
+    return {name: found.finish() for name, found in sums.items()}
+
+
+class _Sums:
+    """Checksums of the rows of a column, every ``chunk_rows`` of them."""
+
+    def __init__(self, column: Column) -> None:
+        self._chunk = chunk_rows(column)
+        self._sums: list[int] = []
+        self._crc = self._taken = 0
+
+    def take(self, rows: Array) -> None:
+        done = 0
+        while done < len(rows):
+            part = rows[done : done + self._chunk - self._taken]
+            self._crc = google_crc32c.extend(self._crc, part)
+            self._taken += len(part)
+            done += len(part)
+            if self._taken == self._chunk:
+                self._close()
+
+    def _close(self) -> None:
+        self._sums.append(self._crc)
+        self._crc = self._taken = 0
+
+    def finish(self) -> Array:
+        if self._taken:
+            self._close()
+        return np.array(self._sums, "<u4")
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while len(rest):
         rest = rest[file.write(rest) :]
-
-
-def file_crc(path: Path) -> int:
-    crc = 0
-    with open(path, "rb") as file:
-        while data := file.read(4 << 20):
-            crc = google_crc32c.extend(crc, data)
-    return crc

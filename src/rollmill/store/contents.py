@@ -20,7 +20,7 @@ from rollmill.store.blocks import block_rows, decode_column
 from rollmill.store.codec import CodecError
 from rollmill.store.histograms import GrowingHistogram
 from rollmill.store.reader import Store
-from rollmill.store.records import Block, RecordError, parse
+from rollmill.store.records import Block
 from rollmill.store.shards import Problem
 
 Progress = Callable[[int, int], None]
@@ -80,7 +80,7 @@ def look_inside(store: Store, episodes: Sequence[int] | Array, progress: Progres
         except BadBlock as error:
             shard = store.shards[int(store.table.shard[i])].name
             found.problems.append(Problem(shard, error.record, error.offset, error.reason, error.episode))
-        except (CodecError, RecordError) as error:
+        except CodecError as error:
             shard = store.shards[int(store.table.shard[i])].name
             found.problems.append(Problem(shard, -1, -1, str(error), int(store.table.uid[i])))
     if progress is not None:
@@ -121,12 +121,8 @@ def _take(store: Store, i: int, head: bytes, found: Contents) -> None:
 
 
 def _blocks(store: Store, i: int) -> Iterator[Block]:
-    columns, uid = len(store.schema.columns), int(store.table.uid[i])
-    for payload in store.records(i):
-        record = parse(payload)
+    for _, record in store.records(i):
         if isinstance(record, Block):
-            if record.uid != uid or len(record.sizes) != columns:
-                raise RecordError("the block is that of another place")
             yield record
 
 

@@ -20,10 +20,10 @@ from typing import Any
 import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
+from rollmill.core.opening import read_text
 from rollmill.store.reader import Store, StoreWarning
 from rollmill.store.recover import recover
 from rollmill.store.schema import StoreSchema
-from rollmill.store.shards import Problem
 from rollmill.store.writer import StoreWriter
 
 RECIPE_FILE = "made_by.json"
@@ -95,7 +95,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise StoreError(f"nothing to resume: {path} does not exist")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_text(file))
     except FileNotFoundError:
         raise StoreError(
             f"nothing to resume: {path} was not begun by this command ({RECIPE_FILE} is missing)"
@@ -135,8 +135,3 @@ def open_quietly(path: Path | str, *, unfinished: bool = False) -> Store:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)
         return Store(path, unfinished=unfinished, cache_bytes=0)
-
-
-def loses_data(problem: Problem) -> bool:
-    """False for a missing or damaged index: the shard says it all again."""
-    return not problem.reason.endswith("read from the shard itself (slower to open)")

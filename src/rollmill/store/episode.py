@@ -25,7 +25,9 @@ class EpisodeInfo:
     """What is known when an episode begins.
 
     ``first_step`` above 0 means that recording started in the middle. ``env_id`` "" is the schema's. ``uid`` is
-    the 64-bit name of the episode, random if None; splits by hash follow it.
+    the 64-bit name of the episode, random if None; splits by hash follow it. ``probability``: that of having been
+    chosen among all episodes that were played, before it was known how this one would end; None where there is no such
+    number (chosen by its return, a piece, or made elsewhere).
     """
 
     first_step: int = 0
@@ -36,6 +38,7 @@ class EpisodeInfo:
     worker: int = -1
     lane: int = -1
     uid: int | None = None
+    probability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class EpisodeEnd:
     time: float
     """When it was ended, in seconds since 1970."""
     stats: Stats = field(default_factory=dict)
+    probability: float | None = None
+    """As in ``EpisodeInfo``."""
 
     @property
     def partial_start(self) -> bool:
@@ -90,6 +95,7 @@ class EpisodeEnd:
             worker=self.worker,
             lane=self.lane,
             uid=self.uid,
+            probability=self.probability,
         )
 
 

@@ -2,6 +2,7 @@
 
 From outside in: the checksums of frames; that records parse and that blocks and ends add up to episodes; that every
 buffer decodes to what the schema says; that an end record agrees with its rows; that the index agrees with the shard.
+Whatever an index lists and the shard no longer has is named, whether the shard can be read or not.
 """
 
 from __future__ import annotations
@@ -16,32 +17,31 @@ import numpy as np
 
 from rollmill.core.errors import RollmillError, StoreError
 from rollmill.core.fields import Array
+from rollmill.core.opening import plain_file
 from rollmill.store import frames, owner
 from rollmill.store.blocks import decode_block
 from rollmill.store.codec import CodecError
 from rollmill.store.episode import EpisodeEnd
 from rollmill.store.index import IndexDamaged, ShardIndex, build_index, read_index
-from rollmill.store.records import HEADER, RecordError, parse_block
+from rollmill.store.lost import load_witnesses, lost_episodes, unfinished_uids
+from rollmill.store.records import HEADER, Block, RecordError, buffer_is_good, parse_block
 from rollmill.store.returns import sums_to
 from rollmill.store.schema import StoreSchema, load_schema, parse_schema
-from rollmill.store.shards import (
-    OPEN,
-    SEALED,
-    BlockPlace,
-    Problem,
-    ScannedEpisode,
-    ShardScan,
-    index_path,
-    note_sealed_damage,
-)
+from rollmill.store.shards import OPEN, SEALED, BlockPlace, Problem, ScannedEpisode, ShardScan, index_path
+
+OTHER_EPISODES = "its index lists other episodes than it has"
 
 
 @dataclass(frozen=True)
 class Place:
-    """One file to look at. ``store`` is the store it belongs to, None for a file on its own."""
+    """One file to look at. ``store`` is the store it belongs to, None for a file on its own.
+
+    ``witnesses``: index files that speak of this shard.
+    """
 
     path: Path
     store: Path | None = None
+    witnesses: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
         return str(self.path)
@@ -75,12 +75,15 @@ class ShardReport:
     """Acknowledged and whole."""
     steps: int = 0
     bad_episodes: set[int] = field(default_factory=set)
-    """Uids of acknowledged episodes that are not whole."""
+    """Uids of acknowledged episodes that are not whole, those that are lost among them."""
+    lost: dict[int, int] = field(default_factory=dict)
+    """Steps of episodes that only an index still knows, by uid."""
     unfinished: int = 0
     """Episodes without an end record."""
     writer: owner.State = "dead"
     """Whether its writer may still be at it; that of a sealed shard is not."""
     index_good: bool = False
+    """The shard is whole and its index lists just what it has."""
     schema_text: str = ""
     """The schema as the shard's header holds it."""
     problems: list[Problem] = field(default_factory=list)
@@ -100,18 +103,30 @@ def examine(place: Place) -> ShardReport:
                 report.native = False
                 _check_frames(report, file.fileno())
     except OSError as error:
-        report.problems.append(Problem(place.name, -1, -1, f"cannot be read: {error.strerror or error}"))
+        _name_unreadable(place, error, report)
     return report
+
+
+def _name_unreadable(place: Place, error: OSError, report: ShardReport) -> None:
+    known = load_witnesses(place.witnesses, place.name)
+    gone = isinstance(error, FileNotFoundError) and not place.path.is_symlink()
+    if gone and not known:  # whoever drops a shard removes its index first
+        report.notes.append(f"{place.path}: it was removed while it was being looked at")
+        return
+    missing = "the shard's file is missing, only its index is there"
+    reason = missing if gone else f"cannot be read: {error.strerror or error}"
+    report.problems.append(Problem(place.name, -1, -1, reason))
+    _name_lost(known, None, report)
 
 
 def _open(place: Place) -> io.FileIO:
     try:
-        return open(place.path, "rb", buffering=0)
+        return open(place.path, "rb", buffering=0, opener=plain_file)
     except FileNotFoundError:
         if place.sealed:
             raise
         # sealed by its writer since it was listed
-        return open(place.path.with_name(place.name + SEALED), "rb", buffering=0)
+        return open(place.path.with_name(place.name + SEALED), "rb", buffering=0, opener=plain_file)
 
 
 def _is_native(fd: int, place: Place) -> bool:
@@ -130,9 +145,9 @@ def _check_shard(place: Place, report: ShardReport, fd: int) -> None:
     scan = ShardScan(place.name)
     scan.advance(fd, report.bytes)
     if place.sealed:
-        note_sealed_damage(scan, report.bytes)
+        scan.close(report.bytes)
     else:
-        _note_open(scan, report)
+        _close_open(scan, report)
     report.records = scan.records
     report.problems += scan.problems
     report.bad_episodes |= {p.episode for p in scan.problems if p.episode is not None}
@@ -143,20 +158,46 @@ def _check_shard(place: Place, report: ShardReport, fd: int) -> None:
             _check_episode(fd, schema, episode, report)
         for uid, blocks in scan.unfinished.items():
             _decode(fd, schema, uid, blocks, report)
+    known = load_witnesses(place.witnesses, place.name)
     if place.store is not None and place.sealed:
-        _check_index(place.store, scan, report)
+        _check_index(place.store, scan, known, report)
+    else:
+        _name_lost(known, scan, report)
+    _name_unended(scan, known, report)
 
 
-def _note_open(scan: ShardScan, report: ShardReport) -> None:
-    """The end of a shard that is being written may be anything; one whose writer is dead must end cleanly."""
+def _close_open(scan: ShardScan, report: ShardReport) -> None:
+    """The end of a shard that is being written may be anything; otherwise it may be one write that was cut short."""
     report.writer = "unknown" if scan.header is None else owner.state_of(scan.header.owner)
-    dead = report.writer == "dead"
-    if dead:
-        report.problems += scan.tail_problems
     rest = report.bytes - scan.good_bytes
-    if rest and not (dead and scan.tail_problems):
-        state = "its writer is dead" if dead else "a record that is being written, or was when its writer died"
+    if report.writer != "alive":
+        rest = 0 if scan.tail_problems else rest
+        scan.close(report.bytes, torn_is_damage=False)
+    if rest:
+        state = "its writer is dead" if report.writer == "dead" else "a record under way, or one when its writer died"
         report.notes.append(f"{report.path}: the last {rest} bytes are no whole record ({state}); nothing else is hurt")
+    elif report.bytes == 0:
+        report.notes.append(f"{report.path}: it is empty; its writer died at once, or something has emptied it")
+
+
+def _name_lost(known: Sequence[ShardIndex], scan: ShardScan | None, report: ShardReport) -> None:
+    """What indexes list and the shard has no end record of."""
+    for episode in lost_episodes(known, scan):
+        report.problems.append(episode.problem)
+        report.bad_episodes.add(episode.uid)
+        report.lost[episode.uid] = episode.length
+
+
+def _name_unended(scan: ShardScan, known: Sequence[ShardIndex], report: ShardReport) -> None:
+    """In a damaged shard, an episode without an end record may have had one."""
+    if not scan.problems or report.writer == "alive":
+        return
+    ended = {episode.end.uid for episode in scan.episodes}
+    for uid in sorted(scan.unfinished.keys() - ended - report.lost.keys() - unfinished_uids(known)):
+        block = scan.unfinished[uid][0]
+        reason = "it has no end record; a damaged record may have been it"
+        report.problems.append(Problem(report.shard, block.record, block.offset, reason, uid))
+        report.bad_episodes.add(uid)
 
 
 def _schema_of(place: Place, scan: ShardScan, report: ShardReport) -> StoreSchema | None:
@@ -183,7 +224,7 @@ def _schema_of(place: Place, scan: ShardScan, report: ShardReport) -> StoreSchem
 
 def _check_episode(fd: int, schema: StoreSchema, episode: ScannedEpisode, report: ShardReport) -> None:
     end = episode.end
-    present = [block for block in episode.blocks if block.offset]
+    present = [block for block in episode.blocks if not block.lost]
     rows = _decode(fd, schema, end.uid, present, report)
     if end.uid not in report.bad_episodes:
         for reason in (*_shape_faults(episode), *_end_faults(end, rows)):
@@ -204,6 +245,7 @@ def _decode(
             # Its checksum was good a moment ago, when the shard was walked.
             block = parse_block(frames.read_payload(fd, place.offset, place.length, verify=False))
             arrays = decode_block(schema, block)
+            _check_sums(block)
         except (frames.FrameError, RecordError, CodecError) as error:
             report.problems.append(Problem(report.shard, place.record, place.offset, str(error), uid))
             report.bad_episodes.add(uid)
@@ -214,6 +256,14 @@ def _decode(
         for name, arrays_so_far in kept.items():
             arrays_so_far.append(arrays[name])
     return {name: np.concatenate(arrays) if arrays else np.zeros(0) for name, arrays in kept.items()}
+
+
+def _check_sums(block: Block) -> None:
+    start = 0
+    for position, size in enumerate(block.sizes if block.sums else ()):
+        if not buffer_is_good(block, position, bytes(block.data[start : start + size])):
+            raise RecordError(f"the checksum of column {position} does not match")
+        start += size
 
 
 def _shape_faults(episode: ScannedEpisode) -> list[str]:
@@ -245,32 +295,30 @@ def _end_faults(end: EpisodeEnd, rows: dict[str, Array]) -> list[str]:
     return faults
 
 
-def _check_index(store: Path, scan: ShardScan, report: ShardReport) -> None:
+def _check_index(store: Path, scan: ShardScan, known: Sequence[ShardIndex], report: ShardReport) -> None:
+    whole, before = not report.problems, len(report.problems)
+    fault = _index_fault(store, scan, report)
+    _name_lost(known, scan, report)
+    if report.lost:
+        hint = "keep it, it is the last to know of lost episodes; `rollmill data repair --out NEW` lists them"
+    elif fault == OTHER_EPISODES:
+        hint = "remove it: it is built again from the shard"
+    elif whole:
+        hint = "`rollmill data repair --in-place` writes it again"
+    else:
+        hint = "nothing more is lost by that"
+    if fault:
+        report.problems.insert(before, Problem(scan.name, -1, -1, f"{fault} ({hint})"))
+    report.index_good = not report.problems
+
+
+def _index_fault(store: Path, scan: ShardScan, report: ShardReport) -> str:
     try:
         index = read_index(index_path(store, scan.name), scan.name, report.bytes)
     except IndexDamaged as damage:
-        hint = (
-            "`rollmill data repair --in-place` writes it again" if not report.problems else "no data are lost by that"
-        )
-        report.problems.append(Problem(scan.name, -1, -1, f"{damage} ({hint})"))
-        return
-    damaged = bool(scan.problems)
-    if not damaged and _listed(index) != _listed(build_index(scan)):
-        reason = "its index lists other episodes than it has; remove the index (it can be rebuilt)"
-        report.problems.append(Problem(scan.name, -1, -1, reason))
-        return
-    report.index_good = True
-    if damaged:
-        # An end record that is lost in the shard is still in the index, its uid and its steps with it.
-        found = {episode.end.uid for episode in scan.episodes}
-        listed = index.episodes[index.episodes["finished"]]
-        for row in listed:
-            uid = int(row["uid"])
-            if uid not in found:
-                reason = f"its end record is lost in the shard (the index still knows it: {int(row['length'])} steps)"
-                where = (int(row["end_record"]), int(row["end_offset"]))
-                report.problems.append(Problem(scan.name, *where, reason, uid))
-                report.bad_episodes.add(uid)
+        return str(damage)
+    same = scan.problems or _listed(index) == _listed(build_index(scan))
+    return "" if same else OTHER_EPISODES
 
 
 def _listed(index: ShardIndex) -> list[tuple[object, ...]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
+from rollmill.core.opening import plain_file
 from rollmill.store.shards import ShardRef, shard_path
 
 
@@ -18,7 +19,7 @@ class Handle:
 
     def __init__(self, path: Path) -> None:
         self.fd = -1
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = plain_file(str(path), os.O_RDONLY)
 
     @property
     def bytes(self) -> int:

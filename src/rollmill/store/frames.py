@@ -94,16 +94,23 @@ def read_frame(fd: int, offset: int, file_bytes: int, *, verify: bool = True) ->
 
 def read_payload(fd: int, offset: int, length: int, *, verify: bool = True) -> bytes:
     """The payload of the frame at ``offset``, whose length is known (from an index, or from its head)."""
-    payload = os.pread(fd, length, offset + HEAD_BYTES)
+    payload = _pread(fd, length, offset + HEAD_BYTES)
     if len(payload) < length:
         raise FrameError(f"the file ends {len(payload)} bytes into a record of {length}", torn=True)
     if verify:
-        tail = os.pread(fd, 4, offset + HEAD_BYTES + length)
+        tail = _pread(fd, 4, offset + HEAD_BYTES + length)
         if len(tail) < 4:
             raise FrameError("the file ends within the record's checksum", torn=True)
         if _CRC.unpack(tail)[0] != masked_crc(payload):
             raise FrameError("the record's checksum does not match")
     return payload
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    try:
+        return os.pread(fd, size, offset)
+    except OSError as error:  # a bad sector costs the record it is in
+        raise FrameError(f"cannot be read: {error.strerror or error}") from error
 
 
 def walk(fd: int, file_bytes: int, offset: int = 0, number: int = 0) -> Iterator[Frame]:
@@ -118,11 +125,22 @@ def walk(fd: int, file_bytes: int, offset: int = 0, number: int = 0) -> Iterator
             found = Frame(number, offset, len(payload) + FRAME_BYTES, payload)
         except FrameError as error:
             end = _next_good(fd, offset, file_bytes)
-            # Nothing good after it: this may simply be where writing stopped.
-            torn = end == file_bytes and (error.torn or not _has_length(fd, offset, file_bytes))
+            # Nothing good after it, and what there is of it is good: this is where writing stopped. A write goes from
+            # front to back, so a length that does not match its checksum is damage; but zeros, which a power cut
+            # leaves where nothing was written yet.
+            torn = end == file_bytes and (error.torn or _only_zeros(fd, offset, file_bytes))
             found = Frame(number, offset, end - offset, None, str(error), torn)
         yield found
         offset, number = found.end, number + 1
+
+
+def _only_zeros(fd: int, offset: int, file_bytes: int) -> bool:
+    while offset < file_bytes:
+        chunk = os.pread(fd, _SEARCH_BYTES, offset)
+        if not chunk or chunk.strip(b"\0"):
+            return False
+        offset += len(chunk)
+    return True
 
 
 def _has_length(fd: int, offset: int, file_bytes: int) -> bool:

@@ -1,7 +1,8 @@
 """The index of a shard: its episodes and where their blocks lie, so that opening a store reads no shard.
 
 An index file is one checksummed frame (see ``frames``) around a msgpack map; tables are little-endian numpy
-records (``EPISODE``, ``PLACE``). It repeats what the shard says, so it can always be rebuilt from it.
+records (``EPISODE``, ``PLACE``). It repeats what the shard says, so it can be rebuilt from it; when the shard has lost
+something, the index may be the last to know of it (see ``lost``).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import numpy as np
 
 from rollmill.core import atomic
 from rollmill.core.fields import Array
+from rollmill.core.opening import plain_file
 from rollmill.store import frames
 from rollmill.store.episode import EpisodeEnd, EpisodeInfo
 from rollmill.store.records import INDEX, RecordError, pack, split
-from rollmill.store.shards import BlockPlace, ShardScan, usable_run
+from rollmill.store.shards import LOST, BlockPlace, ShardScan, usable_run
 
-FORMAT = 1
+FORMAT = 2
 
 EPISODE = np.dtype(
     [
@@ -56,14 +58,17 @@ EPISODE = np.dtype(
         ("end_record", "<i4"),
         ("stats_start", "<i8"),  # in ShardIndex.stats
         ("stats_bytes", "<i4"),
+        ("probability", "<f8"),  # NaN: not known
     ]
 )
+_EPISODE_1 = np.dtype([(name, EPISODE[name]) for name in EPISODE.names or () if name != "probability"])
+"""Of format 1."""
 PLACE = np.dtype([("offset", "<u8"), ("length", "<u4"), ("record", "<u4")])
-"""Where a block lies; offset 0: it is lost."""
+"""Where a block lies; length 0: it is lost."""
 
 
 class IndexDamaged(Exception):
-    """An index file is missing, damaged or of another shard; the shard itself says it all again."""
+    """An index file is missing, damaged or not that of its shard as it is now; the shard itself says it all again."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,8 @@ class IndexBuilder:
     def add(self, end: EpisodeEnd, blocks: Sequence[BlockPlace], place: BlockPlace | None) -> None:
         """One more episode; ``place`` is that of its end record, None if it has none."""
         stats = msgpack.packb(dict(end.stats)) if end.stats else b""
-        last = place or BlockPlace(0, 0, 0)
-        stored = sum(block.length + frames.FRAME_BYTES for block in blocks if block.offset)
+        last = place or LOST
+        stored = sum(block.length + frames.FRAME_BYTES for block in blocks if not block.lost)
         row = (
             end.uid,
             end.length,
@@ -126,6 +131,7 @@ class IndexBuilder:
             last.record,
             len(self._stats),
             len(stats),
+            math.nan if end.probability is None else end.probability,
         )
         self._episodes += np.array(row, EPISODE).tobytes()
         self._places += np.array([(b.offset, b.length, b.record) for b in blocks], PLACE).tobytes()
@@ -158,6 +164,7 @@ class IndexBuilder:
             worker=info.worker,
             lane=info.lane,
             time=0.0,
+            probability=info.probability,
         )
         self.add(end, blocks, None)
 
@@ -203,18 +210,7 @@ def write_index(path: Path, index: ShardIndex) -> None:
 
 def read_index(path: Path, shard: str, shard_bytes: int) -> ShardIndex:
     """Read the index of a sealed shard of that name and size; ``IndexDamaged`` if it cannot be trusted."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            payload = frames.read_frame(file.fileno(), 0, size)
-    except FileNotFoundError:
-        raise IndexDamaged("its index is missing") from None
-    except (OSError, frames.FrameError) as error:
-        raise IndexDamaged(f"its index is damaged ({error})") from error
-    try:
-        index = _parse(payload)
-    except (RecordError, KeyError, TypeError, ValueError) as error:
-        raise IndexDamaged(f"its index makes no sense ({error})") from error
+    index = load_index(path)
     if index.shard != shard:
         raise IndexDamaged(f"its index is that of {index.shard}")
     if index.shard_bytes != shard_bytes:
@@ -222,9 +218,26 @@ def read_index(path: Path, shard: str, shard_bytes: int) -> ShardIndex:
     return index
 
 
+def load_index(path: Path) -> ShardIndex:
+    """Read an index file, whatever shard it speaks of; ``IndexDamaged`` if it is not whole."""
+    try:
+        with open(path, "rb", buffering=0, opener=plain_file) as file:
+            size = os.fstat(file.fileno()).st_size
+            payload = frames.read_frame(file.fileno(), 0, size)
+    except FileNotFoundError:
+        raise IndexDamaged("its index is missing") from None
+    except (OSError, frames.FrameError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise IndexDamaged(f"its index is damaged ({reason})") from error
+    try:
+        return _parse(payload)
+    except (RecordError, KeyError, TypeError, ValueError) as error:
+        raise IndexDamaged(f"its index makes no sense ({error})") from error
+
+
 def _parse(payload: bytes) -> ShardIndex:
     tag, header, data = split(payload)
-    if tag != INDEX or header["format"] != FORMAT:
+    if tag != INDEX or header["format"] not in (1, FORMAT):
         raise RecordError(f"tag {tag!r}, format {header.get('format')}")
     episode_bytes, place_bytes, stats_bytes = header["sizes"]
     if episode_bytes + place_bytes + stats_bytes != len(data):
@@ -233,11 +246,22 @@ def _parse(payload: bytes) -> ShardIndex:
         header["shard"],
         header["layout"],
         header["shard_bytes"],
-        np.frombuffer(data[:episode_bytes], EPISODE),
+        _episodes(data[:episode_bytes], header["format"]),
         np.frombuffer(data[episode_bytes : episode_bytes + place_bytes], PLACE),
         tuple(header["strings"]),
         bytes(data[episode_bytes + place_bytes :]),
     )
+
+
+def _episodes(data: memoryview, version: int) -> Array:
+    if version == FORMAT:
+        return np.frombuffer(data, EPISODE)
+    old = np.frombuffer(data, _EPISODE_1)
+    rows = np.zeros(len(old), EPISODE)
+    for name in _EPISODE_1.names or ():
+        rows[name] = old[name]
+    rows["probability"] = math.nan
+    return rows
 
 
 def end_from_row(row: Any, index: ShardIndex) -> EpisodeEnd:
@@ -247,7 +271,12 @@ def end_from_row(row: Any, index: ShardIndex) -> EpisodeEnd:
     stats = index.stats[start : start + values["stats_bytes"]]
     names = {f.name for f in dataclasses.fields(EpisodeEnd)}
     return EpisodeEnd(
-        **{name: value for name, value in values.items() if name in names and name not in ("seed", "policy")},
+        **{
+            name: value
+            for name, value in values.items()
+            if name in names and name not in ("seed", "policy", "probability")
+        },
+        probability=None if math.isnan(values["probability"]) else values["probability"],
         return_=values["return"],
         seed=values["seed"] if values["has_seed"] else None,
         env_id=index.strings[values["env"]],

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollmill.core.errors import BadBlock, StoreError
 from rollmill.core.fields import Array
-from rollmill.store.derive import SHARD_BYTES, NewStore, check_free, loses_data, open_quietly
+from rollmill.store.derive import SHARD_BYTES, NewStore, check_free, open_quietly
 from rollmill.store.reader import Store
 from rollmill.store.schema import StoreSchema
 from rollmill.store.verify import Progress
@@ -89,7 +89,7 @@ def _differences(mine: StoreSchema, theirs: StoreSchema, any_env: bool) -> list[
 
 def _check_whole(stores: list[Store], skip_damaged: bool, report: MergeReport) -> None:
     for store in stores:
-        lost = [f"{store.path}: {problem}" for problem in store.problems if loses_data(problem)]
+        lost = [f"{store.path}: {problem}" for problem in store.problems if not problem.harmless]
         if lost and not skip_damaged:
             raise StoreError(
                 f"{lost[0]} ({len(lost)} bad places in this store). Repair it first (`rollmill data repair`), or leave "

@@ -7,7 +7,7 @@ the good part of open ones. Readers never write.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,26 +21,22 @@ from rollmill.core.errors import BadBlock, StoreError
 from rollmill.core.fields import Array
 from rollmill.store import frames
 from rollmill.store.blocks import block_rows, decode_column
+from rollmill.store.catalog import Catalog
 from rollmill.store.codec import CodecError
 from rollmill.store.episode import Episode, EpisodeEnd
-from rollmill.store.files import BlockCache, HandlePool, open_shard
-from rollmill.store.index import IndexDamaged, ShardIndex, build_index, empty_index, read_index
-from rollmill.store.records import Block, RecordError, parse_block
-from rollmill.store.returns import sums_to
+from rollmill.store.files import BlockCache, HandlePool
+from rollmill.store.index import ShardIndex
+from rollmill.store.records import Block, RecordError, parse, parse_block
 from rollmill.store.schema import DERIVED, Column, load_schema
-from rollmill.store.shards import (
-    Problem,
-    ShardRef,
-    ShardScan,
-    list_shards,
-    missing_shards,
-    scan_shard,
-)
+from rollmill.store.shards import Problem, ShardRef
 from rollmill.store.skim import skim_block, skim_column
 from rollmill.store.table import EpisodeTable
+from rollmill.store.thinning import share_left
 
 SKIM_BYTES = 16 << 10
 """Blocks below this are read whole: that costs no more than reading two parts of them."""
+WARNED = 20
+"""Problems of an opened store that are warned of one by one."""
 
 
 class StoreWarning(UserWarning):
@@ -74,16 +70,24 @@ class Store:
         self._handles = HandlePool(max_files)
         self._cache = BlockCache(cache_bytes)
         self._positions = {name: k for k, name in enumerate(self.schema.names)}
-        self._forget()
+        self._catalog = Catalog(self.path, self.schema.layout)
+        self._listed: dict[int, int] = {}  # episodes of each shard that the table has
+        self.table = EpisodeTable.gather([], [])
         self.refresh()
 
-    def _forget(self) -> None:
-        self.shards: list[ShardRef] = []
-        self.problems: list[Problem] = []
-        self._indexes: list[ShardIndex] = []
-        self._scans: dict[str, ShardScan] = {}
-        self._listed: list[int] = []  # episodes of each shard that the table has
-        self.table = EpisodeTable.gather([], [])
+    @property
+    def shards(self) -> list[ShardRef]:
+        """The shards that can be read; ``table["shard"]`` are numbers in this list."""
+        return self._catalog.shards
+
+    @property
+    def _indexes(self) -> list[ShardIndex]:
+        return self._catalog.indexes
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What opening came across, lost episodes one by one."""
+        return self._catalog.problems
 
     # ---------------------------------------------------------------------------------------- the table
 
@@ -95,65 +99,19 @@ class Store:
         before = len(self.table)
         if self.unfinished:
             self._cache.clear()  # numbers of blocks change with those of episodes
-            self._listed = [0] * len(self._listed)
+            self._listed = {}
             self.table = EpisodeTable.gather([], [])
-        found = len(self.problems)
-        self._look_at_shards()
+        _warn(self.path, self._catalog.update())
         picks = []
         for number, index in enumerate(self._indexes):
             rows = index.episodes if self.unfinished else index.episodes[index.episodes["finished"]]
-            if len(rows) > self._listed[number]:
-                picks.append((number, rows[self._listed[number] :]))
+            known = self._listed.get(number, 0)
+            if len(rows) > known:
+                picks.append((number, rows[known:]))
                 self._listed[number] = len(rows)
-        self.table = self.table.joined(EpisodeTable.gather(self._indexes, picks))
-        for problem in self.problems[found:]:
-            warnings.warn(f"{self.path}: {problem}", StoreWarning, stacklevel=3)
+        self.table = self.table.joined(EpisodeTable.gather(self._indexes, picks), share_left(self.path))
         self._remember_rows()
         return len(self.table) - before
-
-    def _look_at_shards(self) -> None:
-        refs = list_shards(self.path)
-        numbers = {ref.name: number for number, ref in enumerate(self.shards)}
-        for ref in refs:
-            number = numbers.get(ref.name)
-            if number is None:
-                self.shards.append(ref)
-                self._indexes.append(self._load_index(ref))
-                self._listed.append(0)
-            elif not self.shards[number].sealed and ref != self.shards[number]:
-                self.shards[number] = ref
-                self._indexes[number] = self._load_index(ref)
-        known = {problem.shard for problem in self.problems}
-        for name in missing_shards(self.path, refs):
-            if name not in known:
-                self.problems.append(Problem(name, -1, -1, "the shard's file is missing, only its index is there"))
-
-    def _load_index(self, ref: ShardRef) -> ShardIndex:
-        if not ref.sealed:
-            return self._scan_open(ref)
-        self._scans.pop(ref.name, None)
-        try:
-            return self._checked(read_index(ref.index_path, ref.name, ref.bytes))
-        except IndexDamaged as damage:
-            self.problems.append(Problem(ref.name, -1, -1, f"{damage}; read from the shard itself (slower to open)"))
-        scan = scan_shard(ref)
-        self.problems += scan.problems
-        return self._checked(build_index(scan))
-
-    def _scan_open(self, ref: ShardRef) -> ShardIndex:
-        scan = self._scans.setdefault(ref.name, ShardScan(ref.name))
-        noted = len(scan.problems)
-        handle = open_shard(ref)
-        scan.advance(handle.fd, handle.bytes)
-        self.problems += scan.problems[noted:]
-        return self._checked(build_index(scan))
-
-    def _checked(self, index: ShardIndex) -> ShardIndex:
-        """The index, or an empty one if the shard holds other columns than this store."""
-        if index.layout in (self.schema.layout, ""):
-            return index
-        self.problems.append(Problem(index.shard, -1, -1, "it holds other columns than this store and is not read"))
-        return empty_index(index.shard)
 
     def _remember_rows(self) -> None:
         """What ``read`` needs of each episode as plain columns."""
@@ -163,6 +121,7 @@ class Store:
         self._blocks = np.ascontiguousarray(rows["blocks"])
         self._start = np.ascontiguousarray(rows["block_start"])
         self._uid = np.ascontiguousarray(rows["uid"])
+        self._finished = np.ascontiguousarray(rows["finished"])
         self._shard = np.ascontiguousarray(self.table.shard)
 
     def __len__(self) -> int:
@@ -227,31 +186,28 @@ class Store:
     def rewards(self, i: int) -> Array:
         """All rewards ``[n]`` of episode ``i``, read without the rest of their blocks where these are large.
 
-        Instead of the blocks' checksums, the sum is compared with the return that the index has. Where that does not
-        match, the blocks are read whole, and a damaged one raises ``BadBlock`` as ever.
+        Every column of a block has a checksum of its own. Blocks of version 0.1 have none: they are read whole, as is
+        a block with a damaged place, which raises ``BadBlock`` then.
         """
         i = self._number(i)
         found = self._skim_rewards(i)
-        if found is not None and sums_to(found, float(self.table.rows["return"][i])):
-            return found
-        return self.read(i, 0, int(self._length[i]), ["reward"])["reward"]
+        return self.read(i, 0, int(self._length[i]), ["reward"])["reward"] if found is None else found
 
     def _skim_rewards(self, i: int) -> Array | None:
-        """The rewards without any check; None if they are better read with the whole blocks."""
+        """The rewards, checked; None if whole blocks have to be read for them."""
         number, size, first = int(self.table.shard[i]), int(self._block[i]), int(self._start[i])
         places = self._indexes[number].places[first : first + int(self._blocks[i])].tolist()
-        known = math.isfinite(self.table.rows["return"][i])  # a sum of NaN would prove nothing
-        if not known or any(offset == 0 or length < SKIM_BYTES for offset, length, _ in places[:-1] or places):
+        if any(length < SKIM_BYTES for _, length, _ in places[:-1] or places):
             return None
         handle, column = self._handles.get(self.shards[number]), self.schema["reward"]
-        rewards, uid = np.empty((int(self._length[i]), *column.shape), column.numpy), int(self.table.rows["uid"][i])
+        rewards = np.empty((int(self._length[i]), *column.shape), column.numpy)
         try:
             for k, (offset, length, _) in enumerate(places):
                 block, begin = skim_block(handle.fd, offset, length)
                 part = rewards[k * size : (k + 1) * size]
-                if (block.uid, block.first, block.steps) != (uid, k * size, len(part)):
+                if self._misplaced(i, k, block) or block.steps != len(part):
                     return None
-                skim_column(handle.fd, block, begin, self._positions["reward"], column, part)
+                skim_column(handle.fd, block, begin, self._positions["reward"], column, part, verify=self.verify)
         except (RecordError, CodecError, OSError):
             return None  # reading all of it says what is wrong and where
         return rewards
@@ -322,57 +278,82 @@ class Store:
             raise self._bad(i, k, str(error)) from error
 
     def _read_block(self, i: int, k: int) -> Block:
+        return self._block_in(self._read_payload(i, k, self.verify), i, k)
+
+    def _read_payload(self, i: int, k: int, verify: bool) -> bytes:
         number = self._shard.item(i)
         offset, length, _ = self._indexes[number].places[self._start.item(i) + k].item()
-        if offset == 0:
+        if length == 0:
             raise self._bad(i, k, f"the block of steps {k * int(self._block[i])}.. is lost")
         handle = self._handles.get(self.shards[number])
         try:
-            block = parse_block(frames.read_payload(handle.fd, offset, length, verify=self.verify))
-        except (frames.FrameError, RecordError) as error:
+            return frames.read_payload(handle.fd, offset, length, verify=verify)
+        except frames.FrameError as error:
             raise self._bad(i, k, str(error)) from error
-        except OSError as error:
-            raise self._bad(i, k, f"cannot be read: {error.strerror or error}") from error
-        expected = (self._uid.item(i), k * self._block.item(i), len(self._positions))
-        if (block.uid, block.first, len(block.sizes)) != expected:
+
+    def _block_in(self, payload: bytes, i: int, k: int) -> Block:
+        try:
+            block = parse_block(payload)
+        except RecordError as error:
+            raise self._bad(i, k, str(error)) from error
+        if self._misplaced(i, k, block):
             raise self._bad(i, k, "the block is that of another place")
         return block
 
+    def _misplaced(self, i: int, k: int, block: Block) -> bool:
+        """Whether this cannot be block ``k`` of episode ``i``, however good its checksum is."""
+        first = k * self._block.item(i)
+        steps = min(self._block.item(i), self._length.item(i) - first)
+        # An episode without an end record gives up its last step where no final observation was written.
+        short = not self._finished.item(i) and not block.last and block.steps == steps + 1
+        expected = (self._uid.item(i), first, block.steps if short else steps, len(self._positions))
+        return (block.uid, block.first, block.steps, len(block.sizes)) != expected
+
     def _bad(self, i: int, k: int, reason: str) -> BadBlock:
         number = int(self.table.shard[i])
-        offset, _, record = self._indexes[number].places[self._start[i] + k].item()
+        offset, length, record = self._indexes[number].places[self._start[i] + k].item()
         return BadBlock(
             reason,
             shard=str(self.shards[number].path),
-            record=record if offset else -1,
+            record=record if length else -1,
             offset=offset,
             episode=int(self.table.rows["uid"][i]),
         )
 
-    def records(self, i: int) -> Iterator[bytes]:
-        """The payloads of an episode's blocks and, last, of its end record, as they are on disk; always verified."""
+    def records(self, i: int) -> Iterator[tuple[bytes, Block | EpisodeEnd]]:
+        """The records of an episode, its end record last: the payloads as they are on disk, and what they say.
+
+        Checksums are always verified, and that every record is this episode's; ``BadBlock`` otherwise.
+        """
         i = self._number(i)
+        finished, last = self._finished.item(i), self._blocks.item(i) - 1
+        for k in range(last + 1):
+            payload = self._read_payload(i, k, verify=True)
+            block = self._block_in(payload, i, k)
+            if finished and block.last != (k == last):
+                raise self._bad(i, k, "the final observation is missing or not in the last block")
+            yield payload, block
+        if finished:
+            yield self._read_end(i)
+
+    def _read_end(self, i: int) -> tuple[bytes, EpisodeEnd]:
         number, row = int(self.table.shard[i]), self.table.rows[i]
-        handle = self._handles.get(self.shards[number])
-        places = [self._indexes[number].places[self._start[i] + k].item() for k in range(int(self._blocks[i]))]
-        for k, (offset, length, _) in enumerate(places):
-            if offset == 0:
-                raise self._bad(i, k, f"the block of steps {k * int(self._block[i])}.. is lost")
-            try:
-                yield frames.read_payload(handle.fd, offset, length)
-            except frames.FrameError as error:
-                raise self._bad(i, k, str(error)) from error
-        if row["finished"]:
-            try:
-                yield frames.read_payload(handle.fd, int(row["end_offset"]), int(row["end_length"]))
-            except frames.FrameError as error:
-                raise BadBlock(
-                    f"the end record: {error}",
-                    shard=str(self.shards[number].path),
-                    record=int(row["end_record"]),
-                    offset=int(row["end_offset"]),
-                    episode=int(row["uid"]),
-                ) from error
+        place = (int(row["end_offset"]), int(row["end_length"]))
+        try:
+            payload = frames.read_payload(self._handles.get(self.shards[number]).fd, *place)
+            end = parse(payload)
+            known = (row["uid"], row["length"], row["time"])
+            if not isinstance(end, EpisodeEnd) or (end.uid, end.length, end.time) != known:
+                raise RecordError("it is that of another episode")
+        except (frames.FrameError, RecordError) as error:
+            raise BadBlock(
+                f"the end record: {error}",
+                shard=str(self.shards[number].path),
+                record=int(row["end_record"]),
+                offset=place[0],
+                episode=int(row["uid"]),
+            ) from error
+        return payload, end
 
     # ---------------------------------------------------------------------------------------- life
 
@@ -390,15 +371,28 @@ class Store:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but files, caches and half-done scans: a copy lists the very same episodes."""
-        return {name: value for name, value in vars(self).items() if name not in ("_handles", "_cache", "_scans")}
+        """Everything but files and caches: a copy lists the very same episodes."""
+        return {name: value for name, value in vars(self).items() if name not in ("_handles", "_cache")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         max_files, cache_bytes = self._limits
-        self._handles, self._cache, self._scans = HandlePool(max_files), BlockCache(cache_bytes), {}
+        self._handles, self._cache = HandlePool(max_files), BlockCache(cache_bytes)
+
+
+def _warn(path: Path, problems: Sequence[Problem]) -> None:
+    for problem in problems[:WARNED]:
+        warnings.warn(f"{path}: {problem}", StoreWarning, stacklevel=4)
+    if len(problems) > WARNED:
+        more = f"{len(problems) - WARNED} more problems, see Store.problems (`rollmill data verify` lists them)"
+        warnings.warn(f"{path}: {more}", StoreWarning, stacklevel=4)
 
 
 def store_bytes(path: Path) -> int:
     """What the files of a store take up, indexes included."""
-    return sum(entry.stat().st_size for folder in os.walk(path) for entry in map(Path(folder[0]).joinpath, folder[2]))
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):  # sealed meanwhile, or a link to nowhere
+                total += os.stat(os.path.join(folder, name)).st_size
+    return total

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import google_crc32c
 import msgpack
 import numpy as np
 
@@ -20,14 +21,16 @@ from rollmill.core.errors import StoreError
 from rollmill.store.episode import EpisodeEnd, EpisodeInfo, Stats
 
 HEADER, BLOCK, END, INDEX = b"RMH1", b"RMB1", b"RME1", b"RMI1"
-FORMAT = 1
+FORMAT = 2
+"""2: episodes have a probability."""
 
 _PREFIX = struct.Struct("<4sI")
+_SUM = struct.Struct("<I")
 _END_KEYS = {"return_": "return"}
 _END_FIELDS = [(f.name, _END_KEYS.get(f.name, f.name)) for f in dataclasses.fields(EpisodeEnd)]
 
 
-_INFO_FIELDS = ("first_step", "seed", "env_id", "policy", "policy_id", "worker", "lane")
+_INFO_FIELDS = ("first_step", "seed", "env_id", "policy", "policy_id", "worker", "lane", "probability")
 
 
 class RecordError(Exception):
@@ -64,7 +67,8 @@ class Block:
     """Steps ``first`` .. ``first + steps`` of one episode (counted from the first stored step).
 
     ``obs_rows`` is ``steps``, or ``steps + 1`` in an episode's last block. ``sizes`` and ``codecs`` are those of the
-    column buffers, which lie side by side in ``data`` in the order of the schema.
+    column buffers, which lie side by side in ``data`` in the order of the schema. ``sums`` are their checksums (see
+    ``buffer_is_good``), so that one of them can be read alone; none in blocks of version 0.1.
     """
 
     uid: int
@@ -75,6 +79,7 @@ class Block:
     sizes: tuple[int, ...]
     data: memoryview
     info: EpisodeInfo | None = None
+    sums: bytes = b""
 
     @property
     def last(self) -> bool:
@@ -103,9 +108,29 @@ def encode_block(
         "c": bytes([codec for codec, _ in buffers]),
         "s": [len(data) for _, data in buffers],
     }
+    seed = _seed(header)
+    header["k"] = b"".join(_SUM.pack(google_crc32c.extend(seed, data)) for _, data in buffers)
     if info is not None:
         header["i"] = [getattr(info, name) for name in _INFO_FIELDS]
     return _encode(BLOCK, header) + [data for _, data in buffers]
+
+
+def _seed(header: Mapping[str, Any]) -> int:
+    """What the checksum of a buffer begins with: whose it is and how it is to be read."""
+    described: bytes = msgpack.packb([header[key] for key in "ufnocs"])
+    return int(google_crc32c.value(described))
+
+
+def buffer_is_good(block: Block, position: int, data: bytes) -> bool:
+    """Whether these are the bytes of the column at ``position``, and of this very block; False where nothing says so.
+
+    The checksum covers the parts of the block's map that a reader goes by, too: a block whose map is damaged, or that
+    lies in the place of another one, does not pass.
+    """
+    sums = block.sums[_SUM.size * position :][: _SUM.size]
+    said = {"u": block.uid, "f": block.first, "n": block.steps, "o": block.obs_rows, "c": block.codecs}
+    expected = google_crc32c.extend(_seed({**said, "s": block.sizes}), data)
+    return sums == _SUM.pack(expected)
 
 
 def encode_end(end: EpisodeEnd) -> list[bytes]:
@@ -191,32 +216,39 @@ def _encode(tag: bytes, header: Mapping[str, Any]) -> list[bytes]:
 def _block(header: dict[str, Any], data: memoryview, data_bytes: int) -> Block:
     try:
         uid, first, steps, obs_rows = header["u"], header["f"], header["n"], header["o"]
-        codecs, sizes = header["c"], tuple(header["s"])
+        codecs, sizes, sums = header["c"], tuple(header["s"]), header.get("k", b"")
     except (KeyError, TypeError) as error:
         raise RecordError(f"the block's header lacks {error}") from error
     numbers = (uid, first, steps, obs_rows, *sizes)
-    if not all(type(n) is int and n >= 0 for n in numbers) or type(codecs) is not bytes:
+    if not all(type(n) is int and n >= 0 for n in numbers) or not type(codecs) is type(sums) is bytes:
         raise RecordError("the block's header makes no sense")
     if obs_rows not in (steps, steps + 1) or len(codecs) != len(sizes) or sum(sizes) != data_bytes:
         raise RecordError("the block's sizes do not add up")
-    return Block(uid, first, steps, obs_rows, codecs, sizes, data, _info(uid, header["i"]) if "i" in header else None)
+    info = _info(uid, header["i"]) if "i" in header else None
+    return Block(uid, first, steps, obs_rows, codecs, sizes, data, info, sums)
 
 
 def _info(uid: int, values: Any) -> EpisodeInfo:
+    if type(values) is list and len(values) == len(_INFO_FIELDS) - 1:
+        values = [*values, None]  # format 1
     if type(values) is not list or len(values) != len(_INFO_FIELDS):
         raise RecordError("the block's episode makes no sense")
-    first_step, seed, env_id, policy, policy_id, worker, lane = values
-    texts_ok = type(env_id) is str and type(policy) is str
+    first_step, seed, env_id, policy, policy_id, worker, lane, probability = values
+    texts_ok = type(env_id) is str and type(policy) is str and _is_probability(probability)
     if not texts_ok or not all(type(n) is int for n in (first_step, policy_id, worker, lane)) or first_step < 0:
         raise RecordError("the block's episode makes no sense")
     if seed is not None and type(seed) is not int:
         raise RecordError("the block's episode makes no sense")
-    return EpisodeInfo(first_step, seed, env_id, policy, policy_id, worker, lane, uid)
+    return EpisodeInfo(first_step, seed, env_id, policy, policy_id, worker, lane, uid, probability)
+
+
+def _is_probability(value: Any) -> bool:
+    return value is None or (type(value) is float and 0 < value <= 1)
 
 
 def _end(header: dict[str, Any]) -> EpisodeEnd:
     try:
-        values = {name: header[key] for name, key in _END_FIELDS}
+        values = {name: header[key] for name, key in _END_FIELDS if key in header or name != "probability"}
     except KeyError as error:
         raise RecordError(f"the episode's end lacks {error}") from error
     whole = ("uid", "length", "block", "blocks", "first_step")
@@ -229,6 +261,7 @@ def _end(header: dict[str, Any]) -> EpisodeEnd:
         and all(type(values[name]) is float for name in ("return_", "time"))
         and (values["seed"] is None or type(values["seed"]) is int)
         and type(values["stats"]) is dict
+        and _is_probability(values.get("probability"))
     )
     if not sane or values["length"] < 1 or values["block"] < 1:
         raise RecordError("the episode's end makes no sense")

@@ -3,10 +3,14 @@
 The damaged store is only read. Good episodes are copied record by record. What the shard alone cannot give back is
 tried again through its index, which repeats lengths and end records. With ``salvage`` an episode that stays damaged is
 kept as a partial one up to its first bad block, and so are episodes whose writer died before their end.
+
+Listed as lost is everything that an index, an end record or a block in a damaged shard tells of and that is not in the
+new store as it was: an episode, steps of it, or how it ended and its statistics.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +21,8 @@ from typing import Any
 from rollmill.core import atomic
 from rollmill.core.errors import BadBlock, StoreError
 from rollmill.store.derive import SHARD_BYTES, NewStore, check_free, open_quietly
+from rollmill.store.index import write_index
+from rollmill.store.lost import rescue_index, witnesses
 from rollmill.store.reader import Store
 from rollmill.store.schema import (
     INDEX_FOLDER,
@@ -27,7 +33,7 @@ from rollmill.store.schema import (
     parse_schema,
     schema_text,
 )
-from rollmill.store.shards import index_path
+from rollmill.store.shards import ShardRef, ShardScan, index_path, list_shards, scan_shard
 from rollmill.store.verify import Progress, VerifyReport, verify_store
 
 LOST_FILE = "lost.json"
@@ -47,8 +53,9 @@ class Lost:
     reason: str
 
     def __str__(self) -> str:
-        kept = f", the first {self.kept} are kept as a partial episode" if self.kept else ""
-        return f"episode {self.episode} in shard {self.shard}: {self.steps} steps lost{kept} ({self.reason})"
+        first = f"{self.steps} steps lost, the first {self.kept}" if self.steps else f"its {self.kept} steps"
+        what = f"{first} are kept as a partial episode" if self.kept else f"{self.steps} steps lost"
+        return f"episode {self.episode} in shard {self.shard}: {what} ({self.reason})"
 
 
 @dataclass
@@ -112,17 +119,32 @@ def _schema(path: Path, found: VerifyReport) -> StoreSchema:
 
 @contextmanager
 def _shadow(path: Path, schema: StoreSchema, found: VerifyReport) -> Iterator[Store]:
-    """The damaged store as readers can open it: with a good ``store.json`` and only the indexes that can be trusted."""
+    """The damaged store as readers can open it: with a good ``store.json`` and indexes of all that may be there."""
     with tempfile.TemporaryDirectory(prefix="rollmill-repair-") as name:
         folder = Path(name)
         (folder / STORE_FILE).write_text(schema_text(schema), encoding="utf-8")
-        (folder / SHARD_FOLDER).symlink_to(path / SHARD_FOLDER)
+        if os.access(path / SHARD_FOLDER, os.R_OK | os.X_OK) and (path / SHARD_FOLDER).is_dir():
+            (folder / SHARD_FOLDER).symlink_to(path / SHARD_FOLDER)
+        else:
+            (folder / SHARD_FOLDER).mkdir()  # nothing can be read; what was there is named all the same
         (folder / INDEX_FOLDER).mkdir()
-        for shard in found.shards:
-            if shard.index_good:
-                index_path(folder, shard.shard).symlink_to(index_path(path, shard.shard))
+        known = witnesses(path)
+        damaged = {shard.shard for shard in found.shards if not shard.index_good}
+        for ref in list_shards(folder):
+            if ref.sealed and ref.name in damaged:
+                index = rescue_index(_scan(ref), known.get(ref.name, ()), ref.bytes)
+                write_index(ref.index_path, index)
+            elif ref.sealed:
+                ref.index_path.symlink_to(index_path(path, ref.name))
         with open_quietly(folder, unfinished=True) as store:
             yield store
+
+
+def _scan(ref: ShardRef) -> ShardScan:
+    try:
+        return scan_shard(ref)
+    except OSError:  # a bad sector, say, in the length of a record: an index may still lead to the others
+        return ShardScan(ref.name)
 
 
 class _Rescue:
@@ -138,7 +160,7 @@ class _Rescue:
             problem.episode: problem.reason for _, problem in reversed(found.problems) if problem.episode is not None
         }
         self._writers = {shard.shard: shard.writer for shard in found.shards}
-        self._damaged = {shard.shard for shard in found.shards if shard.problems}
+        self._steps = {(shard.shard, uid): steps for shard in found.shards for uid, steps in shard.lost.items()}
         self._seen: set[int] = set()
 
     def run(self, progress: Progress | None) -> None:
@@ -152,10 +174,12 @@ class _Rescue:
             done += int(lengths[i])
         if progress is not None:
             progress(done, total)
-        # Verify found them by their blocks; nothing lists them any more.
+        # Verify found them by single blocks, or in the index of a shard that cannot be read; nothing else lists them.
         for shard, uid in sorted(self._suspect):
             if uid not in self._seen:
-                self._lose(uid, shard, 0, 0, self._reasons.get(uid, "its records are lost"))
+                self._seen.add(uid)
+                steps = self._steps.get((shard, uid), 0)
+                self._lose(uid, shard, steps, 0, self._reasons.get(uid, "its records are lost"))
 
     def _is_suspect(self, i: int) -> bool:
         return (self._shard(i), self._uid(i)) in self._suspect
@@ -169,7 +193,7 @@ class _Rescue:
     def _take(self, i: int) -> None:
         uid = self._uid(i)
         if uid in self._seen:
-            self._report.duplicates += 1
+            self._report.duplicates += (self._shard(i), uid) not in self._steps  # these are not there at all
             return
         self._seen.add(uid)
         if not self._store.table["finished"][i]:
@@ -185,11 +209,12 @@ class _Rescue:
 
     def _take_unfinished(self, i: int) -> None:
         """Blocks without an end record: their writer died, threw them away, or the record is what is damaged."""
-        shard = self._shard(i)
+        shard, length = self._shard(i), int(self._store.table.length[i])
         if self._salvage and self._writers.get(shard) == "dead":
-            self._keep_start(i, "it has no end record")
-        elif shard in self._damaged:
-            self._lose(self._uid(i), shard, int(self._store.table.length[i]), 0, "it has no end record")
+            reason = "its end record is lost, and with it how it ended and its statistics"
+            self._keep_start(i, reason if self._is_suspect(i) else "it has no end record", self._is_suspect(i))
+        elif self._is_suspect(i):
+            self._lose(self._uid(i), shard, length, 0, self._reasons.get(self._uid(i), "it has no end record"))
 
     def _copy(self, i: int) -> None:
         try:
@@ -217,12 +242,15 @@ class _Rescue:
         else:
             self._lose(self._uid(i), self._shard(i), int(self._store.table.length[i]), 0, reason)
 
-    def _keep_start(self, i: int, reason: str) -> None:
-        """Keep the steps before the first bad block as a partial episode."""
+    def _keep_start(self, i: int, reason: str, always_lost: bool = False) -> None:
+        """Keep the steps before the first bad block as a partial episode.
+
+        ``always_lost``: it is a loss even if all its steps are kept.
+        """
         length = int(self._store.table.length[i])
         kept = self._new.done.get(self._uid(i)) or self._write_start(i, length)
         self._report.salvaged += kept > 0
-        if kept < length or not kept:
+        if kept < length or not kept or always_lost:
             self._lose(self._uid(i), self._shard(i), length - kept, kept, reason)
 
     def _write_start(self, i: int, length: int) -> int:

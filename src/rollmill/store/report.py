@@ -14,6 +14,7 @@ from pathlib import Path
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
 from rollmill.store.contents import Progress
+from rollmill.store.page.document import place_for
 from rollmill.store.page.render import render
 from rollmill.store.page.sheets import contact_sheets
 from rollmill.store.reader import Store
@@ -43,9 +44,10 @@ def write_report(
     figures = describe(store, max_episodes, progress)
     figures["made_at"] = datetime.now(UTC).isoformat(timespec="seconds")
     sheets = contact_sheets(store, figures["problems"])
-    data = page.with_suffix(".json")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
+        page = place_for(page, "store")
+        data = page.with_suffix(".json")
         # ASCII, because a name from elsewhere may hold halves of characters that no encoding has.
         atomic.write_text(data, json.dumps(figures, indent=1, allow_nan=False) + "\n")
         atomic.write_text(page, render(figures, sheets, data.name))

@@ -29,6 +29,7 @@ import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import EnvSpec, Field
+from rollmill.core.opening import read_text
 from rollmill.core.slots import OBS
 
 STORE_FILE = "store.json"
@@ -314,11 +315,12 @@ def load_schema(path: Path) -> StoreSchema:
     """Read ``store.json`` of the store at ``path``, checksum included."""
     file = path / STORE_FILE
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"{path} is not a store: {STORE_FILE} is missing") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{file} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise StoreError(f"{file} cannot be read: {reason}") from error
     return parse_schema(text, str(file))
 
 

@@ -53,7 +53,11 @@ class ShardSet:
     def _add_shard(self) -> OpenShard:
         number = len(self.names)
         name = f"{self._writer}-{number:05d}"
-        shard = OpenShard(self._store, name, self._schema, self._writer, number, self._owner)
+        try:
+            shard = OpenShard(self._store, name, self._schema, self._writer, number, self._owner)
+        except StoreError:
+            self.failed = True
+            raise
         self._open.append(shard)
         self.names.append(name)
         self.bytes_written += shard.bytes

@@ -6,6 +6,7 @@ shard     one file of records. ``<name>.open.tfrecord`` is being written (or was
           ``<name>.tfrecord`` is sealed and never changes.
 scan      the walk over all records of a shard, with checksums. It can be continued when the file has grown.
 problem   one damaged place.
+odd       a name under which there should be a file or folder that can be read, and is none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollmill.core.errors import StoreError
+from rollmill.core.opening import plain_file, why_not_readable
 from rollmill.store import frames
 from rollmill.store.episode import EpisodeEnd, EpisodeInfo
 from rollmill.store.records import Block, Header, RecordError, parse
@@ -22,6 +24,7 @@ from rollmill.store.schema import INDEX_FOLDER, SHARD_FOLDER
 
 SEALED = ".tfrecord"
 OPEN = ".open.tfrecord"
+INDEX = ".idx"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Problem:
     offset: int
     reason: str
     episode: int | None = None
+    harmless: bool = False
+    """No data are lost by it: an index that the shard itself says again."""
 
     def __str__(self) -> str:
         place = f", record {self.record} at byte {self.offset}" if self.record >= 0 else ""
@@ -63,58 +68,95 @@ def shard_path(store: Path, name: str, sealed: bool) -> Path:
 
 
 def index_path(store: Path, name: str) -> Path:
-    return store / INDEX_FOLDER / f"{name}.idx"
+    return store / INDEX_FOLDER / (name + INDEX)
+
+
+@dataclass(frozen=True)
+class OddFile:
+    """A place of a store where something should be read and cannot; ``shard`` is "" for a folder."""
+
+    shard: str
+    path: Path
+    reason: str
+
+    @property
+    def problem(self) -> Problem:
+        """Without indexes nothing is lost, the shards say it all again."""
+        harmless = not self.shard and self.path.name == INDEX_FOLDER
+        return Problem(self.shard or self.path.name, -1, -1, f"{self.path.name}: {self.reason}", harmless=harmless)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the folders of a store hold: shards that can be read, by name, and what is odd."""
+
+    shards: list[ShardRef]
+    odd: list[OddFile]
+
+    def check(self) -> None:
+        """``StoreError`` if the shards are there and cannot even be listed."""
+        for file in self.odd:
+            if not file.shard and file.path.name == SHARD_FOLDER and os.path.lexists(file.path):
+                raise StoreError(f"{file.path}: {file.reason}")
 
 
 def list_shards(store: Path) -> list[ShardRef]:
-    """All shards, sorted by name (that is, by the time their writers started)."""
+    """All shards that can be read, sorted by name (that is, by the time their writers started)."""
+    found = list_files(store)
+    found.check()
+    return found.shards
+
+
+def list_files(store: Path) -> Listing:
+    """All shards, and everything that should be one and is not: missing, a folder, a FIFO, without permission.
+
+    Raises nothing: a folder that cannot be listed is odd, too.
+    """
+    odd: list[OddFile] = []
     # A writer writes the index, then renames the shard. Indexes are listed first, so that a shard which the second
     # listing misses because it is renamed that very moment is known by its index.
-    indexed = {
-        entry.name.removesuffix(".idx") for entry in _entries(store / INDEX_FOLDER) if entry.name.endswith(".idx")
-    }
+    indexes = [name for name in _names(store / INDEX_FOLDER, odd) if name.endswith(INDEX) and name[0] != "."]
+    indexed = {name.removesuffix(INDEX) for name in indexes}
     found: dict[str, ShardRef] = {}
-    for entry in _entries(store / SHARD_FOLDER):
-        sealed = not entry.name.endswith(OPEN)
-        name = entry.name.removesuffix(SEALED if sealed else OPEN)
-        if name == entry.name or name.startswith(".") or (not sealed and name in found):
-            continue
-        ref = _look(store, name, sealed)
-        if ref is not None:
-            found[name] = ref
-    for name in indexed - set(found):
-        ref = _look(store, name, True)
-        if ref is not None:
-            found[name] = ref
-    return [found[name] for name in sorted(found)]
+    for entry in _names(store / SHARD_FOLDER, odd, needed=True):
+        sealed = not entry.endswith(OPEN)
+        name = entry.removesuffix(SEALED if sealed else OPEN)
+        if name != entry and not name.startswith(".") and (sealed or name not in found):
+            _take(_look(store, name, sealed), found, odd)
+    for name in sorted(indexed - set(found) - {file.shard for file in odd}):
+        known = _look(store, name, True)
+        if known is None and os.path.lexists(index_path(store, name)):  # whoever drops a shard removes its index first
+            known = OddFile(name, shard_path(store, name, True), "the shard's file is missing, only its index is there")
+        _take(known, found, odd)
+    return Listing([found[name] for name in sorted(found)], odd)
 
 
-def _look(store: Path, name: str, sealed: bool) -> ShardRef | None:
+def _take(seen: ShardRef | OddFile | None, found: dict[str, ShardRef], odd: list[OddFile]) -> None:
+    if isinstance(seen, ShardRef):
+        found[seen.name] = seen
+    elif seen is not None:
+        odd.append(seen)
+
+
+def _look(store: Path, name: str, sealed: bool) -> ShardRef | OddFile | None:
+    path = shard_path(store, name, sealed)
     try:
-        return ShardRef(store, name, sealed, os.stat(shard_path(store, name, sealed)).st_size)
+        fault = why_not_readable(path)
+        return OddFile(name, path, fault) if fault else ShardRef(store, name, sealed, os.stat(path).st_size)
     except FileNotFoundError:
         # renamed between the listing and here
         return None if sealed else _look(store, name, True)
 
 
-def missing_shards(store: Path, known: list[ShardRef]) -> list[str]:
-    """Names that have an index but no shard: files that somebody removed."""
-    names = {ref.name for ref in known}
-    indexed = (
-        entry.name.removesuffix(".idx") for entry in _entries(store / INDEX_FOLDER) if entry.name.endswith(".idx")
-    )
-    lost = [name for name in indexed if name not in names and not name.startswith(".")]
-    return sorted(name for name in lost if _look(store, name, False) is None)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _names(folder: Path, odd: list[OddFile], needed: bool = False) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
-            return list(entries)
+        return os.listdir(folder)
     except FileNotFoundError:
-        return []
+        if needed or folder.is_symlink():
+            odd.append(OddFile("", folder, "it is missing"))
     except OSError as error:
-        raise StoreError(f"{folder} cannot be listed: {error.strerror or error}") from error
+        odd.append(OddFile("", folder, f"it cannot be listed: {error.strerror or error}"))
+    return []
 
 
 # -------------------------------------------------------------------------------------------------- scanning
@@ -122,7 +164,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 @dataclass(frozen=True)
 class BlockPlace:
-    """Where a block lies and which steps it holds. ``offset`` 0: it is missing."""
+    """Where a record lies, and which steps a block holds. ``length`` 0: it is lost (no record is empty)."""
 
     offset: int
     length: int
@@ -132,10 +174,17 @@ class BlockPlace:
     last: bool = False
     info: EpisodeInfo | None = None
 
+    @property
+    def lost(self) -> bool:
+        return self.length == 0
+
+
+LOST = BlockPlace(0, 0, 0)
+
 
 @dataclass
 class ScannedEpisode:
-    """An acknowledged episode of a shard; ``blocks`` by position, missing ones with offset 0."""
+    """An acknowledged episode of a shard; ``blocks`` by position, ``LOST`` where one is missing."""
 
     end: EpisodeEnd
     place: BlockPlace
@@ -143,7 +192,7 @@ class ScannedEpisode:
 
     @property
     def complete(self) -> bool:
-        return all(block.offset for block in self.blocks)
+        return not any(block.lost for block in self.blocks)
 
 
 @dataclass
@@ -160,7 +209,9 @@ class ShardScan:
     good_bytes: int = 0
     """Where the last good record ends; a shard left behind by a dead writer is cut here."""
     torn: bool = False
-    """The file ends within a record."""
+    """The file ends within a record, as it does after a kill."""
+    tail_problems: list[Problem] = field(default_factory=list)
+    """Damaged records behind the last good one."""
 
     def advance(self, fd: int, file_bytes: int) -> None:
         """Take in what lies behind the last good record."""
@@ -181,8 +232,19 @@ class ShardScan:
             self.good_bytes, self.records = frame.end, frame.number + 1
         self.tail_problems = pending
 
-    tail_problems: list[Problem] = field(default_factory=list)
-    """Damaged records behind the last good one."""
+    def close(self, file_bytes: int, torn_is_damage: bool = True) -> None:
+        """Nobody writes this shard any more: what might have been a record under way is damage.
+
+        The exception is a write that a kill has cut short, of which one record's beginning is left; not in a sealed
+        shard (``torn_is_damage``).
+        """
+        self.problems += self.tail_problems
+        self.tail_problems = []
+        if self.torn and torn_is_damage:
+            reason = f"the file is cut short: {file_bytes} bytes, the last good record ends at {self.good_bytes}"
+            self.problems.append(Problem(self.name, self.records, self.good_bytes, reason))
+        if self.header is None and (torn_is_damage or self.records):
+            self.problems.append(Problem(self.name, 0, 0, "the shard's header record is missing"))
 
     def _take(self, frame: frames.Frame, payload: bytes) -> None:
         try:
@@ -201,17 +263,16 @@ class ShardScan:
             self.header = record
 
     def _finish(self, end: EpisodeEnd, place: BlockPlace) -> None:
-        missing = BlockPlace(0, 0, 0)
-        blocks = [missing] * end.blocks
+        blocks = [LOST] * end.blocks
         for block in self.unfinished.pop(end.uid, []):
             position = block.first // end.block
-            if block.first % end.block or position >= end.blocks or blocks[position].offset:
+            if block.first % end.block or position >= end.blocks or not blocks[position].lost:
                 reason = f"a block of steps {block.first}.. does not fit its episode"
                 self.problems.append(Problem(self.name, block.record, block.offset, reason, end.uid))
             else:
                 blocks[position] = block
         for position, block in enumerate(blocks):
-            if not block.offset:
+            if block.lost:
                 first = position * end.block
                 reason = f"the block of steps {first}..{min(first + end.block, end.length)} is lost"
                 self.problems.append(Problem(self.name, place.record, place.offset, reason, end.uid))
@@ -238,19 +299,9 @@ def usable_run(found: list[BlockPlace]) -> tuple[int, list[BlockPlace]]:
 def scan_shard(ref: ShardRef) -> ShardScan:
     """Walk a whole shard, checksums included. Damage at its end is a problem if it is sealed."""
     scan = ShardScan(ref.name)
-    with open(ref.path, "rb", buffering=0) as file:
+    with open(ref.path, "rb", buffering=0, opener=plain_file) as file:
         size = os.fstat(file.fileno()).st_size
         scan.advance(file.fileno(), size)
     if ref.sealed:
-        note_sealed_damage(scan, size)
+        scan.close(size)
     return scan
-
-
-def note_sealed_damage(scan: ShardScan, size: int) -> None:
-    """Turn what may be an unfinished write in an open shard into what it is in a sealed one: damage."""
-    scan.problems += scan.tail_problems
-    if scan.torn:
-        reason = f"the file is cut short: {size} bytes, the last good record ends at {scan.good_bytes}"
-        scan.problems.append(Problem(scan.name, scan.records, scan.good_bytes, reason))
-    if scan.header is None:
-        scan.problems.append(Problem(scan.name, 0, 0, "the shard's header record is missing"))

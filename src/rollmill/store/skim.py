@@ -1,8 +1,7 @@
 """One small column of a block, without reading what lies beside it.
 
-A block's checksum covers all of it, so whoever wants the rewards of an episode would have to read its pictures too.
-Here only the block's map and the column's own buffer are read. Nothing says that they are undamaged: the caller must
-have another way to tell.
+A frame's checksum covers all of it, so whoever wants the rewards of an episode would have to read its pictures too.
+Here only the block's map and the column's own buffer are read, and the column's own checksum is verified.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 from rollmill.core.fields import Array
 from rollmill.store import frames
 from rollmill.store.codec import decode_into
-from rollmill.store.records import Block, RecordError, peek_block
+from rollmill.store.records import Block, RecordError, buffer_is_good, peek_block
 from rollmill.store.schema import Column
 
 HEAD_BYTES = 1024
@@ -26,10 +25,17 @@ def skim_block(fd: int, offset: int, length: int) -> tuple[Block, int]:
     return block, start + begin
 
 
-def skim_column(fd: int, block: Block, begin: int, position: int, column: Column, out: Array) -> None:
-    """The column at ``position`` of the schema, all steps of the block, into ``out`` (C-contiguous)."""
+def skim_column(
+    fd: int, block: Block, begin: int, position: int, column: Column, out: Array, *, verify: bool = True
+) -> None:
+    """The column at ``position`` of the schema, all steps of the block, into ``out`` (C-contiguous).
+
+    ``RecordError`` if it cannot be shown to be undamaged without reading the whole block.
+    """
     size = block.sizes[position]
     data = os.pread(fd, size, begin + sum(block.sizes[:position]))
     if len(data) < size:
         raise RecordError("the file ends within the block")
+    if verify and not buffer_is_good(block, position, data):
+        raise RecordError("the column's checksum is missing or does not match")
     decode_into(block.codecs[position], memoryview(data), column, block.steps, out)

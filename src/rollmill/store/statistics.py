@@ -14,10 +14,12 @@ import numpy as np
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
+from rollmill.store.comparison import compare
 from rollmill.store.contents import Contents, Progress, look_inside
 from rollmill.store.derive import open_quietly
 from rollmill.store.duplicates import find_duplicates
 from rollmill.store.histograms import histogram
+from rollmill.store.played import PlayedEpisodes
 from rollmill.store.reader import Store
 from rollmill.store.table import EpisodeTable
 
@@ -32,6 +34,11 @@ TIME_BINS = 40
 VERSION_ROWS = 40
 GROUPS = 100
 """Workers (policies, ...) that are compared, at most: those with the most episodes."""
+
+NOT_BY_CHANCE = (
+    "episodes were not kept by chance: pieces of episodes, or chosen by their return. Means over them are not means "
+    "over what was played"
+)
 
 MIN_EPISODES = 20
 MIN_CORRELATION = 0.1
@@ -70,8 +77,20 @@ def describe(store: Store, max_episodes: int = MAX_EPISODES, progress: Progress 
         "groups": _groups(table, whole),
         "columns": _columns(store, inside),
         "shards": _shards(store),
+        "selection": selection(store),
         "problems": [str(problem) for problem in (*store.problems, *inside.problems)],
     }
+
+
+def selection(store: Store) -> Figures | None:
+    """Kept episodes beside all that were played (``store.comparison``); None where nobody knows what was played."""
+    played = PlayedEpisodes.load(store.path)
+    if played is None or not played.count:
+        return None
+    found = compare(store.table, played)
+    if found is None:
+        return {"kept": 0, "all_played": played.count, "agrees": None, "sentence": NOT_BY_CHANCE}
+    return found.to_json()
 
 
 def spread_evenly(count: int, limit: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import msgpack
@@ -32,14 +33,17 @@ class EpisodeTable:
     version_min, version_max, global_step_first, global_step_last
     time                seconds since 1970
     bytes               what it takes up on disk
+    probability         of having been kept, among all that were played; NaN where there is no such number
     block, blocks       steps per block, number of blocks
     shard               number in ``Store.shards``
     ==================  ====================================================================
     """
 
-    def __init__(self, rows: Array, shard: Array, indexes: Sequence[ShardIndex]) -> None:
+    def __init__(self, rows: Array, shard: Array, indexes: Sequence[ShardIndex], thinned: float = 1.0) -> None:
         self.rows = rows  # EPISODE records
         self.shard = shard  # [episodes] int32
+        self.thinned = thinned
+        """Share of what was written that a recorder has left (``store.thinning``)."""
         self._indexes = indexes
 
     @staticmethod
@@ -49,10 +53,9 @@ class EpisodeTable:
         shard = np.repeat(np.array([number for number, _ in picks], np.int32), [len(pick) for pick in rows])
         return EpisodeTable(np.concatenate(rows) if rows else np.zeros(0, EPISODE), shard, indexes)
 
-    def joined(self, more: EpisodeTable) -> EpisodeTable:
-        return EpisodeTable(
-            np.concatenate([self.rows, more.rows]), np.concatenate([self.shard, more.shard]), more._indexes
-        )
+    def joined(self, more: EpisodeTable, thinned: float = 1.0) -> EpisodeTable:
+        rows, shard = np.concatenate([self.rows, more.rows]), np.concatenate([self.shard, more.shard])
+        return EpisodeTable(rows, shard, more._indexes, thinned)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,6 +85,8 @@ class EpisodeTable:
         # Fields of records are strided; a contiguous copy is worth it, made when first asked for.
         if name not in self._columns:
             column = np.ascontiguousarray(self.rows[name])
+            if name == "probability":
+                column = np.minimum(column, self.thinned)
             column.flags.writeable = False
             self._columns[name] = column
         return self._columns[name]
@@ -96,7 +101,8 @@ class EpisodeTable:
 
     def end(self, i: int) -> EpisodeEnd:
         """Everything the end record of episode ``i`` says."""
-        return end_from_row(self.rows[i], self._indexes[int(self.shard[i])])
+        end = end_from_row(self.rows[i], self._indexes[int(self.shard[i])])
+        return end if end.probability is None else replace(end, probability=min(end.probability, self.thinned))
 
     def stat(self, name: str) -> Array:
         """An extra statistic as float64, NaN where an episode has none of that name (or a text)."""

@@ -57,8 +57,8 @@ class Batches(Sampler[list[int]]):
 
     Without ``weights`` an epoch has every index once, in random order (``shuffle``) or ascending. With several ranks
     each gets every ``world``-th; all get equally many batches: the first few indices are repeated to make up the
-    numbers, or, with ``drop_last``, the last few left out. With ``weights`` (see ``Windows.sample``) indices are drawn
-    with replacement.
+    numbers, or, with ``drop_last``, the last few left out. With ``weights`` and ``as_played`` (see ``Windows.sample``)
+    indices are drawn with replacement.
     """
 
     def __init__(
@@ -71,15 +71,19 @@ class Batches(Sampler[list[int]]):
         world: int = 1,
         shuffle: bool = True,
         weights: Weights | None = None,
+        as_played: bool = False,
         drop_last: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size {batch_size} must be at least 1")
         if weights is not None and not shuffle:
             raise ConfigError("drawing by weights is random: shuffle=False contradicts it")
+        if as_played and weights is None:
+            raise ConfigError("as_played draws by weights: say which (weights=windows, length or episodes)")
         self.view = view
         self.batch_size = batch_size
         self.weights: Weights | None = weights
+        self.as_played = as_played
         self.drop_last = drop_last
         self._order = Order(seed, 0, (rank, world), shuffle)
         self.set_epoch(0)
@@ -101,7 +105,7 @@ class Batches(Sampler[list[int]]):
         for first in range(0, len(self) * self.batch_size, self.batch_size):
             size = min(self.batch_size, count - first)
             if self.weights is not None:
-                yield self.view.sample(size, rng, self.weights).tolist()
+                yield self.view.sample(size, rng, self.weights, self.as_played).tolist()
                 continue
             places = (rank + world * np.arange(first, first + size)) % len(self.view)
             yield (shuffle(places) if order.shuffle else places).tolist()

@@ -10,14 +10,15 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollmill.core.errors import StoreError
 from rollmill.store.examine import Place, ShardReport, examine
+from rollmill.store.lost import witness_files
 from rollmill.store.parallel import map_unordered
 from rollmill.store.schema import SHARD_FOLDER, STORE_FILE, load_schema
-from rollmill.store.shards import SEALED, Problem, index_path, list_shards, missing_shards
+from rollmill.store.shards import SEALED, Problem, list_files, shard_path
 
 Progress = Callable[[int, int], None]
 """Called with (done, total); may raise to stop the work, it is only called where that is safe."""
@@ -49,6 +50,11 @@ class VerifyReport:
     def bad_episodes(self) -> int:
         return sum(len(shard.bad_episodes) for shard in self.shards)
 
+    @property
+    def lost_episodes(self) -> int:
+        """Of the bad ones: those that only an index still knows."""
+        return sum(len(shard.lost) for shard in self.shards)
+
     def lines(self) -> list[str]:
         """One line per bad place."""
         return [_line(path, problem) for path, problem in self.problems]
@@ -73,10 +79,10 @@ def verify(patterns: Sequence[Path | str], *, workers: int = 0, progress: Progre
     report = VerifyReport()
     places: dict[Path, Place] = {}
     for path in expand(patterns):
-        if path.is_dir():
+        if os.path.isdir(path):
             places.update({place.path: place for place in _store_places(path, report)})
         else:
-            places.setdefault(path, Place(path, _store_of(path)))
+            places.setdefault(path, _place_of(path))
     report.problems += _missing_numbers([place.path for place in places.values() if place.store is None])
     _examine(list(places.values()), report, workers, progress)
     return report
@@ -91,7 +97,8 @@ def expand(patterns: Sequence[Path | str]) -> list[Path]:
         if not names:
             raise StoreError(f"{text}: there is no such store or file")
         for path in (Path(name).absolute() for name in names):
-            if path.is_dir() and not _is_store(path):
+            # One that nobody may look into is named as a bad place.
+            if os.path.isdir(path) and not _is_store(path) and os.access(path, os.X_OK):
                 if len(names) == 1:
                     raise StoreError(f"{path} is not a store: it has neither {STORE_FILE} nor {SHARD_FOLDER}/")
                 continue  # a pattern may match folders beside the stores
@@ -102,13 +109,16 @@ def expand(patterns: Sequence[Path | str]) -> list[Path]:
 
 
 def _is_store(path: Path) -> bool:
-    return (path / STORE_FILE).exists() or (path / SHARD_FOLDER).is_dir()
+    return os.path.lexists(path / STORE_FILE) or os.path.isdir(path / SHARD_FOLDER)
 
 
-def _store_of(path: Path) -> Path | None:
+def _place_of(path: Path) -> Place:
+    """A file that was named itself; it may be a shard of a store."""
     store = path.parent.parent
-    inside = path.parent.name == SHARD_FOLDER and path.name.endswith(SEALED) and _is_store(store)
-    return store if inside else None
+    if path.parent.name != SHARD_FOLDER or not path.name.endswith(SEALED) or not _is_store(store):
+        return Place(path)
+    place = Place(path, store)
+    return replace(place, witnesses=witness_files(store).get(place.name, ()))
 
 
 def _store_places(store: Path, report: VerifyReport) -> list[Place]:
@@ -117,11 +127,17 @@ def _store_places(store: Path, report: VerifyReport) -> list[Place]:
     except StoreError as error:
         reason = f"{error}; `rollmill data repair` takes the schema from the shards"
         report.problems.append((store / STORE_FILE, Problem(STORE_FILE, -1, -1, reason)))
-    refs = list_shards(store)
-    for name in missing_shards(store, refs):
-        reason = "the shard's file is missing, only its index is there"
-        report.problems.append((index_path(store, name), Problem(name, -1, -1, reason)))
-    return [Place(ref.path, store) for ref in refs]
+    known = witness_files(store)
+    found = list_files(store)
+    # Of those that cannot be read, their places say why; so do those that nothing but an index of another name knows.
+    paths = [ref.path for ref in found.shards] + [file.path for file in found.odd if file.shard]
+    names = {ref.name for ref in found.shards} | {file.shard for file in found.odd}
+    paths += [shard_path(store, name, True) for name in sorted(known.keys() - names)]
+    for file in found.odd:
+        if not file.shard:
+            report.problems.append((file.path, Problem(file.path.name, -1, -1, file.reason)))
+    places = [Place(path, store) for path in paths]
+    return [replace(place, witnesses=known.get(place.name, ())) for place in places]
 
 
 def _missing_numbers(paths: Iterable[Path]) -> list[tuple[Path, Problem]]:
@@ -141,8 +157,15 @@ def _missing_numbers(paths: Iterable[Path]) -> list[tuple[Path, Problem]]:
     return problems
 
 
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def _examine(places: list[Place], report: VerifyReport, workers: int, progress: Progress | None) -> None:
-    sizes = {place: place.path.stat().st_size if place.path.exists() else 0 for place in places}
+    sizes = {place: _size(place.path) for place in places}
     # Large ones first: no process is left alone with the longest file at the end.
     order = sorted(places, key=lambda place: -sizes[place])
     done, total = 0, sum(sizes.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -166,23 +166,29 @@ class Windows:
         arrays[MASK] = np.empty((count, self.length), np.bool_)
         return arrays
 
-    def sample(self, count: int, rng: np.random.Generator, weights: Weights = "windows") -> Array:
+    def sample(
+        self, count: int, rng: np.random.Generator, weights: Weights = "windows", as_played: bool = False
+    ) -> Array:
         """``[count]`` random indices, with replacement.
 
         ``weights``: every window is as likely (``windows``), or an episode is drawn first, by its length (``length``,
         as Decision Transformers do) or each as likely (``episodes``), and then one of its windows.
+        ``as_played``: as if from all episodes that were played: those that were less likely to be kept are drawn more
+        often (``episode_weights``).
         """
         if len(self) == 0:
             raise StoreError("there are no windows to draw from: no episode was selected")
-        if weights == "windows":
-            return rng.integers(0, len(self), count)
-        if weights == "episodes":
-            drawn = rng.integers(0, len(self.episodes), count)
-        elif weights == "length":
-            ends = np.cumsum(self.lengths)
-            drawn = np.searchsorted(ends, rng.integers(0, ends[-1], count), side="right")
-        else:
+        if weights not in get_args(Weights):
             raise ConfigError(f"windows: weights {weights!r} must be 'windows', 'length' or 'episodes'")
+        if weights == "windows" and not as_played:
+            return rng.integers(0, len(self), count)
+        shares = {"windows": self.counts, "length": self.lengths, "episodes": np.ones(len(self.episodes), np.int64)}
+        if as_played:
+            ends = np.cumsum(shares[weights] * episode_weights(self.source, self.episodes))
+            drawn = np.searchsorted(ends, rng.random(count) * ends[-1], side="right")
+        else:
+            ends = np.cumsum(shares[weights])
+            drawn = np.searchsorted(ends, rng.integers(0, ends[-1], count), side="right")
         return np.asarray(self.first[drawn] + rng.integers(0, self.counts[drawn]))
 
     def _count(self, position: int, start: int) -> int:
@@ -241,8 +247,10 @@ class Transitions:
         """Arrays for ``batch`` to fill: ``[count, 1, ...]``, observations ``[count, 2, ...]``."""
         return self.windows.empty(count)
 
-    def sample(self, count: int, rng: np.random.Generator, weights: Weights = "windows") -> Array:
-        return self.windows.sample(count, rng, weights)
+    def sample(
+        self, count: int, rng: np.random.Generator, weights: Weights = "windows", as_played: bool = False
+    ) -> Array:
+        return self.windows.sample(count, rng, weights, as_played)
 
     def _split(self, pairs: Batch, row: int | None = None) -> Batch:
         return split_transitions(self.windows, pairs, row)
@@ -350,6 +358,18 @@ def episode_numbers(source: Source, episodes: ArrayLike | None) -> Array:
     if numbers.min() < 0 or numbers.max() >= count:
         raise StoreError(f"episodes {numbers.min()}..{numbers.max()} of a store that has {count}")
     return numbers.astype(np.int64)
+
+
+def episode_weights(source: Source, episodes: Array) -> Array:
+    """``[episodes]``: how many played episodes each stands for, one over its probability of having been kept."""
+    probability = source.table["probability"][episodes]
+    if np.isnan(probability).any():
+        count = np.count_nonzero(np.isnan(probability))
+        raise StoreError(
+            f"{count:,} of {len(probability):,} episodes were not kept by chance (pieces, chosen by their return, or "
+            "made elsewhere): there are no weights that make them like what was played"
+        )
+    return np.asarray(1 / probability)
 
 
 def _observations(schema: StoreSchema) -> list[str]:

@@ -31,7 +31,7 @@ from rollmill.store.codec import make_encoder
 from rollmill.store.episode import Episode, EpisodeEnd, EpisodeInfo, Stats
 from rollmill.store.lane import LaneBuffer, OpenEpisode, check_final, check_rows
 from rollmill.store.open_shard import OpenShard
-from rollmill.store.records import RecordError, check_stats, encode_block, encode_end, parse
+from rollmill.store.records import check_stats, encode_block, encode_end
 from rollmill.store.schema import StoreSchema, create_store
 from rollmill.store.shard_set import ShardSet, parse_sync
 from rollmill.store.shards import BlockPlace
@@ -224,26 +224,28 @@ class StoreWriter:
         return record
 
     def copy_episode(self, source: Store, i: int) -> EpisodeEnd:
-        """Copy episode ``i`` of another store record by record, checksums verified, nothing decoded."""
+        """Copy episode ``i`` of another store record by record, nothing decoded.
+
+        Checksums are verified, and that every record is this episode's; ``BadBlock`` otherwise, and nothing is copied.
+        """
         self._check_usable()
         if source.schema.layout != self.schema.layout:
             lines = "".join(f"\n  {line}" for line in self.schema.differences(source.schema))
             raise StoreError(f"{source.path} has other columns than {self.path}:{lines}")
-        payloads = list(source.records(i))
-        try:
-            records = [parse(payload) for payload in payloads]
-        except RecordError as error:
-            raise StoreError(f"{source.path}, episode {i}: {error}") from error
-        end = records.pop()
+        *blocks, (last, end) = source.records(i)
         if not isinstance(end, EpisodeEnd):
             raise StoreError(f"{source.path}, episode {i} is unfinished: read and add it instead")
+        known = source.end_record(i)  # with what thinning has made of its probability
+        if known.probability != end.probability:
+            end = replace(end, probability=known.probability)
+            last = b"".join(encode_end(end))
         shard = self._shards.place(end.uid)
         try:
-            places = [self._shards.write(shard, [payload]) for payload in payloads[:-1]]
+            places = [self._shards.write(shard, [payload]) for payload, _ in blocks]
         except StoreError:
             shard.abandon(end.uid, [])
             raise
-        self._shards.acknowledge(shard, end, places, [payloads[-1]])
+        self._shards.acknowledge(shard, end, places, [last])
         self.raw_bytes += end.length * self.schema.row_bytes
         self.steps_written += end.length
         return end
@@ -290,6 +292,7 @@ class StoreWriter:
             lane=info.lane,
             time=time.time(),
             stats=stats,
+            probability=info.probability,
         )
 
     def sync(self) -> None:
@@ -356,6 +359,12 @@ def _clean(info: EpisodeInfo) -> EpisodeInfo:
             raise StoreError(f"{name} {value} does not fit in 64 bits")
     if plain["first_step"] < 0:
         raise StoreError(f"first_step {info.first_step} is negative")
+    if info.probability is not None:
+        plain["probability"] = float(info.probability)
+        if not 0 < plain["probability"] <= 1:
+            raise StoreError(
+                f"probability {info.probability} must be above 0 and at most 1, or None if it is not known"
+            )
     return replace(info, **plain)
 
 

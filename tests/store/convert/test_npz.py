@@ -284,3 +284,25 @@ def test_neither_way_holds_the_data_in_memory(tmp_path: Path) -> None:
     size = 40 * 40 * 30_000
     assert written < size / 4
     assert read < size  # chunks of 16 MB, twice or three times
+
+
+def test_an_episode_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = {"actions": np.zeros(4000, int), "rewards": np.zeros(4000), "dones": np.zeros(4000, bool)}
+    np.savez_compressed(tmp_path / "x.npz", observations=np.zeros((4000, 20_000), np.uint8), **zeros)
+    assert (tmp_path / "x.npz").stat().st_size < 200_000, "80 MB of zeros"
+    monkeypatch.setattr(npz_import, "available_memory", lambda: 80e6)
+    tracemalloc.start()
+    with pytest.raises(StoreError, match=r"x\.npz: no row says done for \d+ rows, 0\.\d+ GB so far"):
+        import_episodes([str(tmp_path / "x.npz")], tmp_path / "out", ImportOptions())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 70e6
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_that_no_store_takes_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz_import, "_MAX_ROW_BYTES", 1000)
+    for name in ("observations", "actions"):
+        path = save(tmp_path / f"{name}.npz", **{**rows(3, [2]), name: np.zeros((3, 1001), np.int8)})
+        with pytest.raises(StoreError, match=f"a row of {name} has 1,001 bytes, too many"):
+            import_episodes([path], tmp_path / "out", ImportOptions())

@@ -1,7 +1,8 @@
 """Reads npz files with observations, actions, rewards, dones and, where they have them, steps and gblsteps.
 
 Made by ``npz`` or elsewhere. Episodes are cut after every row that says done, and where ``steps`` does not rise. The
-arrays are read in pieces: no more than an episode is held in memory. Nothing in the files is unpickled.
+arrays are read in pieces: no more than an episode is held in memory, and one that does not fit there is refused before
+it fills it (a few megabytes of npz can hold any number of zeros). Nothing in the files is unpickled.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
+from rollmill.core.machine import available_memory
 from rollmill.core.slots import OBS
 from rollmill.store.convert.intake import (
     ActionGuess,
@@ -32,12 +34,14 @@ from rollmill.store.convert.intake import (
 )
 from rollmill.store.convert.target import Progress
 from rollmill.store.episode import Episode, EpisodeInfo
-from rollmill.store.writer import StoreWriter
+from rollmill.store.writer import MAX_BLOCK_BYTES, StoreWriter
 
 REQUIRED = ("observations", "actions", "rewards", "dones")
 OPTIONAL = ("steps", "gblsteps")
 
 _CHUNK_BYTES = 16 << 20
+_MAX_ROW_BYTES = MAX_BLOCK_BYTES // 16
+"""Of one array; no store takes larger ones."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class _Rows:
 
 def _episodes(file: NpzFile, guess: ActionGuess) -> Iterator[_Rows]:
     """Cut a file into episodes, holding one (and a chunk) at a time."""
-    pending: list[dict[str, Array]] = []
+    pending = _Pending(file)
     last_step: int | None = None
     for chunk in _aligned(file, guess):
         ends = chunk.pop("done")
@@ -136,22 +140,42 @@ def _episodes(file: NpzFile, guess: ActionGuess) -> Iterator[_Rows]:
         cuts = np.flatnonzero(falls)  # a new episode begins here, whatever the row before says
         borders = np.unique(np.concatenate([[0], cuts, np.flatnonzero(ends) + 1, [len(ends)]]))
         for start, stop in itertools.pairwise(borders.tolist()):
-            if start in cuts and pending:
-                yield _join(pending, ended=False)
-                pending = []
-            pending.append({name: array[start:stop] for name, array in chunk.items()})
+            if start in cuts and pending.pieces:
+                yield pending.join(ended=False)
+            pending.add({name: array[start:stop] for name, array in chunk.items()})
             if ends[stop - 1]:
-                yield _join(pending, ended=True)
-                pending = []
-    if pending:
-        yield _join(pending, ended=False)
+                yield pending.join(ended=True)
+    if pending.pieces:
+        yield pending.join(ended=False)
 
 
-def _join(pieces: list[dict[str, Array]], ended: bool) -> _Rows:
-    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    steps = columns.pop("step")
-    counted = bool((np.diff(steps) == 1).all())  # frames instead of steps say nothing about the first step
-    return _Rows(columns, ended, int(steps[0]) if counted else 0)
+class _Pending:
+    """The rows of an episode that has not ended yet."""
+
+    def __init__(self, file: NpzFile) -> None:
+        self.pieces: list[dict[str, Array]] = []
+        self._path = file.path
+        self._rows = self._bytes = 0
+        # Joining the pieces takes them twice, and the writer adds the final observation to a copy.
+        self._limit = (available_memory() or 8e9) / 4
+
+    def add(self, piece: dict[str, Array]) -> None:
+        self._rows += len(piece["step"])
+        self._bytes += sum(array.nbytes for array in piece.values())
+        if self._bytes > self._limit:
+            raise StoreError(
+                f"{self._path}: no row says done for {self._rows} rows, {self._bytes / 1e9:.2f} GB so far: more than "
+                "the memory that is free here allows. Is `dones` right? If so, divide the episode"
+            )
+        self.pieces.append(piece)
+
+    def join(self, ended: bool) -> _Rows:
+        pieces, self.pieces = self.pieces, []
+        self._rows = self._bytes = 0
+        columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        steps = columns.pop("step")
+        counted = bool((np.diff(steps) == 1).all())  # frames instead of steps say nothing about the first step
+        return _Rows(columns, ended, int(steps[0]) if counted else 0)
 
 
 def _aligned(file: NpzFile, guess: ActionGuess) -> Iterator[dict[str, Array]]:
@@ -214,6 +238,8 @@ def _check(path: Path) -> NpzFile:
                     f"{path}: {name} has shape {list(shape)}, observations have {file.rows} rows: "
                     "all arrays need one row per step"
                 )
+            if file.row_bytes(name) > _MAX_ROW_BYTES:
+                raise StoreError(f"{path}: a row of {name} has {file.row_bytes(name):,} bytes, too many for a store")
     if file.rows == 0:
         raise StoreError(f"{path} has no rows")
     return file

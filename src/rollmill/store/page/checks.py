@@ -8,6 +8,10 @@ from rollmill.store.statistics import Figures
 def checks(figures: Figures) -> list[tuple[str, str]]:
     """(``good``, ``warn``, ``bad`` or ``unknown``, a sentence) for everything that can be judged."""
     found = [_damage(figures), _arrow(figures), _order(figures), _twice(figures)]
+    chosen = figures["selection"]
+    if chosen is not None:
+        level = {True: "good", False: "bad", None: "warn"}[chosen["agrees"]]
+        found.append((level, chosen["sentence"]))
     episodes, actions = figures["episodes"], figures["actions"]
     if episodes["partial"]:
         share = 100 * episodes["partial"] / episodes["total"]

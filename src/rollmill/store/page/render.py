@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rollmill.store.page.checks import checks
+from rollmill.store.page.document import card, document, note, section, tiles
+from rollmill.store.page.selection import kept_and_played
 from rollmill.store.page.sheets import Sheet, Strip
-from rollmill.store.page.style import STYLE
 from rollmill.store.page.svg import Plot, choices_plot, escape, histogram_plot, number
 from rollmill.store.page.tables import MAX_ROWS, NONE, Marked, size, table, value, whole
 from rollmill.store.statistics import Figures
@@ -20,8 +21,6 @@ MAX_PLOTS = 24
 """Components of an action that are drawn."""
 MAX_BARS = 64
 
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
 
 def render(figures: Figures, sheets: Sequence[Sheet], json_name: str) -> str:
     """The whole page."""
@@ -29,29 +28,20 @@ def render(figures: Figures, sheets: Sequence[Sheet], json_name: str) -> str:
     sections = (
         _head(figures),
         _tiles(figures),
-        _section("Checks", _checks(figures)),
-        _section("Returns over time", _over_time(figures)),
-        _section("Episodes", _spreads(figures)),
-        _section("Actions and rewards", _decisions(figures)),
-        _section("Pictures", "".join(_sheet(sheet) for sheet in sheets)),
-        _section("Policy versions", _versions(figures["versions"])),
-        _section("Side by side", _comparisons(figures["groups"])),
-        _section("Columns", _columns(figures)),
-        _section("Shards", _shards(figures["shards"])),
-        _section("Problems", _problems(figures["problems"])),
+        section("Checks", _checks(figures)),
+        section("Kept and played", kept_and_played(figures["selection"])),
+        section("Returns over time", _over_time(figures)),
+        section("Episodes", _spreads(figures)),
+        section("Actions and rewards", _decisions(figures)),
+        section("Pictures", "".join(_sheet(sheet) for sheet in sheets)),
+        section("Policy versions", _versions(figures["versions"])),
+        section("Side by side", _comparisons(figures["groups"])),
+        section("Columns", _columns(figures)),
+        section("Shards", _shards(figures["shards"])),
+        section("Problems", _problems(figures["problems"])),
         _foot(figures, json_name),
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"{''.join(sections)}</main>\n</body>\n</html>\n"
-    )
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>\n" if body else ""
+    return document("store", title, "".join(sections))
 
 
 # -------------------------------------------------------------------------------------------------- what it is
@@ -84,7 +74,7 @@ def _tiles(figures: Figures) -> str:
     stored = sum(shard["bytes"] for shard in figures["shards"])
     steps = figures["rows"]["steps"]
     per_step = f"{size(stored / steps)} per step" if steps else "no steps"
-    tiles = (
+    shown = (
         (f"{steps:,}", "steps"),
         (f"{episodes['total']:,}", f"episodes, {episodes['whole']:,} whole"),
         (value(returns["mean"]), f"mean return ± {value(returns['std'])}"),
@@ -92,8 +82,7 @@ def _tiles(figures: Figures) -> str:
         (size(stored), f"on disk, {per_step}"),
         (f"{len(figures['shards']):,}", f"shards, {sum(not s['sealed'] for s in figures['shards'])} open"),
     )
-    cells = "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for v, k in tiles)
-    return f'<div class="tiles">{cells}</div>\n'
+    return tiles(shown)
 
 
 # -------------------------------------------------------------------------------------------------- is it sound
@@ -157,7 +146,7 @@ def _spreads(figures: Figures) -> str:
 
 def _spread_card(title: str, values: Figures) -> str:
     if not values["count"]:
-        return _card(title, '<p class="muted">No whole episode.</p>')
+        return card('<p class="muted">No whole episode.</p>', title)
     plot = histogram_plot(
         values["edges"],
         values["counts"],
@@ -167,11 +156,7 @@ def _spread_card(title: str, values: Figures) -> str:
     )
     names = ("min", "p25", "median", "p75", "max")
     text = ", ".join(f"{name} {value(values[name])}" for name in names)
-    return _card(title, f'{plot}<p class="note">{escape(text)}</p>')
-
-
-def _card(title: str, body: str) -> str:
-    return f'<div class="card"><h3>{escape(title)}</h3>{body}</div>'
+    return card(f"{plot}{note(text)}", title)
 
 
 def _ends_card(figures: Figures) -> str:
@@ -184,7 +169,7 @@ def _ends_card(figures: Figures) -> str:
         f"<td>{count:,}</td><td>{100 * count / total:.1f} %</td></tr>"
         for name, count in ends.items()
     )
-    return _card("Ends", f'<div class="share">{bar}</div><table><tbody>{rows}</tbody></table>' if ends else "<p>-</p>")
+    return card(f'<div class="share">{bar}</div><table><tbody>{rows}</tbody></table>' if ends else "<p>-</p>", "Ends")
 
 
 _END_NAMES = {
@@ -217,7 +202,7 @@ def _action_title(k: int, count: int) -> str:
 def _choices_card(title: str, part: Figures) -> str:
     counts, start = part["counts"], part["start"]
     if not sum(counts):
-        return _card(title, '<p class="muted">No value lies within the action space.</p>')
+        return card('<p class="muted">No value lies within the action space.</p>', title)
     labels = [str(start + k) for k in range(len(counts))]
     if len(counts) > MAX_BARS:
         width = -(-len(counts) // MAX_BARS)
@@ -226,23 +211,23 @@ def _choices_card(title: str, part: Figures) -> str:
         counts = [sum(counts[k : k + width]) for k in groups]
     plot = choices_plot(labels, counts, label=title, x_title="choice")
     even = "" if part["evenness"] is None else f"evenness {part['evenness']:.3f} (1: all choices equally often)"
-    return _card(title, f'{plot}<p class="note">{escape(even)}</p>')
+    return card(f"{plot}{note(even)}", title)
 
 
 def _floats_card(title: str, part: Figures) -> str:
     if not part["count"]:
-        return _card(title, '<p class="muted">No finite value.</p>')
+        return card('<p class="muted">No finite value.</p>', title)
     plot = histogram_plot(part["edges"], part["counts"], label=title, x_title="value")
     text = f"mean {value(part['mean'])} ± {value(part['std'])}, {value(part['min'])} to {value(part['max'])}"
     if part["low"] is not None or part["high"] is not None:
         share = 100 * part["outside"] / max(1, part["count"])
         text += f"; {share:.1f} % outside the bounds {value(part['low'])} to {value(part['high'])}"
-    return _card(title, f'{plot}<p class="note">{escape(text)}</p>')
+    return card(f"{plot}{note(text)}", title)
 
 
 def _reward_card(rewards: Figures) -> str:
     if not rewards["count"]:
-        return _card("Reward per step", '<p class="muted">No finite reward.</p>')
+        return card('<p class="muted">No finite reward.</p>', "Reward per step")
     if rewards["distinct"] is not None:
         labels = [number(value) for value, _ in rewards["distinct"]]
         counts = [count for _, count in rewards["distinct"]]
@@ -254,7 +239,7 @@ def _reward_card(rewards: Figures) -> str:
         f"mean {value(rewards['mean'])} ± {value(rewards['std'])}, {value(rewards['min'])} to "
         f"{value(rewards['max'])}; {share:.1f} % are not 0"
     )
-    return _card("Reward per step", f'{plot}<p class="note">{escape(text)}</p>')
+    return card(f"{plot}{note(text)}", "Reward per step")
 
 
 def _sheet(sheet: Sheet) -> str:

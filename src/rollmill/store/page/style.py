@@ -1,6 +1,14 @@
-"""The style sheet of the report page: light and dark, wide and narrow, screen and paper."""
+"""The style sheet of all pages: light and dark, wide and narrow, screen and paper."""
 
-STYLE = """
+HUES = ("#2f6fd0", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#0b7285", "#8d6e00", "#5f6b7a")
+"""Colours of what shares a plot: classes ``c0`` to ``c7`` of lines, points, bands and the keys of a legend."""
+_COLOURS = "".join(
+    f".line.c{k}, .seed.c{k}, .point.c{k} {{ stroke: {hue}; }} .key.c{k} {{ background: {hue}; }}\n"
+    f".band.c{k} {{ fill: {hue}; fill-opacity: 0.16; }}\n"
+    for k, hue in enumerate(HUES)
+)
+
+_RULES = """
 :root {
   color-scheme: light dark;
   --ink: #1c2430; --muted: #5d6877; --line: #d9dee5; --page: #f5f6f8; --card: #ffffff;
@@ -34,6 +42,7 @@ code { font: 13px/1.4 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; 
 .card + .card { margin-top: 12px; }
 .grid3 .card { margin-top: 0; }
 .card h3 { margin-top: 0; }
+.grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 12px; }
 .grid3 { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 12px; }
 ul.checks { list-style: none; margin: 0; padding: 0; }
 ul.checks li { display: grid; grid-template-columns: 78px 1fr; gap: 10px; padding: 5px 0; overflow-wrap: anywhere; }
@@ -44,9 +53,11 @@ ul.checks li + li { border-top: 1px solid var(--line); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; border-top: 1px solid var(--line); white-space: nowrap; }
-thead th { border-top: 0; color: var(--muted); font-weight: 600; font-size: 13px; }
+thead th { border-top: 0; color: var(--muted); font-weight: 600; font-size: 13px; white-space: normal;
+  vertical-align: bottom; }
 th.l, td.l { text-align: left; }
-td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 130px; }
+td.l { white-space: normal; }
+td.name { min-width: 130px; }
 tbody tr:hover { background: var(--soft); }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--muted); }
@@ -55,6 +66,7 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-
 .bar { fill: var(--accent); }
 .point { stroke: var(--accent); stroke-width: 4; stroke-linecap: round; stroke-opacity: 0.5; fill: none; }
 .line { stroke: var(--accent); stroke-width: 2; fill: none; stroke-linejoin: round; }
+.seed { stroke: var(--accent); stroke-width: 1; stroke-opacity: 0.6; fill: none; stroke-linejoin: round; }
 .band { fill: var(--soft); stroke: none; }
 .mark { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 3 3; fill: none; }
 .narrow { display: none; }
@@ -63,6 +75,7 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-
 .s0 { background: var(--accent); } .s1 { background: var(--warn); } .s2 { background: var(--good); }
 .s3 { background: var(--muted); }
 .key { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
+.legend span + span.key { margin-left: 14px; }
 .strip { margin: 0 0 16px; }
 .shots { display: grid; grid-template-columns: repeat(5, minmax(0, 1fr)); gap: 6px; }
 figure { margin: 0; min-width: 0; }
@@ -89,3 +102,5 @@ footer { margin-top: 36px; border-top: 1px solid var(--line); padding-top: 10px;
   h2 { break-after: avoid; }
 }
 """
+
+STYLE = _RULES + _COLOURS

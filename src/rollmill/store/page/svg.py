@@ -56,8 +56,22 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return found or [low]
 
 
+def log_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers for a logarithmic axis from ``low`` to ``high`` (both above 0): powers of ten, finer if few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for steps in ((1,), (1, 3), (1, 2, 5)):
+        found = [k * 10.0**power for power in range(first, last + 1) for k in steps]
+        found = [value for value in found if low * 0.999 <= value <= high * 1.001]
+        if len(found) >= count:
+            return found[:: math.ceil(len(found) / (2 * count))]
+    return found if len(found) > 1 else ticks(low, high, count)
+
+
 class Plot:
-    """One plot with linear axes. Coordinates of data; ``x`` and ``y`` turn them into pixels of the view box."""
+    """One plot. Coordinates of data; ``x`` and ``y`` turn them into pixels of the view box.
+
+    ``log``: the vertical axis is logarithmic; its range must lie above 0.
+    """
 
     def __init__(
         self,
@@ -69,9 +83,12 @@ class Plot:
         label: str = "",
         x_title: str = "",
         y_title: str = "",
+        log: bool = False,
     ) -> None:
         self.width, self.height = width, height
-        self._x_range, self._y_range = _widened(*x_range), _widened(*y_range)
+        self._log = log
+        low, high = (math.log10(y_range[0]), math.log10(y_range[1])) if log else y_range
+        self._x_range, self._y_range = _widened(*x_range), _widened(low, high)
         self._left, self._right, self._top, self._bottom = 46, 12, 18 if y_title else 10, 36 if x_title else 24
         self._label = label
         self._parts: list[str] = []
@@ -84,6 +101,8 @@ class Plot:
 
     def y(self, value: float) -> float:
         low, high = self._y_range
+        if self._log:
+            value = math.log10(value) if value > 0 else low
         value = min(max(value, low), high)
         return self.height - self._bottom - (value - low) / (high - low) * (self.height - self._top - self._bottom)
 
@@ -100,7 +119,8 @@ class Plot:
     def axes(self, x_labels: Sequence[tuple[float, str]] | None = None) -> Plot:
         """Grid lines and numbers; ``x_labels`` instead of numbers below."""
         left, right = self._left, self.width - self._right
-        for value in ticks(*self._y_range, count=4):
+        low, high = self._y_range
+        for value in log_ticks(10**low, 10**high) if self._log else ticks(low, high, count=4):
             y = self.y(value)
             self._parts.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>')
             self._text(left - 6, y + 4, short(value), "tick", "end")
@@ -127,11 +147,11 @@ class Plot:
             )
         return self
 
-    def points(self, points: Sequence[Sequence[float]]) -> Plot:
+    def points(self, points: Sequence[Sequence[float]], kind: str = "point") -> Plot:
         # One path of zero-length strokes with round ends: a tenth of the size of as many circles.
         path = "".join(f"M{self.x(x):.1f} {self.y(y):.1f}h0" for x, y in points)
         if path:
-            self._parts.append(f'<path class="point" d="{path}"/>')
+            self._parts.append(f'<path class="{kind}" d="{path}"/>')
         return self
 
     def line(self, points: Sequence[tuple[float, float]], kind: str = "line") -> Plot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from rollmill.store.page.svg import escape, number
 MAX_ROWS = 50
 """Rows of a table on the page; the JSON file holds more."""
 NONE = "-"
+_UNBROKEN = 24
+"""Characters of a name that is never broken over two lines."""
+_PIECES = re.compile(r".{1,40}?[./_,:=-]+|.{1,40}", re.DOTALL)
 
 
 class Marked(str):
@@ -31,7 +35,7 @@ def table(
     more: int = 0,
     elsewhere: str = "see the JSON file",
 ) -> str:
-    """A table whose first ``left`` columns are text; the very first may be long and wraps.
+    """A table whose first ``left`` columns are text and wrap where they are long; figures never do.
 
     ``more``: rows that are left out already; ``elsewhere`` says where all of them are.
     """
@@ -45,7 +49,7 @@ def table(
 def _cells(row: Sequence[Any], left: int) -> str:
     cells = []
     for k, cell in enumerate(row):
-        kind = ("name" if k == 0 else "l") if k < left else ""
+        kind = ("l name" if k == 0 else "l") if k < left else ""
         if isinstance(cell, Marked) and cell.marked:
             kind = f"{kind} warn".strip()
         cells.append(_cell("td", kind, cell))
@@ -54,7 +58,13 @@ def _cells(row: Sequence[Any], left: int) -> str:
 
 def _cell(tag: str, kind: str, text: Any) -> str:
     attribute = f' class="{kind}"' if kind else ""
-    return f"<{tag}{attribute}>{escape(text)}</{tag}>"
+    return f"<{tag}{attribute}>{breakable(str(text)) if kind else escape(text)}</{tag}>"
+
+
+def breakable(text: str) -> str:
+    """Text for HTML in which a long name may be broken, but between its words and not in the middle of one."""
+    words = (word if len(word) <= _UNBROKEN else _PIECES.findall(word) for word in re.split(r"(\s+)", text))
+    return "".join(escape(word) if isinstance(word, str) else "<wbr/>".join(map(escape, word)) for word in words)
 
 
 def value(figure: float | None) -> str:

@@ -1,0 +1,22 @@
+"""What a run folder holds, as far as its saved settings tell: an online training, an offline one, a world model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+RunKind = Literal["online", "offline", "world", "encoder", "dynamics", "controller"]
+
+_KEYS: dict[RunKind, frozenset[str]] = {
+    "offline": frozenset({"algorithm", "fit"}),
+    "world": frozenset({"collect", "dynamics", "controller"}),
+    "encoder": frozenset({"encoder", "pictures"}),
+    "dynamics": frozenset({"mixtures", "sequence_length"}),
+    "controller": frozenset({"population", "generations"}),
+}
+"""Keys at the top of a ``config.yaml`` that only this kind of run has."""
+
+
+def run_kind(settings: Mapping[str, Any]) -> RunKind:
+    """The kind of run that saves such settings; whatever is unknown (a program of one's own) is an online one."""
+    return next((kind for kind, keys in _KEYS.items() if keys <= settings.keys()), "online")

@@ -1,0 +1,72 @@
+"""Decision Transformer, cloning, VAE, dynamics and controller on the device; what they save loads on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dreaming import line_store
+from gpu.device import DEVICE
+from offlining import skilled_store
+from picturing import picture_store
+from rollmill.core.config import load_config
+from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.offline import train_offline
+from rollmill.runs.offline_settings import OfflineConfig
+from rollmill.runs.train import Request
+from rollmill.runs.world_dynamics import train_dynamics
+from rollmill.runs.world_settings import VaeConfig
+from rollmill.runs.world_vae import train_vae
+from rollmill.worldmodel.encoders import load_encoder
+from rollmill.worldmodel.sequence import load_dynamics
+from runs.test_world_controller import models, search  # noqa: F401 - a fixture
+from runs.test_world_dynamics import settings as dynamics_settings
+
+REQUEST = Request("new", None, ("test",), "off")
+
+
+@pytest.mark.parametrize("algorithm", ["dt", "bc"])
+@pytest.mark.parametrize("precision", ["float32", "auto"])
+def test_offline_learning(tmp_path: Path, algorithm: str, precision: str) -> None:
+    store = skilled_store(tmp_path / "store", 60)
+    words = [f"algorithm={algorithm}", f"store={store.path}", f"run.dir={tmp_path}", "run.name=fit"]
+    words += [f"fit.device={DEVICE}", f"fit.precision={precision}", "fit.steps=60", "fit.batch_size=32"]
+    words += ["model.size=32", "model.heads=2", "model.layers=1", "model.context=5", "evaluation.episodes=4"]
+    outcome = train_offline(load_config(OfflineConfig, [], words), REQUEST)
+    rows = list(read_jsonl(outcome.folder / "metrics.jsonl"))
+    losses = [row["learn/loss"] for row in rows if "learn/loss" in row]
+    assert losses[-1] < losses[0]
+
+
+def test_an_encoder(tmp_path: Path) -> None:
+    store = picture_store(tmp_path / "store", 20)
+    words = [*("encoder.size=4", "encoder.channels=[4, 8]", "pictures.per_rollout=4", "pictures.shuffle_buffer=32")]
+    words += ["pictures.validation=0.2", "fit.batch_size=16", f"fit.device={DEVICE}", "fit.steps=30", "fit.threads=1"]
+    words += ["fit.report_steps=10", "tensorboard=false"]
+    outcome = train_vae(load_config(VaeConfig, [], words), store, tmp_path / "vae", REQUEST)
+    assert outcome.encoder is not None
+    encoder = load_encoder(outcome.encoder)
+    assert all(torch.isfinite(p).all() for p in encoder.parameters())
+    rows = list(read_jsonl(outcome.folder / "metrics.jsonl"))
+    assert rows[-1]["learn/reconstruction"] < rows[0]["learn/reconstruction"]
+
+
+def test_a_controller(models: Path, tmp_path: Path) -> None:  # noqa: F811
+    outcome = search(models, tmp_path / "out", generations=2, device=str(DEVICE))
+    assert outcome.generations == 2
+    assert outcome.final is not None
+    assert all(np.isfinite(row.episode_return) for row in outcome.final.rows)
+
+
+@pytest.mark.parametrize("memory", ["lstm", "transformer"])
+def test_a_dynamics_model(tmp_path: Path, memory: str) -> None:
+    store = line_store(tmp_path / "store", 20)
+    chosen = dynamics_settings(memory=memory, device=str(DEVICE), steps=300, report_steps=50, learning_rate=0.01)
+    outcome = train_dynamics(chosen, store, tmp_path / "dynamics")
+    rows = list(read_jsonl(tmp_path / "dynamics" / "metrics.jsonl"))
+    assert rows[-1]["learn/loss"] < rows[0]["learn/loss"]
+    model = load_dynamics(outcome.model)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
