@@ -55,10 +55,11 @@ def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_why_there_is_none() -> None:
+def test_why_there_is_none(tmp_path: Path) -> None:
+    scratch = os.environ | {"ROLLMILL_SCRATCH": str(tmp_path)}  # what a trial leaves when it is ended goes with its run
     raising = EnvSettings(id="faulty_envs:Misbehave", args={"what": "raise", "at_step": 3})
-    found = SizeSample(raising, schema_of(raising), 0, 0, os.environ).result(300)
+    found = SizeSample(raising, schema_of(raising), 0, 0, scratch).result(300)
     assert isinstance(found, str)
     assert "told to raise" in found
     hanging = EnvSettings(id="faulty_envs:Misbehave", args={"what": "hang", "at_step": 3})
-    assert SizeSample(hanging, schema_of(hanging), 0, 0, os.environ).result(2.0) == "it took more than 2 s"
+    assert SizeSample(hanging, schema_of(hanging), 0, 0, scratch).result(2.0) == "it took more than 2 s"
