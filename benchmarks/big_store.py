@@ -106,7 +106,7 @@ def write_part(path: Path, frames: Path, size: float, number: int) -> dict[str, 
     """One process: episodes in ``LANES`` lanes until ``size`` bytes are written."""
     from rollmill.core.fields import ActionSpec, EnvSpec, Field
     from rollmill.store.episode import EpisodeInfo
-    from rollmill.store.schema import StoreSchema
+    from rollmill.store.format.schema import StoreSchema
     from rollmill.store.writer import StoreWriter
 
     with np.load(frames) as data:

@@ -34,7 +34,7 @@ import numpy as np
 from common import ROOT, load_text, median_text, record, with_load
 from gymnasium.envs.box2d import car_racing as stock
 
-from rollmill.envs.car_racing import CarRacingEnv
+from rollmill.envs.car_racing.env import CarRacingEnv
 
 STEPS = 1000
 SIZES = (96, 64)

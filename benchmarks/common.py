@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollmill.runs.bench import load_of_others
-from rollmill.store.page.svg import Plot, escape
+from rollmill.reports.html.svg import Plot, escape
+from rollmill.runs.bench.run import load_of_others
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "runs" / "benchmarks"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from common import ROOT, end_on_sigterm, ours, record, save_plot, with_load
 
-from rollmill.store.page.svg import Plot
+from rollmill.reports.html.svg import Plot
 
 BASE = "async"
 VARIANTS = {

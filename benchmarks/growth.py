@@ -25,7 +25,7 @@ from typing import Any
 
 from common import OWN, ROOT, Watched, end_on_sigterm, end_tree, median_text, record, save_plot, tree_mb, with_load
 
-from rollmill.store.page.svg import Plot
+from rollmill.reports.html.svg import Plot
 
 SIZES = {"workers": (1, 2, 4, 8, 16), "envs": (1, 2, 4, 8, 16, 32, 64)}
 ROLLOUT = 32

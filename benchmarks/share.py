@@ -33,12 +33,12 @@ from common import end_on_sigterm, record, tree
 from rollmill.core.config import load_config
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import may_have_gpu, usable_cores
-from rollmill.runs.bench import WARM_UP_STEPS, Alone, Simulators
-from rollmill.runs.household import household
-from rollmill.runs.observers import Observer
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.sizing import size
-from rollmill.runs.train import Request, probe_beside, train
+from rollmill.core.process_scope import household
+from rollmill.runs.bench.run import WARM_UP_STEPS, Alone, Simulators
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.run import Request, probe_beside, train
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.sizing import size
 
 SETTLE_SECONDS = 0.5
 WARM_UP_SECONDS = 3.0

@@ -40,14 +40,14 @@ from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.config import completed, dump_yaml, load_config, to_dict
 from rollmill.core.fields import EnvSpec
 from rollmill.models.actor_critic import build_model
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.world_control_settings import ControllerConfig
-from rollmill.runs.world_controller import FINAL
-from rollmill.runs.world_curves import TABLE
-from rollmill.runs.world_settings import FOLDERS, RECORDS, WorldConfig
-from rollmill.store.page.svg import Plot
+from rollmill.reports.html.svg import Plot
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.world.control_settings import ControllerConfig
+from rollmill.runs.world.controller import FINAL
+from rollmill.runs.world.curves import TABLE
+from rollmill.runs.world.settings import FOLDERS, RECORDS, WorldConfig
 from rollmill.store.reader import Store
-from rollmill.worldmodel.controller import load_controller
+from rollmill.worldmodel.controller.model import load_controller
 
 WORLD = ROOT / "configs" / "carracing_world.yaml"
 APPO = ROOT / "configs" / "car_racing.yaml"

@@ -7,7 +7,7 @@
 Any other place works as well: ``backend=slurm slurm.partition=cpu slurm.time=02:00:00``.
 """
 
-from rollmill.launch.describe import Experiment
+from rollmill.launch.experiment import Experiment
 from rollmill.launch.params import ParamGrid
 
 EXPERIMENT = Experiment(

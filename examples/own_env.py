@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.config import load_config
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.train import Request, train
+from rollmill.runs.train.run import Request, train
+from rollmill.runs.train.settings import TrainConfig
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):

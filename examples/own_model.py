@@ -16,8 +16,8 @@ from rollmill.core.config import load_config
 from rollmill.core.fields import EnvSpec
 from rollmill.models.encoders import CustomEncoder, Observations
 from rollmill.models.settings import ModelSettings
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.train import Request, train
+from rollmill.runs.train.run import Request, train
+from rollmill.runs.train.settings import TrainConfig
 
 
 class Patches(CustomEncoder):

@@ -3,7 +3,7 @@
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -26,9 +26,7 @@ hypothesis.settings.register_profile("rollmill", deadline=None, derandomize=True
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rollmill"))
 
-from running import Command, wait_until  # noqa: E402 - imports torch, which reads CUDA_VISIBLE_DEVICES
-
-Run = Callable[..., Command]
+from running import Command, Run, wait_until  # noqa: E402 - imports torch, which reads CUDA_VISIBLE_DEVICES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,29 +17,29 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from running import ROOT
 
 import rollmill
-from rollmill.cli.data import FILTERED
-from rollmill.cli.data import load as load_data_verb
+from rollmill.cli.data.verbs import FILTERED
+from rollmill.cli.data.verbs import load as load_data_verb
 from rollmill.cli.envs import CheckConfig, list_envs
 from rollmill.cli.envs import check as check_verb
 from rollmill.cli.main import VERBS, split_overrides
-from rollmill.cli.world import load as load_world_verb
+from rollmill.cli.world.verbs import load as load_world_verb
 from rollmill.core.config import describe, load_config
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.observers import Observer
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.settings import TrainConfig, check
-from rollmill.runs.train import Request, train
-from rollmill.runs.world_control_settings import ControllerConfig
-from rollmill.runs.world_settings import VaeConfig, WorldConfig
+from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.run import Request, train
+from rollmill.runs.train.settings import TrainConfig, check
+from rollmill.runs.world.control_settings import ControllerConfig
+from rollmill.runs.world.settings import VaeConfig, WorldConfig
 from rollmill.store.filters import Filter
-from rollmill.worldmodel.dynamics_settings import DynamicsSettings
+from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
 KEYS = {info.key: info for info in describe(TrainConfig)}

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import ROOT
 
 from rollmill.cli.launch import check_run
-from rollmill.launch.describe import load_experiment
+from rollmill.launch.experiment import load_experiment
 from rollmill.launch.plan import make_plan
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def run_example(name: str, folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

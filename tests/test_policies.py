@@ -1,13 +1,12 @@
 """The trained policies that come with the examples still play as well as their table says."""
 
-from pathlib import Path
-
 import pytest
+from running import ROOT
 
-from rollmill.runs.eval_options import EvalOptions
-from rollmill.runs.evaluate import evaluate
+from rollmill.runs.evaluate.options import EvalOptions
+from rollmill.runs.evaluate.run import evaluate
 
-POLICIES = Path(__file__).parents[1] / "examples/policies"
+POLICIES = ROOT / "examples/policies"
 REACHED = {"cartpole": 500.0, "memory": 1.0}
 
 

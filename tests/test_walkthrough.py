@@ -10,12 +10,12 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import pytest
+from running import ROOT
 
 from rollmill.core.config import load_config
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.train import Request, train
+from rollmill.runs.train.run import Request, train
+from rollmill.runs.train.settings import TrainConfig
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "rollmill"
 PAGE = (ROOT / "docs" / "walkthrough.md").read_text(encoding="utf-8")
 INDENT = 4

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rollmill.core.config import KeyInfo, describe
 from rollmill.core.text import show
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.train.settings import TrainConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config_keys.md"
 

@@ -83,7 +83,7 @@ def disk(path: Path) -> int:
 def rollmill_writer(codec: str) -> Callable[[Path, list[Episode]], None]:
     def write(path: Path, episodes: list[Episode]) -> None:
         from rollmill.core.fields import ActionSpec, EnvSpec, Field
-        from rollmill.store.schema import StoreSchema
+        from rollmill.store.format.schema import StoreSchema
         from rollmill.store.writer import StoreWriter
 
         shape = episodes[0]["obs"].shape[1:]

@@ -12,10 +12,10 @@ import sys
 from collections import defaultdict
 
 from rollmill.core.config import load_config
-from rollmill.runs.observers import Observer
-from rollmill.runs.online import OnlineRun
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.train import Request, train
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.run import Request, train
+from rollmill.runs.train.settings import TrainConfig
 
 
 class HitRate(Observer):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 
 from rollmill.core.config import load_config
-from rollmill.runs.observers import Observer
-from rollmill.runs.online import OnlineRun
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.train import Request, train
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.run import Request, train
+from rollmill.runs.train.settings import TrainConfig
 
 
 class Plateau(Observer):

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from experimenting import online, write_run
-from rollmill.launch.aggregate import aggregate
-from rollmill.launch.page import render
 from running import LIMIT_SECONDS, SERIAL, train_here
+
+from rollmill.launch.compare.aggregate import aggregate
+from rollmill.launch.compare.page import render
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running import SERIAL, Call, Result, Run, command_words, wait_until
 
-from conftest import Run
 from rollmill import __version__
 from rollmill.cli import main as cli
 from rollmill.cli.main import CONFIGURED, NESTED, VERBS, split_overrides
 from rollmill.core.config import describe
-from rollmill.runs import bench
-from rollmill.runs.settings import TrainConfig
-from running import SERIAL, Call, Result, command_words, wait_until
+from rollmill.runs.bench import run as bench
+from rollmill.runs.train.settings import TrainConfig
 
 TINY = (*SERIAL, "env=toy_target", "stop.batches=2")
 
@@ -340,7 +339,7 @@ def test_a_failing_run(call: Call, tmp_path: Path) -> None:
 
 QUITTER = """
 import sys
-from rollmill.runs.observers import Observer
+from rollmill.runs.train.observers import Observer
 
 class Quitter(Observer):
     def on_training_step(self, run, iteration):

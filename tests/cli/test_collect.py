@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from collecting import PARALLEL, SERIAL
-from conftest import Run
+from running import Call, Run, command_words, wait_until
+
 from rollmill.cli.collect import ProgressLine, bar, how_to_continue, line
-from rollmill.runs.collect import Collected, Figures
-from rollmill.runs.collect_options import CollectOptions
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import Collected, Figures
 from rollmill.store.reader import Store
-from running import Call, command_words, wait_until
 
 
 def figures(**changes: object) -> Figures:

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import Call, Run, wait_until
 
-from conftest import Run
 from rollmill.cli import envs
 from rollmill.cli.envs import all_rows
 from rollmill.core.janitor_main import is_alive, vizdoom_instance
 from rollmill.envs.make import NAMED
-from running import Call, wait_until
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from holding import HOLDING
 from launching import PROGRAM, place, sessions
+from running import ROOT, SMALL, Call, Command, wait_until
+
 from rollmill.cli import diary as diary_verb
 from rollmill.cli import report as report_verb
 from rollmill.cli import tb as tb_verb
@@ -25,11 +26,8 @@ from rollmill.cli.launch import SUBVERBS, load
 from rollmill.cli.main import VERBS, split_overrides
 from rollmill.core.config import load_config
 from rollmill.core.run_folder import RunFolder
-from rollmill.launch.book import Book, PlanRecord, RunRecord
+from rollmill.launch.records import Book, PlanRecord, RunRecord
 from rollmill.launch.settings import LaunchSettings
-from running import SMALL, Call, Command, wait_until
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def describe(folder: Path, text: str) -> str:

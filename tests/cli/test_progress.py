@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rollmill.cli.progress import ProgressLine, bar, line
-from rollmill.runs.eval_play import Figures
+from rollmill.runs.evaluate.play import Figures
 
 
 def test_lines_every_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:

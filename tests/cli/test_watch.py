@@ -8,9 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-
-from conftest import Run
-from running import LIMIT_SECONDS, SERIAL, Call, train_here, wait_until
+from running import LIMIT_SECONDS, SERIAL, Call, Run, train_here, wait_until
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync"]

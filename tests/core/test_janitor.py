@@ -399,7 +399,7 @@ def test_a_planted_segment_is_swept_by_a_real_janitor(token: str, scratch: Path)
 
 DOOM_WORKER = """
 import numpy as np, sys
-from rollmill.envs.vizdoom import DoomEnv
+from rollmill.envs.vizdoom.env import DoomEnv
 env = DoomEnv()
 obs = {"obs": np.zeros((1, 72, 128, 3), np.uint8)}
 env.reset(1, obs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,12 @@ from rollmill.envs.settings import EnvSettings
 pytest.importorskip("pettingzoo")
 
 from driving import Drive
+from running import SUPPORT
+
 from rollmill.envs.pettingzoo import PettingZooEnv
 
-HERE = Path(__file__).parent / "zoo_envs.py"
-LEAVING = f"{HERE}:Leaving"
+ZOO = SUPPORT / "zoo_envs.py"
+LEAVING = f"{ZOO}:Leaving"
 
 
 def views(spec: EnvSpec) -> Obs:
@@ -101,7 +102,7 @@ def test_a_picture_where_it_was_asked_for() -> None:
     ("args", "message"),
     [
         ({"env": LEAVING, "sizes": True}, r"observation spaces of its agents differ \(a0: .*, a1: .*pad=true"),
-        ({"env": f"{HERE}:not_parallel"}, "built a object, which is no parallel environment .*aec_to_parallel"),
+        ({"env": f"{ZOO}:not_parallel"}, "built a object, which is no parallel environment .*aec_to_parallel"),
         ({"env": LEAVING, "agents": 0}, "no possible_agents"),
         ({"env": "pettingzoo.mpe.simple_spread_v9"}, "cannot be imported: MPE has been moved"),
         ({"env": "no_such_module"}, "env.args.env=no_such_module: there is no such module"),

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-from gpu.device import DEVICE, ON_GPU, exact
+from gpu_device import DEVICE, ON_GPU, exact
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

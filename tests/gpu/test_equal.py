@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from gpu.device import DEVICE
-from learning.test_appo import KINDS, Rig
+from gpu_device import DEVICE
 from models.test_graph_policy import SPECS, run
+from running import config_of
+
+from learning.test_appo import KINDS, Rig
 from rollmill.core.slots import OBS
 from rollmill.learning.appo import Appo
+from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
-from rollmill.models.weights import WeightBoard
-from running import config_of
 
 
 @pytest.mark.parametrize("memory", ["none", "gru", "lstm"])

@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from dreaming import line_store
-from gpu.device import DEVICE
+from gpu_device import DEVICE
 from offlining import skilled_store
 from picturing import picture_store
-from rollmill.core.config import load_config
-from rollmill.monitor.jsonl import read_jsonl
-from rollmill.runs.offline import train_offline
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.train import Request
-from rollmill.runs.world_dynamics import train_dynamics
-from rollmill.runs.world_settings import VaeConfig
-from rollmill.runs.world_vae import train_vae
-from rollmill.worldmodel.encoders import load_encoder
-from rollmill.worldmodel.sequence import load_dynamics
 from runs.test_world_controller import models, search  # noqa: F401 - a fixture
 from runs.test_world_dynamics import settings as dynamics_settings
+
+from rollmill.core.config import load_config
+from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.offline.run import train_offline
+from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.train.run import Request
+from rollmill.runs.world.dynamics import train_dynamics
+from rollmill.runs.world.encoder import train_vae
+from rollmill.runs.world.settings import VaeConfig
+from rollmill.worldmodel.dynamics.model import load_dynamics
+from rollmill.worldmodel.encoder.file import load_encoder
 
 REQUEST = Request("new", None, ("test",), "off")
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from gpu.device import DEVICE, ON_GPU, WORDS
-from recording import Seen, check_stored
-from rollmill.core.errors import MemoryFull, NonFiniteError, ObserverError
-from rollmill.models.graph_policy import GraphPolicy
-from rollmill.runs.observers import Observer
-from rollmill.runs.online import OnlineRun
+from gpu_device import DEVICE, ON_GPU, WORDS
 from running import rows_of, saved_state, train_here
 from runs.test_sac import SAC
+
+from recording import Seen, check_stored
+from rollmill.core.errors import MemoryFull, NonFiniteError, ObserverError
+from rollmill.models.acting.graph import GraphPolicy
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer
 
 MEMORY = ("env=toy_memory", "model.memory=gru")
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.yaml_io import parse_value
-from rollmill.launch.describe import Expect, Experiment
+from rollmill.launch.experiment import Expect, Experiment
 from rollmill.launch.params import ParamGrid, ParamList
 from rollmill.launch.plan import Measured, PlannedRun, RunFacts, make_plan, override, total_of
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.train.settings import TrainConfig
 
 ROOT = Path("runs")
 

@@ -14,18 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from launching import experiment, launcher, states
+from running import wait_until
+
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.run_folder import RunFolder
-from rollmill.launch import child, identity
-from rollmill.launch.book import Attempt, Book, Submission, is_locked
+from rollmill.launch import identity
+from rollmill.launch import job as child
 from rollmill.launch.identity import Identity
+from rollmill.launch.launcher import cancel, settings_of
 from rollmill.launch.params import ParamGrid, ParamList
 from rollmill.launch.progress import last_row, read_curve
-from rollmill.launch.standing import stand
-from rollmill.launch.supervise import cancel, settings_of
-from running import wait_until
+from rollmill.launch.records import Attempt, Book, Submission, is_locked
+from rollmill.launch.status import stand
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ def test_a_run_with_a_display_of_its_own_saves_before_it_ends(tmp_path: Path) ->
     command = [sys.executable, str(script)]
     spec = {"command": command, "cwd": str(tmp_path), "folder": str(tmp_path / "run"), "virtual_display": True}
     made.book.write_job("tests_s0", spec)
-    words = [sys.executable, "-m", "rollmill.launch.child", str(made.book.folder), "tests_s0"]
+    words = [sys.executable, "-m", "rollmill.launch.job", str(made.book.folder), "tests_s0"]
     with subprocess.Popen(words, start_new_session=True) as job:
         wait_until(lambda: (tmp_path / "up").exists(), what="the program to start")
         os.killpg(job.pid, signal.SIGTERM)
@@ -273,7 +274,9 @@ def test_a_lock_that_may_only_be_read_is_seen(tmp_path: Path) -> None:
 
 
 def test_looking_does_not_keep_a_launcher_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmill.launch.book.LOCK_SECONDS", 60.0)  # the one that looks may have to wait for its turn
+    monkeypatch.setattr(
+        "rollmill.launch.records.LOCK_SECONDS", 60.0
+    )  # the one that looks may have to wait for its turn
     book = Book(tmp_path)
     (tmp_path / "launch").mkdir()
     with open(tmp_path / "launch" / ".lock", "w") as file:
@@ -352,5 +355,5 @@ def test_an_attempt_is_not_blamed_for_what_the_one_before_said(tmp_path: Path) -
     spec = made.book.read_job("tests_s0")
     assert spec is not None
     made.book.write_job("tests_s0", {**spec, "command": [sys.executable, str(tmp_path / "dies.py")]})
-    subprocess.run([sys.executable, "-m", "rollmill.launch.child", str(made.book.folder), "tests_s0"])
+    subprocess.run([sys.executable, "-m", "rollmill.launch.job", str(made.book.folder), "tests_s0"])
     assert made.book.attempts("tests_s0")[-1].reason == "killed by SIGKILL"

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from rollmill.launch.book import RunRecord
-from rollmill.launch.standing import Standing
+from rollmill.launch.records import RunRecord
+from rollmill.launch.status import Standing
 from rollmill.launch.table import cells, duration, first_line, plain, rich_table, summary
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from running import assert_same, config_of
 
 from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import MASK_FIELD, Array
@@ -16,11 +17,10 @@ from rollmill.learning.guards import ValueCollapseError
 from rollmill.learning.losses import masked_mean, ppo_policy_loss, value_loss
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.targets import gae
+from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
-from rollmill.models.weights import WeightBoard
-from rollmill.runs.build import Parts, build_parts
-from rollmill.runs.settings import TrainConfig
-from running import assert_same, config_of
+from rollmill.runs.train.build import Parts, build_parts
+from rollmill.runs.train.settings import TrainConfig
 
 Segments = dict[str, Array]
 

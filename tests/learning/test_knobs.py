@@ -5,14 +5,14 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from running import config_of
 
 from rollmill.envs.probe import probe_here
 from rollmill.learning.appo import Appo
 from rollmill.learning.settings import LearningSettings
+from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
-from rollmill.models.weights import WeightBoard
-from rollmill.runs.build import build_parts
-from running import config_of
+from rollmill.runs.train.build import build_parts
 
 BASE = (
     "env=Pendulum-v1",

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from ranking import learner_of, load
+from running import SUPPORT, config_of
+
 from rollmill.core.fields import Array
 from rollmill.envs.probe import probe_here
 from rollmill.learning.ranks import Alone, shared_mean_and_deviation
 from rollmill.models.moments import RunningMoments
-from rollmill.runs.build import build_parts
-from running import TESTS, config_of
+from rollmill.runs.train.build import build_parts
 
 LANES = 8
 COMMON = (
@@ -118,9 +118,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("ranks")
     cases = [prepare(name, folder) for name in CASES]
     (folder / "cases.json").write_text(json.dumps(cases))
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(TESTS / "ranking.py")]
+    command = [sys.executable, str(SUPPORT / "ranking.py")]
     processes = [
         subprocess.Popen([*command, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
         for rank in range(2)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from running import assert_same
 
 from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
@@ -12,10 +13,9 @@ from rollmill.learning.critics import Critics
 from rollmill.learning.sac import Sac, build_sac
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
+from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
 from rollmill.models.settings import ModelSettings
-from rollmill.models.weights import WeightBoard
-from running import assert_same
 
 ACTION = ActionSpec("continuous", shape=(2,), low=(-1.0, 0.0), high=(1.0, 4.0))
 SPEC = EnvSpec("e", (Field("x", "float32", (3,)),), ACTION)

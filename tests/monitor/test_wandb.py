@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
+from running import SERIAL, train_here
 
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.monitor.wandb import WandbRun, WandbSettings, WandbSink, require_wandb
-from rollmill.runs.settings import TrainConfig
-from running import SERIAL, train_here
+from rollmill.runs.train.settings import TrainConfig
 
 pytest.importorskip("wandb")
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from offlining import HAND_SPEC, hand_episode, hand_store
+
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.offline.data import (
@@ -19,8 +19,8 @@ from rollmill.offline.data import (
 )
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import DataSettings, SequenceSettings
+from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
-from rollmill.store.schema import StoreSchema
 from rollmill.store.writer import StoreWriter
 
 SEQUENCE = SequenceSettings(context=3, size=8, layers=1, mlp=(4,))

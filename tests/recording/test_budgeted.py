@@ -14,12 +14,12 @@ from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.recording.budget import BudgetReached, ShardFacts, folder_bytes, oldest, shard_size
 from rollmill.recording.budgeted import BudgetedWriter
 from rollmill.recording.choose import level_of
-from rollmill.store import open_shard
+from rollmill.store.derive.thinning import note_share
 from rollmill.store.episode import EpisodeInfo
+from rollmill.store.format import open_shard
+from rollmill.store.format.schema import StoreSchema
+from rollmill.store.format.shards import ShardRef
 from rollmill.store.reader import Store
-from rollmill.store.schema import StoreSchema
-from rollmill.store.shards import ShardRef
-from rollmill.store.thinning import note_share
 
 SPEC = EnvSpec("toy", (Field("image", "uint8", (8, 8, 3)),), ActionSpec("discrete", nvec=(3,), start=(0,)))
 SCHEMA = StoreSchema.for_env(SPEC)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from conftest import Run
 from disks import mounted
+from running import SERIAL, Run, command_words, config_of, train_here, wait_until
+
 from recording import Final, Seen, check_stored
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.run_folder import RunFolder
@@ -27,11 +27,10 @@ from rollmill.recording import recorder
 from rollmill.recording.budget import folder_bytes
 from rollmill.recording.recorder import LocalRecorder, ProcessRecorder, spare_slots
 from rollmill.recording.settings import RecordingSettings
-from rollmill.runs import train as train_module
-from rollmill.runs.observers import Observer
-from rollmill.runs.online import OnlineRun
+from rollmill.runs.train import run as train_module
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer
 from rollmill.store.reader import Store
-from running import SERIAL, command_words, config_of, train_here, wait_until
 
 MARKER = ("env=recordable_env:Recordable", "env.args.longest=29", "learning.reward_scale=1e-4")
 NOISE = ("env=faulty_envs:Zoo", "env.args.length=50", "model.encoder=mlp")

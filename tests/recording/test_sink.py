@@ -11,7 +11,7 @@ import pytest
 from recording import check_stored, lane_plan, marker_schema, marker_segments, seen_in
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.sink import COUNTS, STATES, SegmentSink, SinkPlan
-from rollmill.store import open_shard
+from rollmill.store.format import open_shard
 from rollmill.store.reader import Store
 
 SEGMENTS = marker_segments(24, longest=29)

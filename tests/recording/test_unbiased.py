@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import train_here
 
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
@@ -28,16 +29,15 @@ from rollmill.recording.played_log import PlayedLog
 from rollmill.recording.recorder import LocalRecorder, ProcessRecorder
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.sink import SinkPlan
-from rollmill.runs.observers import Observer
-from rollmill.runs.online import OnlineRun
-from rollmill.sampling.random_policy import RandomPolicy
+from rollmill.reports.store.comparison import ALARM, Comparison, compare
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer
+from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
-from rollmill.store.comparison import ALARM, Comparison, compare
+from rollmill.store.format.schema import StoreSchema
 from rollmill.store.played import PlayedEpisodes
 from rollmill.store.reader import Store
-from rollmill.store.schema import StoreSchema
-from running import train_here
 
 GROUPS, LANES = 2, 16
 

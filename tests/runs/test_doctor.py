@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from disks import mounted
+from running import ROOT
+
 from rollmill.core import janitor_main
 from rollmill.core.errors import ConfigError
 from rollmill.runs import doctor
 from rollmill.runs.doctor import EXTRAS, Finding, examine
 
 Usage = namedtuple("Usage", "total used free")
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def of(findings: Iterator[Finding], topic: str) -> dict[str, str]:

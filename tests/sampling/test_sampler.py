@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-
 from faulty_envs import Marker
 from marking import MarkPolicy, Segment, check_stream, check_turn_over
+
 from rollmill.core.errors import EnvError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
@@ -20,8 +20,8 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import sampler as sampler_module
-from rollmill.sampling.crew import CrewReport
-from rollmill.sampling.random_policy import RandomPolicy
+from rollmill.sampling.policies.random import RandomPolicy
+from rollmill.sampling.pool import CrewReport
 from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread, default_workers
 from rollmill.sampling.settings import SamplingSettings
 

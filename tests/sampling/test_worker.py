@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-
 from faulty_envs import Marker
 from marking import MarkPolicy
+from running import SUPPORT, wait_until
+
 from rollmill.core.errors import EnvError
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena, SegmentLayout
@@ -28,13 +29,12 @@ from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import worker as worker_module
-from rollmill.sampling.crew import ProcessCrew
 from rollmill.sampling.mailbox import Bell, Mailbox
-from rollmill.sampling.random_policy import RandomPolicy
+from rollmill.sampling.policies.random import RandomPolicy
+from rollmill.sampling.pool import ProcessCrew
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan, WorkerProcess
-from running import TESTS, wait_until
 
 
 def sampler_of(env: EnvSettings, **settings: object) -> Sampler:
@@ -203,7 +203,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.batch import STEP
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.sampling.random_policy import RandomPolicy
+from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 
@@ -221,7 +221,7 @@ time.sleep(3600)
 
 def test_workers_end_when_their_parent_is_killed() -> None:
     """Even those that hang in their env and will never look for it."""
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:

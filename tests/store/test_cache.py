@@ -13,18 +13,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from damaging import flip
 from disks import mounted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from storing import make_episode, same, small_schema, write_episodes
+
 from rollmill.core.errors import BadBlock, StoreError, StoreFull
 from rollmill.store import cache_parts
 from rollmill.store.cache import DecodedCache
+from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store, StoreWarning
-from rollmill.store.schema import Column
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, same, small_schema, write_episodes
 
 SCHEMA = small_schema()
 LENGTHS = [7, 1, 20, 600, 8]

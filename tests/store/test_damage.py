@@ -8,14 +8,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+from storing import by_uid, make_episode, same, tiny_schema
 
 from rollmill.core.errors import BadBlock, StoreError
 from rollmill.store.episode import Episode
-from rollmill.store.index import IndexDamaged, build_index, read_index
+from rollmill.store.format.index import IndexDamaged, build_index, read_index
+from rollmill.store.format.shards import ShardRef, list_shards, scan_shard
 from rollmill.store.reader import Store, StoreWarning
-from rollmill.store.shards import ShardRef, list_shards, scan_shard
 from rollmill.store.writer import StoreWriter
-from storing import by_uid, make_episode, same, tiny_schema
 
 LENGTHS = {0: 3, 1: 1, 2: 4}
 

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from disks import mounted
-from rollmill.core.errors import StoreError, StoreFull
-from rollmill.store import open_shard
-from rollmill.store.episode import EpisodeInfo
-from rollmill.store.reader import Store
-from rollmill.store.recover import recover
-from rollmill.store.writer import StoreWriter
 from storing import by_uid, make_episode, same, small_schema
+
+from rollmill.core.errors import StoreError, StoreFull
+from rollmill.store.care.recover import recover
+from rollmill.store.episode import EpisodeInfo
+from rollmill.store.format import open_shard
+from rollmill.store.reader import Store
+from rollmill.store.writer import StoreWriter
 
 SCHEMA = small_schema()
 

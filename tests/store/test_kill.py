@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollmill.store.reader import Store
-from rollmill.store.recover import recover
+from running import SUPPORT
 from storing import by_uid, make_episode, same, small_schema
+
+from rollmill.store.care.recover import recover
+from rollmill.store.reader import Store
 
 ENDLESS = 1_000_000
 """More episodes than anybody writes before he is killed."""
@@ -43,7 +45,7 @@ print("closed", flush=True)
 def start(path: Path, first: int, count: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), str(first), str(count)],
-        cwd=Path(__file__).parent.parent,  # where ``storing`` is
+        cwd=SUPPORT,  # where ``storing`` is
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

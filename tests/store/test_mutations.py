@@ -11,18 +11,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from damaging import MUTATIONS
-from rollmill.core.errors import BadBlock, StoreError
-from rollmill.store import owner
-from rollmill.store.derive import open_quietly
-from rollmill.store.episode import Episode
-from rollmill.store.reader import Store
-from rollmill.store.recover import recover
-from rollmill.store.repair import repair
-from rollmill.store.verify import verify_store
-from rollmill.store.writer import StoreWriter
 from storing import dead_process, make_episode, same, tiny_schema
+
+from rollmill.core.errors import BadBlock, StoreError
+from rollmill.store.care.recover import recover
+from rollmill.store.care.repair import repair
+from rollmill.store.care.verify import verify_store
+from rollmill.store.derive.derivation import open_quietly
+from rollmill.store.episode import Episode
+from rollmill.store.format import owner
+from rollmill.store.reader import Store
+from rollmill.store.writer import StoreWriter
 
 SCHEMA = tiny_schema()
 SEEDS = range(4)

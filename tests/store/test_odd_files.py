@@ -7,21 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from damaging import dangling_link, link_to_itself
-from rollmill.core.errors import StoreError
-from rollmill.store.derive import open_quietly
-from rollmill.store.info import describe_store
-from rollmill.store.merge import merge
-from rollmill.store.reader import Store, StoreWarning
-from rollmill.store.recover import recover
-from rollmill.store.repair import repair
-from rollmill.store.schema import load_schema
-from rollmill.store.shards import index_path, list_files, shard_path
-from rollmill.store.verify import verify_store
-from rollmill.store.writer import StoreWriter
 from storing import make_episode, small_schema
 from unprivileged import run_unprivileged
+
+from rollmill.core.errors import StoreError
+from rollmill.store.care.recover import recover
+from rollmill.store.care.repair import repair
+from rollmill.store.care.verify import verify_store
+from rollmill.store.derive.derivation import open_quietly
+from rollmill.store.derive.merge import merge
+from rollmill.store.format.schema import load_schema
+from rollmill.store.format.shards import index_path, list_files, shard_path
+from rollmill.store.info import describe_store
+from rollmill.store.reader import Store, StoreWarning
+from rollmill.store.writer import StoreWriter
 
 SCHEMA = small_schema()
 GOOD, BAD = {1, 2}, {11, 12}

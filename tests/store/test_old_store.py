@@ -7,19 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from damaging import flip, places
+from storing import by_uid, same
+
 from rollmill.core.errors import BadBlock
 from rollmill.store import reader
+from rollmill.store.care.recover import recover
+from rollmill.store.care.verify import verify_store
+from rollmill.store.derive.merge import merge
 from rollmill.store.episode import Episode, EpisodeInfo
-from rollmill.store.index import read_index
-from rollmill.store.merge import merge
+from rollmill.store.format.index import read_index
+from rollmill.store.format.schema import StoreSchema
+from rollmill.store.format.shards import list_shards
 from rollmill.store.reader import Store
-from rollmill.store.recover import recover
-from rollmill.store.schema import StoreSchema
-from rollmill.store.shards import list_shards
-from rollmill.store.verify import verify_store
-from storing import by_uid, same
 
 LENGTHS = {0: 9, 1: 4, 2: 1, 3: 5}
 """Steps by uid; the last one is in a shard that its writer left open."""

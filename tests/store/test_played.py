@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from storing import make_episode, small_schema
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
-from rollmill.store.comparison import ALARM, compare
+from rollmill.reports.store.comparison import ALARM, compare
+from rollmill.store.derive.merge import merge
+from rollmill.store.derive.thinning import note_share
 from rollmill.store.episode import EpisodeInfo
-from rollmill.store.merge import merge
 from rollmill.store.played import NAME, PARTS, SAMPLE, PlayedEpisodes
 from rollmill.store.reader import Store
-from rollmill.store.thinning import note_share
 from rollmill.store.views import Windows, episode_weights
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, small_schema
 
 SCHEMA = small_schema()
 SHORT, LONG = 2, 20

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from storing import by_uid, make_episode, same, small_schema, tiny_schema, write_episodes
 
 from rollmill.core.errors import StoreError
 from rollmill.store import catalog
 from rollmill.store.episode import Episode, EpisodeInfo
-from rollmill.store.index import ShardIndex
+from rollmill.store.format.index import ShardIndex
 from rollmill.store.reader import Store, store_bytes
 from rollmill.store.writer import StoreWriter
-from storing import by_uid, make_episode, same, small_schema, tiny_schema, write_episodes
 
 SCHEMA = small_schema()
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from storing import by_uid, make_episode, same
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.store.episode import Episode, EpisodeInfo
+from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.reader import Store
-from rollmill.store.schema import Column, StoreSchema
 from rollmill.store.writer import StoreWriter
-from storing import by_uid, make_episode, same
 
 DTYPES = ["bool", "uint8", "int16", "uint64", "float16", "float32", "float64"]
 SHAPES = st.sampled_from([(), (1,), (3,), (4, 4, 3), (2, 0)])

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storing import make_episode, same, small_schema, write_episodes
 
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.store.cache import DecodedCache
 from rollmill.store.episode import Episode, EpisodeInfo
+from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
 from rollmill.store.returns import returns_to_go
-from rollmill.store.schema import Column
 from rollmill.store.streams import Order, stream_episodes, stream_observations, stream_transitions, stream_windows
 from rollmill.store.views import Episodes, Observations, Source, Transitions, Windows
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, same, small_schema, write_episodes
 
 SCHEMA = small_schema()
 LENGTHS = [7, 1, 20, 33, 8, 16, 5]

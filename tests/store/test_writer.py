@@ -6,20 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from damaging import exchange, only_shard, places
+from storing import by_uid, make_episode, same, small_schema, tiny_schema, write_episodes
+
 from rollmill.core.errors import BadBlock, StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.store import open_shard
-from rollmill.store.divide import divide
+from rollmill.store.care.verify import verify_store
+from rollmill.store.derive.merge import merge
+from rollmill.store.derive.split_store import divide
 from rollmill.store.episode import Episode, EpisodeInfo
-from rollmill.store.merge import merge
+from rollmill.store.format import open_shard
+from rollmill.store.format.schema import Column, StoreSchema
+from rollmill.store.format.shards import list_shards
 from rollmill.store.reader import Store
-from rollmill.store.schema import Column, StoreSchema
-from rollmill.store.shards import list_shards
-from rollmill.store.verify import verify_store
 from rollmill.store.writer import StoreWriter, automatic_block
-from storing import by_uid, make_episode, same, small_schema, tiny_schema, write_episodes
 
 SCHEMA = small_schema()
 
@@ -297,7 +297,7 @@ def test_the_sync_policy_is_kept(
         synced[0] += 1
         real(fd)
 
-    monkeypatch.setattr("rollmill.store.shard_set.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rollmill.store.format.shard_set.time.monotonic", lambda: now[0])
     writer = StoreWriter(tmp_path, SCHEMA, sync=policy)
     monkeypatch.setattr(open_shard.os, "fsync", fsync)
     durable = []

@@ -9,18 +9,18 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from dreaming import LATENT_SPEC, corner_encoder, corner_model, line_model
 from gymnasium.utils.env_checker import check_env
 
-from dreaming import LATENT_SPEC, corner_encoder, corner_model, line_model
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import ActionSpec
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.worldmodel.controller import Mind
-from rollmill.worldmodel.controller_settings import ControllerSettings, DreamSettings
+from rollmill.worldmodel.controller.model import Mind
+from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.dream import Dream, DreamTrials
 from rollmill.worldmodel.dream_env import DreamEnv, LatentEnv, action_space
-from rollmill.worldmodel.sequence import Dynamics, Starts, save_dynamics
+from rollmill.worldmodel.dynamics.model import Dynamics, Starts, save_dynamics
 
 
 def begin(dream: Dream) -> torch.Tensor:

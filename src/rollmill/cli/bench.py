@@ -13,12 +13,12 @@ from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core import atomic
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
-from rollmill.runs.bench import KINDS, Measurement, load_of_others
-from rollmill.runs.bench import bench as run_bench
-from rollmill.runs.profile import Profiler
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.tune import Trial, TuneOptions, TuneResult
-from rollmill.runs.tune import tune as run_tune
+from rollmill.runs.bench.run import KINDS, Measurement, load_of_others
+from rollmill.runs.bench.run import bench as run_bench
+from rollmill.runs.bench.tune import Trial, TuneOptions, TuneResult
+from rollmill.runs.bench.tune import tune as run_tune
+from rollmill.runs.train.profiler import Profiler
+from rollmill.runs.train.settings import TrainConfig
 
 Kind = Literal["sim", "sample", "policy", "train", "bound", "all", "tune"]
 

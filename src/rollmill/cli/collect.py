@@ -13,9 +13,9 @@ from pathlib import Path
 from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.errors import RollmillError
 from rollmill.monitor.console import bytes_text, count_text, duration_text
-from rollmill.runs.collect import Collected, Figures
-from rollmill.runs.collect import collect as run_collection
-from rollmill.runs.collect_options import CollectOptions
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import Collected, Figures
+from rollmill.runs.collect.run import collect as run_collection
 
 BAR = 20
 LINE_SECONDS = 10.0

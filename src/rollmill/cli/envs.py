@@ -20,7 +20,7 @@ from rollmill.envs.make import FAMILIES, NAMED, ROUTES, Entry
 from rollmill.envs.settings import EnvSettings
 
 if TYPE_CHECKING:
-    from rollmill.envs.check import CheckReport, Finding
+    from rollmill.envs.check.runner import CheckReport, Finding
 
 EXAMPLES = {"Box2D": "LunarLander-v3, CarRacing-v3", "mujoco": "HalfCheetah-v5, Humanoid-v5"}
 """Ids of Gymnasium's own environments that need a package, by that package."""
@@ -106,7 +106,7 @@ def _row(name: str, entry: Entry, summary: str) -> Row:
 
 def _is_there(entry: Entry) -> bool:
     if entry.package == "mlagents_envs":  # it lives in a venv of its own
-        from rollmill.envs.mlagents_install import interpreter
+        from rollmill.envs.mlagents.install import interpreter
 
         return interpreter() is not None
     return not entry.package or importlib.util.find_spec(entry.package) is not None
@@ -144,8 +144,8 @@ def check(
         seed: Of the first episode.
         json_: Print JSON.
     """
-    from rollmill.envs.check import CheckOptions, check_env
-    from rollmill.runs.household import household
+    from rollmill.core.process_scope import household
+    from rollmill.envs.check.runner import CheckOptions, check_env
 
     chosen = load_config(CheckConfig, (), (f"env.id={json.dumps(env)}", *overrides)).env
     options = CheckOptions(steps=steps, timeout=timeout, seed=seed)

@@ -11,9 +11,9 @@ import tyro
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.cli.progress import ProgressLine
 from rollmill.core.errors import ConfigError
-from rollmill.runs.eval_options import ENVS, EvalOptions
-from rollmill.runs.eval_results import document, table
-from rollmill.runs.evaluate import evaluate_all
+from rollmill.runs.evaluate.options import ENVS, EvalOptions
+from rollmill.runs.evaluate.results import document, table
+from rollmill.runs.evaluate.run import evaluate_all
 
 
 def evaluate(

@@ -21,7 +21,7 @@ def config(prefix: tyro.conf.Positional[str] = "", /, json_: Json = False) -> in
         prefix: For example ``learning`` or ``stop.frames``.
         json_: Print JSON.
     """
-    from rollmill.runs.settings import TrainConfig
+    from rollmill.runs.train.settings import TrainConfig
 
     keys = describe(TrainConfig)
     found = [key for key in keys if key.key == prefix or key.key.startswith(f"{prefix}." if prefix else "")]

@@ -19,13 +19,13 @@ from rollmill.cli.options import Json
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.text import nearest
-from rollmill.launch import supervise
-from rollmill.launch.book import Book, PlanRecord
-from rollmill.launch.describe import PROGRAM, Experiment, load_experiment
+from rollmill.launch import launcher as supervise
+from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
 from rollmill.launch.measure import measure, measure_like
 from rollmill.launch.plan import Plan, PlannedRun, RunFacts, Total, command_text, make_plan, total_of
+from rollmill.launch.records import Book, PlanRecord
 from rollmill.launch.settings import LaunchSettings
-from rollmill.launch.standing import Standing, look
+from rollmill.launch.status import Standing, look
 from rollmill.launch.table import first_line, plain, rich_table, summary, tails
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def plan(
 
 def check_run(run: PlannedRun) -> RunFacts:
     """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
-    from rollmill.runs.settings import TrainConfig, check
+    from rollmill.runs.train.settings import TrainConfig, check
 
     config = load_config(TrainConfig, [Path(file) for file in run.files], run.words)
     if tuple(run.program) == PROGRAM:

@@ -15,9 +15,9 @@ from rollmill.cli.progress import ProgressLine
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.train import Request
-from rollmill.store.page.document import place_for
+from rollmill.reports.html.document import place_for
+from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.train.run import Request
 
 
 def offline(
@@ -43,7 +43,7 @@ def offline(
         restore: Start from this checkpoint.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    from rollmill.runs.offline import train_offline
+    from rollmill.runs.offline.run import train_offline
 
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
@@ -115,7 +115,7 @@ def offline_eval(
         last: Judge the last weights of every run instead of those with the lowest held-out loss.
         json_: Print the result as JSON on stdout, and nothing else there.
     """
-    from rollmill.runs.offline_eval import CompareOptions, compare
+    from rollmill.runs.offline.evaluate import CompareOptions, compare
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     page = None if report is None else place_for(report, "comparison")

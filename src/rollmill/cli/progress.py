@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from rollmill.monitor.console import duration_text
-from rollmill.runs.eval_play import Figures, Pace
+from rollmill.runs.evaluate.play import Figures, Pace
 
 BAR = 20
 LINE_SECONDS = 5.0

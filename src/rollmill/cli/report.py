@@ -12,11 +12,11 @@ from rollmill.cli.diary import find_experiment
 from rollmill.cli.options import Json
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.run_folder import RunFolder
-from rollmill.launch.aggregate import aggregate
-from rollmill.launch.export import text, to_dict, write_csv
-from rollmill.launch.page import render
-from rollmill.runs.run_report import write_run_report
-from rollmill.store.page.document import write_page
+from rollmill.launch.compare.aggregate import aggregate
+from rollmill.launch.compare.export import text, to_dict, write_csv
+from rollmill.launch.compare.page import render
+from rollmill.reports.html.document import write_page
+from rollmill.runs.report import write_run_report
 
 
 def report(

@@ -11,8 +11,8 @@ import tyro
 
 from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.janitor import SCRATCH_VARIABLE
+from rollmill.core.process_scope import household
 from rollmill.launch.boards import forwarding, free_port, link_runs, matching_runs, start_board
-from rollmill.runs.household import household
 
 _LOOK_SECONDS = 10.0
 _END_SECONDS = 5.0

@@ -10,10 +10,10 @@ from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.sizing import size
-from rollmill.runs.train import Outcome, Request
-from rollmill.runs.train import train as run_training
+from rollmill.runs.train.run import Outcome, Request
+from rollmill.runs.train.run import train as run_training
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.sizing import size
 
 
 def train(

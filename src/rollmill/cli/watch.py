@@ -11,8 +11,8 @@ import tyro
 
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.core.errors import ConfigError
-from rollmill.runs.watch import WatchOptions, Where
-from rollmill.runs.watch import watch as run_watch
+from rollmill.runs.watch.run import WatchOptions, Where
+from rollmill.runs.watch.run import watch as run_watch
 
 
 def watch(

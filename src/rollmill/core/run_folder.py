@@ -48,7 +48,7 @@ _LAYOUT = {
     *("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES))),
 }
 _PAGE = re.compile(r"report-[a-z]+(-\d+)?\.html")
-"""A report that found another page under its usual name (``store.page.document``)."""
+"""A report that found another page under its usual name (``reports.html.document``)."""
 
 
 class RunFolder:

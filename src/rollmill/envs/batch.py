@@ -23,8 +23,8 @@ from rollmill.core.protocols import Env, StepOut
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OPENING, OUTCOME, RECORD_BYTES
 from rollmill.core.text import cut
-from rollmill.envs.dials import Dials
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.variables import Dials
 
 MAKE, RESET, STEP, CLOSE = 1, 2, 3, 4
 """What an env is doing right now, as told to the watch (0 = nothing)."""

@@ -18,8 +18,8 @@ from rollmill.core.fields import MASK_FIELD, EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
-from rollmill.envs.dials import Dials
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.variables import Dials
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -50,11 +50,11 @@ NAMED: dict[str, Entry] = {
     "toy_coin": Entry("rollmill.envs.toy:Coin", "short or long episodes by the toss of a coin; nothing to learn"),
     "toy_agents": Entry("rollmill.envs.toy:Target", "two agents, each repeats its number; best 10", {"agents": 2}),
     "doom": Entry(
-        "rollmill.envs.vizdoom:DoomEnv", "ViZDoom: env.args.scenario, any .cfg file", {}, "vizdoom", "vizdoom"
+        "rollmill.envs.vizdoom.env:DoomEnv", "ViZDoom: env.args.scenario, any .cfg file", {}, "vizdoom", "vizdoom"
     ),
     **{
         f"doom_{scenario}": Entry(
-            "rollmill.envs.vizdoom:DoomEnv", f"ViZDoom: {summary}", {"scenario": scenario}, "vizdoom", "vizdoom"
+            "rollmill.envs.vizdoom.env:DoomEnv", f"ViZDoom: {summary}", {"scenario": scenario}, "vizdoom", "vizdoom"
         )
         for scenario, summary in (
             ("basic", "shoot the monster"),
@@ -69,15 +69,15 @@ NAMED: dict[str, Entry] = {
             ("deathmatch", "find weapons, shoot monsters"),
         )
     },
-    "atari": Entry("rollmill.envs.atari:AtariEnv", "Atari: env.args.game, any of ALE's", {}, "atari", "ale_py"),
+    "atari": Entry("rollmill.envs.atari.env:AtariEnv", "Atari: env.args.game, any of ALE's", {}, "atari", "ale_py"),
     "atari_pong": Entry(
-        "rollmill.envs.atari:AtariEnv", "Atari: table tennis; best return 21", {"game": "pong"}, "atari", "ale_py"
+        "rollmill.envs.atari.env:AtariEnv", "Atari: table tennis; best return 21", {"game": "pong"}, "atari", "ale_py"
     ),
     "atari_breakout": Entry(
-        "rollmill.envs.atari:AtariEnv", "Atari: break bricks with a ball", {"game": "breakout"}, "atari", "ale_py"
+        "rollmill.envs.atari.env:AtariEnv", "Atari: break bricks with a ball", {"game": "breakout"}, "atari", "ale_py"
     ),
     "car_racing": Entry(
-        "rollmill.envs.car_racing:CarRacingEnv", "CarRacing, drawn fast; best return near 930", {}, "box2d", "Box2D"
+        "rollmill.envs.car_racing.env:CarRacingEnv", "CarRacing, drawn fast; best return near 930", {}, "box2d", "Box2D"
     ),
     "minigrid": Entry(
         "rollmill.envs.minigrid:MiniGridEnv", "MiniGrid: env.args.task, any of its ids", {}, "minigrid", "minigrid"
@@ -112,12 +112,12 @@ NAMED: dict[str, Entry] = {
         vector="rollmill.envs.envpool:EnvPoolVector",
     ),
     "mlagents": Entry(
-        "rollmill.envs.mlagents:MlAgentsEnv",
+        "rollmill.envs.mlagents.env:MlAgentsEnv",
         "Unity ML-Agents: env.args.build, a player built with the toolkit",
         {},
         "mlagents",
         "mlagents_envs",
-        "python -m rollmill.envs.mlagents_install",
+        "python -m rollmill.envs.mlagents.install",
     ),
     "dmlab": Entry(
         "rollmill.envs.dmlab:DmLabEnv",

@@ -16,7 +16,7 @@ def register() -> None:
         return
     gym.register(
         CAR_RACING,
-        entry_point="rollmill.envs.car_racing_gym:CarRacing",
+        entry_point="rollmill.envs.car_racing.gym:CarRacing",
         max_episode_steps=1000,
         reward_threshold=900,
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.text import show
-from rollmill.launch.describe import SEED, Expect, Experiment
+from rollmill.launch.experiment import SEED, Expect, Experiment
 from rollmill.launch.params import RESERVED, Setting
 
 CONFIG = "config"

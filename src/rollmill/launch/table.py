@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmill.core.text import columns
-from rollmill.launch.standing import STATES, Standing, count_states
+from rollmill.launch.status import STATES, Standing, count_states
 
 STYLES = {"running": "green", "queued": "cyan", "waiting": "dim", "failed": "bold red", "cancelled": "yellow"}
 HEAD = ("run", "state", "frames", "return", "frames/s", "left", "try", "host", "reason")

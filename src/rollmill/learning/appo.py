@@ -17,20 +17,20 @@ from torch import Tensor
 
 from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import Array
-from rollmill.learning.adam import Adam, Optimizer
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
 from rollmill.learning.figures import Sums
 from rollmill.learning.guards import Alarms, explain_non_finite
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.ranks import Alone, Ranks, require_equal, rows_and_lag, shared_moments
-from rollmill.learning.saving import load_optimizer, load_weights, optimizer_state, to_numpy, weights_of
-from rollmill.learning.schedules import KlAdaptiveRate, Schedule
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.step import FIGURES, GraphStep, Step
 from rollmill.learning.targets import gae
 from rollmill.learning.threaded_step import ThreadedStep
+from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
-from rollmill.models.weights import WeightBoard
+from rollmill.optim.adam import Adam, Optimizer
+from rollmill.optim.saving import load_optimizer, load_weights, optimizer_state, to_numpy, weights_of
+from rollmill.optim.schedules import KlAdaptiveRate, Schedule
 
 CHECK_EVERY = 100
 """Batches between two looks at whether all ranks still hold the same weights (the first is one of them)."""

@@ -14,8 +14,8 @@ from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.slots import OBS
 from rollmill.learning.settings import LearningSettings
 from rollmill.store.episode import EpisodeInfo
+from rollmill.store.format.schema import StoreSchema
 from rollmill.store.replay import ReplayBuffer
-from rollmill.store.schema import StoreSchema
 from rollmill.store.views import NEXT
 
 

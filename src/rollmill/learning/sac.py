@@ -21,20 +21,20 @@ from torch import Tensor, nn
 from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.slots import OBS
-from rollmill.learning.adam import Adam
 from rollmill.learning.critics import Critics
 from rollmill.learning.experience import Experience, Transitions
 from rollmill.learning.figures import Sums
 from rollmill.learning.guards import first_bad
 from rollmill.learning.sac_settings import SacSettings
-from rollmill.learning.saving import load_optimizer, load_weights, optimizer_state, to_numpy, weights_of
-from rollmill.learning.schedules import Schedule
 from rollmill.learning.settings import LearningSettings
+from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.encoders import Observations
-from rollmill.models.number_heads import TanhGaussianHead
+from rollmill.models.heads.numbers import TanhGaussianHead
 from rollmill.models.settings import ModelSettings
-from rollmill.models.weights import WeightBoard
+from rollmill.optim.adam import Adam
+from rollmill.optim.saving import load_optimizer, load_weights, optimizer_state, to_numpy, weights_of
+from rollmill.optim.schedules import Schedule
 
 FIGURES = ("critic_loss", "q_mean", "critic_grad_norm", "policy_loss", "entropy", "grad_norm", "temperature")
 """What one update reports, in this order."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD
-from rollmill.learning.adam import Optimizer
 from rollmill.learning.batch import Pieces, micro_batches
 from rollmill.learning.figures import row_sums
 from rollmill.learning.losses import ppo_policy_loss, ratio_figures, value_loss
@@ -26,6 +25,7 @@ from rollmill.learning.settings import LearningSettings
 from rollmill.learning.targets import vtrace
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.memory import RecurrentMemory
+from rollmill.optim.adam import Optimizer
 
 FIGURES = (
     *("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "ratio_deviation", "value_mean"),

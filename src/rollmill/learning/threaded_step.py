@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from rollmill.learning.adam import Optimizer
 from rollmill.learning.batch import Pieces, micro_batches
 from rollmill.learning.ranks import Ranks
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.step import Step
 from rollmill.models.actor_critic import ActorCritic
+from rollmill.optim.adam import Optimizer
 
 
 class ThreadedStep(Step):

@@ -32,7 +32,7 @@ from rollmill.models.encoders import (
     build_encoder,
     initialise,
 )
-from rollmill.models.heads import build_head
+from rollmill.models.heads.make import build_head
 from rollmill.models.memory import build_memory
 from rollmill.models.moments import RunningMoments
 from rollmill.models.settings import ModelSettings

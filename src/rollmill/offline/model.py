@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rollmill.core.fields import ActionSpec, EnvSpec
 from rollmill.models.encoders import ObservationNormaliser, build_encoder
-from rollmill.models.heads import build_head
+from rollmill.models.heads.make import build_head
 from rollmill.models.transformer import Memory, Trunk
 from rollmill.offline.settings import SequenceSettings
 from rollmill.offline.tokens import Inputs

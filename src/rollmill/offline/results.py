@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rollmill.core.text import columns
-from rollmill.store.page.svg import Plot, number
+from rollmill.reports.html.svg import Plot, number
 
 TOP = 0.1
 """Share of the data's episodes whose mean return stands in a row of its own."""

@@ -23,7 +23,7 @@ from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
 from rollmill.recording.choose import draw, level_of
 from rollmill.store.episode import EpisodeInfo
-from rollmill.store.schema import StoreSchema
+from rollmill.store.format.schema import StoreSchema
 
 Rows = Mapping[str, Array]
 

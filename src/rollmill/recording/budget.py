@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 
 from rollmill.core.errors import StoreError
-from rollmill.store import frames
-from rollmill.store.index import EPISODE, PLACE, IndexDamaged, read_index
-from rollmill.store.schema import StoreSchema, schema_text
-from rollmill.store.shards import ShardRef, list_shards, scan_shard
+from rollmill.store.format import framing as frames
+from rollmill.store.format.index import EPISODE, PLACE, IndexDamaged, read_index
+from rollmill.store.format.schema import StoreSchema, schema_text
+from rollmill.store.format.shards import ShardRef, list_shards, scan_shard
 
 DISK_BLOCK = 4096
 """File systems give out space in such units."""

@@ -23,10 +23,10 @@ from rollmill.recording.budget import (
 )
 from rollmill.recording.choose import MAX_LEVEL
 from rollmill.recording.settings import AtBudget
-from rollmill.store import owner
+from rollmill.store.derive.thinning import note_share, share_left
 from rollmill.store.episode import EpisodeInfo
-from rollmill.store.schema import StoreSchema, create_store
-from rollmill.store.thinning import note_share, share_left
+from rollmill.store.format import owner
+from rollmill.store.format.schema import StoreSchema, create_store
 from rollmill.store.writer import StoreWriter, automatic_block
 
 _LEVEL = re.compile(r"-level(\d+)-\d+$")

@@ -7,7 +7,7 @@ from typing import Literal
 from rollmill.core.config import settings
 from rollmill.core.errors import StoreError
 from rollmill.recording.window import Window
-from rollmill.store.schema import Column
+from rollmill.store.format.schema import Column
 
 Keep = Literal["off", "all", "one", "rotate", "every", "episodes", "best"]
 AtBudget = Literal["stop", "thin", "ring"]

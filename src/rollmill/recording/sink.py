@@ -15,8 +15,8 @@ from rollmill.recording.budget import BudgetReached
 from rollmill.recording.budgeted import BudgetedWriter
 from rollmill.recording.by_return import ReturnFilter
 from rollmill.recording.settings import RecordingSettings
-from rollmill.store.recover import recover
-from rollmill.store.schema import StoreSchema, create_store
+from rollmill.store.care.recover import recover
+from rollmill.store.format.schema import StoreSchema, create_store
 
 log = logging.getLogger("rollmill")
 

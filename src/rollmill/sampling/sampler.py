@@ -26,9 +26,9 @@ from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
 from rollmill.envs.batch import EnvBatch
 from rollmill.envs.settings import EnvSettings
-from rollmill.sampling.crew import Crew, LocalCrew, ProcessCrew
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
+from rollmill.sampling.pool import Crew, LocalCrew, ProcessCrew
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import WorkerPlan

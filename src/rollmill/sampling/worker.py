@@ -27,9 +27,9 @@ from rollmill.core.machine import step_aside, wait_for_turn
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import ANSWER_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actions
-from rollmill.envs.dials import Dials
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.variables import Dials
 from rollmill.sampling.mailbox import ASLEEP, AWAKE_SECONDS, SECONDS_ENV, SECONDS_WAIT, Bell, Mailbox, SharedWatch
 from rollmill.sampling.schedule import EpisodeSchedule
 

@@ -54,9 +54,9 @@ from rollmill.store.cache_parts import (
     write_part,
 )
 from rollmill.store.episode import Episode
+from rollmill.store.format.schema import DERIVED, StoreSchema
+from rollmill.store.format.shards import list_shards
 from rollmill.store.reader import Store, StoreWarning
-from rollmill.store.schema import DERIVED, StoreSchema
-from rollmill.store.shards import list_shards
 from rollmill.store.table import EpisodeTable
 from rollmill.store.views import episode_numbers
 

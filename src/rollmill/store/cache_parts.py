@@ -23,8 +23,8 @@ from rollmill.core import atomic
 from rollmill.core.errors import StoreError, StoreFull
 from rollmill.core.fields import Array
 from rollmill.core.opening import plain_file, read_text
+from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
-from rollmill.store.schema import Column
 
 FORMAT = 2
 PART = "part-"

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import StoreError
-from rollmill.store import owner
+from rollmill.store.care.lost import lost_episodes, witnesses
 from rollmill.store.files import open_shard
-from rollmill.store.index import IndexDamaged, ShardIndex, build_index, empty_index, read_index
-from rollmill.store.lost import lost_episodes, witnesses
-from rollmill.store.shards import Problem, ShardRef, ShardScan, list_files, scan_shard
+from rollmill.store.format import owner
+from rollmill.store.format.index import IndexDamaged, ShardIndex, build_index, empty_index, read_index
+from rollmill.store.format.shards import Problem, ShardRef, ShardScan, list_files, scan_shard
 
 
 class Catalog:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.core.opening import plain_file
-from rollmill.store.shards import ShardRef, shard_path
+from rollmill.store.format.shards import ShardRef, shard_path
 
 
 class Handle:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.fields import Array
-from rollmill.store.derive import open_quietly
+from rollmill.store.derive.derivation import open_quietly
 from rollmill.store.reader import Store, store_bytes
 
 

@@ -19,19 +19,19 @@ import numpy as np
 
 from rollmill.core.errors import BadBlock, StoreError
 from rollmill.core.fields import Array
-from rollmill.store import frames
-from rollmill.store.blocks import block_rows, decode_column
 from rollmill.store.catalog import Catalog
-from rollmill.store.codec import CodecError
+from rollmill.store.derive.thinning import share_left
 from rollmill.store.episode import Episode, EpisodeEnd
 from rollmill.store.files import BlockCache, HandlePool
-from rollmill.store.index import ShardIndex
-from rollmill.store.records import Block, RecordError, parse, parse_block
-from rollmill.store.schema import DERIVED, Column, load_schema
-from rollmill.store.shards import Problem, ShardRef
-from rollmill.store.skim import skim_block, skim_column
+from rollmill.store.format import framing as frames
+from rollmill.store.format.blocks import block_rows, decode_column
+from rollmill.store.format.codec import CodecError
+from rollmill.store.format.index import ShardIndex
+from rollmill.store.format.read_column import skim_block, skim_column
+from rollmill.store.format.records import Block, RecordError, parse, parse_block
+from rollmill.store.format.schema import DERIVED, Column, load_schema
+from rollmill.store.format.shards import Problem, ShardRef
 from rollmill.store.table import EpisodeTable
-from rollmill.store.thinning import share_left
 
 SKIM_BYTES = 16 << 10
 """Blocks below this are read whole: that costs no more than reading two parts of them."""

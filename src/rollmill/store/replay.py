@@ -21,9 +21,9 @@ from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.store.episode import Episode, EpisodeInfo, Stats
-from rollmill.store.lane import check_final, check_rows
+from rollmill.store.format.block_buffer import check_final, check_rows
+from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
-from rollmill.store.schema import StoreSchema
 from rollmill.store.views import MASK, NEXT, Batch
 from rollmill.store.writer import StoreWriter
 

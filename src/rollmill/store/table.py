@@ -12,7 +12,7 @@ import numpy as np
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.store.episode import EpisodeEnd
-from rollmill.store.index import EPISODE, ShardIndex, end_from_row
+from rollmill.store.format.index import EPISODE, ShardIndex, end_from_row
 
 _DERIVED = ("env_id", "partial_end", "partial_start", "policy", "shard")
 _HIDDEN = ("block_start", "end_length", "end_offset", "end_record", "env", "stats_bytes", "stats_start")
@@ -43,7 +43,7 @@ class EpisodeTable:
         self.rows = rows  # EPISODE records
         self.shard = shard  # [episodes] int32
         self.thinned = thinned
-        """Share of what was written that a recorder has left (``store.thinning``)."""
+        """Share of what was written that a recorder has left (``store.derive.thinning``)."""
         self._indexes = indexes
 
     @staticmethod

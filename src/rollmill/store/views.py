@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.store.episode import Episode
+from rollmill.store.format.schema import DERIVED, StoreSchema
 from rollmill.store.returns import ReturnsToGo
-from rollmill.store.schema import DERIVED, StoreSchema
 from rollmill.store.table import EpisodeTable
 
 Batch: TypeAlias = dict[str, Array]

@@ -8,7 +8,7 @@ durable        its shard was synced after that: it survives a power cut too.
 
 A writer has files of its own and takes no locks, so any number of writers may share a store. It belongs to
 one thread. Memory: one block per open episode.
-Which shard an episode goes to: see ``store.shard_set``.
+Which shard an episode goes to: see ``store.format.shard_set``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollmill.core.errors import StoreError
-from rollmill.store import owner
-from rollmill.store.codec import make_encoder
 from rollmill.store.episode import Episode, EpisodeEnd, EpisodeInfo, Stats
-from rollmill.store.lane import LaneBuffer, OpenEpisode, check_final, check_rows
-from rollmill.store.open_shard import OpenShard
-from rollmill.store.records import check_stats, encode_block, encode_end
-from rollmill.store.schema import StoreSchema, create_store
-from rollmill.store.shard_set import ShardSet, parse_sync
-from rollmill.store.shards import BlockPlace
+from rollmill.store.format import owner
+from rollmill.store.format.block_buffer import LaneBuffer, OpenEpisode, check_final, check_rows
+from rollmill.store.format.codec import make_encoder
+from rollmill.store.format.open_shard import OpenShard
+from rollmill.store.format.records import check_stats, encode_block, encode_end
+from rollmill.store.format.schema import StoreSchema, create_store
+from rollmill.store.format.shard_set import ShardSet, parse_sync
+from rollmill.store.format.shards import BlockPlace
 
 if TYPE_CHECKING:
     from rollmill.store.reader import Store

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec
-from rollmill.worldmodel.controller_settings import Squash
+from rollmill.worldmodel.controller.settings import Squash
 
 
 class Bounds:

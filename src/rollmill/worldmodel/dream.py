@@ -14,11 +14,11 @@ from torch import Tensor
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
-from rollmill.worldmodel.controller import Mind
-from rollmill.worldmodel.controller_settings import ControllerSettings, DreamSettings
-from rollmill.worldmodel.mixture import draw
-from rollmill.worldmodel.sequence import Dynamics
-from rollmill.worldmodel.trials import Played
+from rollmill.worldmodel.controller.model import Mind
+from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
+from rollmill.worldmodel.controller.trials import Played
+from rollmill.worldmodel.dynamics.mixture import draw
+from rollmill.worldmodel.dynamics.model import Dynamics
 
 
 class Dream:

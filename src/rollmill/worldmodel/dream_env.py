@@ -20,11 +20,11 @@ from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.worldmodel.controller import picture_field
-from rollmill.worldmodel.controller_settings import DreamSettings
+from rollmill.worldmodel.controller.model import picture_field
+from rollmill.worldmodel.controller.settings import DreamSettings
 from rollmill.worldmodel.dream import Dream
-from rollmill.worldmodel.encoders import load_encoder
-from rollmill.worldmodel.sequence import load_dynamics
+from rollmill.worldmodel.dynamics.model import load_dynamics
+from rollmill.worldmodel.encoder.file import load_encoder
 
 FAR = 1e4
 """Bound of the numbers that are shown: finite, and out of reach."""

@@ -12,16 +12,16 @@ import gymnasium as gym
 import minari
 import numpy as np
 import pytest
+from converting import DISCRETE, schema_of, write_store
 from minari.data_collector import EpisodeBuffer
 
-from converting import DISCRETE, schema_of, write_store
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import ActionSpec, Field
+from rollmill.store.care.verify import verify_store
 from rollmill.store.convert.columns import env_actions
 from rollmill.store.convert.minari_data import ImportOptions, Options, _action_space, export_episodes, import_episodes
+from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
-from rollmill.store.schema import Column
-from rollmill.store.verify import verify_store
 
 LENGTHS = [9, 4, 1, 30, 12, 7]
 EXTRA = (Column("value", "float32", per="obs"), Column("log_prob", "float32"))

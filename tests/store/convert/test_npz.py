@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from converting import DISCRETE, schema_of, write_store
+
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec, Field
+from rollmill.store.care.verify import verify_store
 from rollmill.store.convert import npz_import
 from rollmill.store.convert.npz import Options, export_episodes
 from rollmill.store.convert.npz_import import ImportOptions, import_episodes
 from rollmill.store.reader import Store
-from rollmill.store.verify import verify_store
 
 LENGTHS = [9, 4, 1, 30, 12, 7]
 PLAIN = schema_of((Field("obs", "float32", (3,)),))

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from converting import schema_of, write_store
 from PIL import Image
 
-from converting import schema_of, write_store
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec, Field
 from rollmill.store.convert.parquet import Options, export_episodes
 from rollmill.store.convert.png import encode_png
-from rollmill.store.schema import Column
+from rollmill.store.format.schema import Column
 
 LENGTHS = [9, 4, 1, 30, 12, 7]
 

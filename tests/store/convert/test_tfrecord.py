@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from converting import schema_of, write_store
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converting import schema_of, write_store
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Field
-from rollmill.store import frames
+from rollmill.store.care.verify import verify
 from rollmill.store.convert import sequence_example as wire
 from rollmill.store.convert.tfrecord import Options, export_episodes
-from rollmill.store.schema import Column
-from rollmill.store.verify import verify
+from rollmill.store.format import framing as frames
+from rollmill.store.format.schema import Column
 
 LENGTHS = [9, 4, 1, 30, 12, 7]
 EXTRA = (Column("value", "float64", per="obs"), Column("big", "uint64"), Column("half", "float16", (2, 2)))

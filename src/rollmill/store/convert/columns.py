@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array
 from rollmill.core.slots import OBS
-from rollmill.store.schema import Column, StoreSchema
+from rollmill.store.format.schema import Column, StoreSchema
 
 
 def observation_columns(schema: StoreSchema) -> list[Column]:

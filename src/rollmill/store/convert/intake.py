@@ -15,7 +15,7 @@ from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field
 from rollmill.core.slots import OBS
 from rollmill.store.convert.target import new_folder
-from rollmill.store.schema import Column, StoreSchema
+from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.writer import StoreWriter
 
 

@@ -33,8 +33,8 @@ from rollmill.store.convert.columns import env_actions, field_name, observation_
 from rollmill.store.convert.intake import Imported, content_uid, new_store
 from rollmill.store.convert.target import Exported, Progress, new_folder
 from rollmill.store.episode import Episode, EpisodeInfo
+from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.reader import Store
-from rollmill.store.schema import Column, StoreSchema
 
 
 @dataclass(frozen=True)

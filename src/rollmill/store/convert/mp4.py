@@ -10,9 +10,9 @@ import numpy as np
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.store.convert.columns import as_picture, image_column
+from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.convert.target import Exported, Progress, new_folder
 from rollmill.store.reader import Store
-from rollmill.store.video import VideoFile
 
 
 @dataclass(frozen=True)

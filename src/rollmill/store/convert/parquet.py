@@ -24,8 +24,8 @@ from rollmill.core.fields import Array
 from rollmill.store.convert.columns import as_picture, field_name, is_picture, observation_columns
 from rollmill.store.convert.png import encode_png
 from rollmill.store.convert.target import Exported, Progress, new_folder, numbered
+from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.reader import Store
-from rollmill.store.schema import Column, StoreSchema
 
 _GROUP_BYTES = 32 << 20
 

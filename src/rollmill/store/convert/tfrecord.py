@@ -29,9 +29,9 @@ from rollmill.core.fields import Array
 from rollmill.store.convert import sequence_example as wire
 from rollmill.store.convert.target import MAX_FILE_BYTES, Exported, Progress, new_folder, numbered, plan_files
 from rollmill.store.episode import Episode, EpisodeEnd
-from rollmill.store.frames import frame
+from rollmill.store.format.framing import frame
+from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.reader import Store
-from rollmill.store.schema import Column, StoreSchema
 
 FEATURES_FILE = "features.json"
 

@@ -1,0 +1,288 @@
+"""``rollmill data merge``, ``split``, ``export`` and ``import``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from rollmill.cli.data.progress import progress
+from rollmill.cli.options import Json, shard_bytes
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import Array
+from rollmill.monitor.console import bytes_text
+from rollmill.store.convert.formats import EXPORTS, IMPORTS, exporter, importer
+from rollmill.store.derive.derivation import open_quietly
+from rollmill.store.derive.merge import merge as merge_stores
+from rollmill.store.derive.split_store import by_fraction, by_number, divide
+from rollmill.store.filters import Filter
+from rollmill.store.reader import Store
+
+Out = Annotated[Path, tyro.conf.arg(metavar="PATH")]
+
+
+def merge(
+    stores: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    out: Out,
+    any_env: bool = False,
+    skip_damaged: bool = False,
+    resume: bool = False,
+    shard_mb: int = 128,
+    json_: Json = False,
+) -> int:
+    """Copy the episodes of many stores into a new one, records as they are: ``rollmill data merge a b c --out all``.
+
+    Args:
+        stores: The stores; their columns and environments must agree.
+        out: The new store's folder; must not exist.
+        any_env: Let environments and their arguments differ, as long as the columns are the same.
+        skip_damaged: Leave out damaged episodes and list them, instead of stopping at the first.
+        resume: Continue an interrupted merge.
+        shard_mb: Size of the new store's shards in MB.
+        json_: Print JSON on stdout.
+    """
+    with progress("merge", hint=f"continue with --resume --out {out}") as tell:
+        report = merge_stores(
+            stores,
+            out,
+            any_env=any_env,
+            skip_damaged=skip_damaged,
+            resume=resume,
+            shard_bytes=shard_bytes(shard_mb),
+            progress=tell,
+        )
+    if json_:
+        print(json.dumps({"out": str(out), **dataclasses.asdict(report)}))
+    else:
+        for line in report.damaged:
+            print(f"BAD {line}")
+        for uid in report.shortened:
+            print(f"note: episode {uid:016x} appears with different lengths; the longest was taken")
+        already = f", {report.already:,} were there already" if report.already else ""
+        print(f"{out}: {report.copied:,} episodes copied{already}; {report.duplicates:,} duplicates left out")
+    return 1 if report.damaged else 0
+
+
+def split(
+    filters: tuple[str, ...],
+    store: tyro.conf.Positional[Path],
+    /,
+    out: Out,
+    parts: int | None = None,
+    fractions: tuple[str, ...] = (),
+    rest: Path | None = None,
+    resume: bool = False,
+    shard_mb: int = 128,
+    json_: Json = False,
+) -> int:
+    """Divide a store, or take a selection of it.
+
+    ``rollmill data split all --out best return_min=20 partial=no`` copies the episodes that pass all conditions.
+    ``--parts 4`` divides them into stores of even size, ``--fractions validation:0.1 train:0.9`` by uid.
+
+    Args:
+        filters: KEY=VALUE conditions: return_min, return_max, length_min, version_max, partial, top and so on.
+        store: The store's folder.
+        out: The new store's folder, or the folder of the new stores; must not exist.
+        parts: Make this many stores of about the same size.
+        fractions: Make stores of these names and shares; an episode stays where it is when the store grows.
+        rest: Write the episodes that do not pass the conditions into another store.
+        resume: Continue an interrupted split.
+        shard_mb: Size of the new stores' shards in MB.
+        json_: Print JSON on stdout.
+    """
+    if parts is not None and fractions:
+        raise ConfigError("--parts and --fractions exclude each other: one divides by size, the other by shares")
+    if rest is not None and (parts is not None or fractions):
+        raise ConfigError("--rest goes with conditions alone, not with --parts or --fractions")
+    if rest is not None and not filters:
+        raise ConfigError("--rest needs conditions (KEY=VALUE): without them nothing is left over")
+    if not filters and parts is None and not fractions:
+        raise ConfigError("say how to divide: --parts N, --fractions NAME:SHARE ..., or conditions KEY=VALUE")
+    source = _open_whole(store)
+    chosen = _select(source, filters)
+    targets = _targets(source, chosen, out, parts, fractions, rest)
+    how = " ".join([*filters, f"parts={parts}", *fractions])
+    with progress("split", hint=f"continue with --resume --out {out}") as tell:
+        done = divide(source, targets, how=how, resume=resume, shard_bytes=shard_bytes(shard_mb), progress=tell)
+    if json_:
+        print(json.dumps([{**dataclasses.asdict(part), "path": str(part.path)} for part in done]))
+    else:
+        for part in done:
+            print(f"{part.path}: {part.episodes:,} episodes, {part.steps:,} steps")
+    return 0
+
+
+def _targets(
+    source: Store, chosen: Array, out: Path, parts: int | None, fractions: tuple[str, ...], rest: Path | None
+) -> Mapping[Path, Array]:
+    if parts is not None:
+        return {out / name: episodes for name, episodes in by_number(source, chosen, parts).items()}
+    if fractions:
+        divided = by_fraction(source, chosen, dict(map(_fraction, fractions)))
+        if len(divided) < len(fractions):
+            raise ConfigError(f"--fractions {' '.join(fractions)}: a name is given twice")
+        return {out / name: episodes for name, episodes in divided.items()}
+    targets = {out: chosen}
+    if rest is not None:
+        if rest.absolute() == out.absolute():
+            raise ConfigError("--rest and --out are the same folder")
+        targets[rest] = np.setdiff1d(np.arange(len(source)), chosen)
+    return targets
+
+
+def _fraction(text: str) -> tuple[str, float]:
+    name, _, share = text.partition(":")
+    try:
+        if not name or "/" in name or name.startswith("."):
+            raise ValueError
+        return name, float(share)
+    except ValueError:
+        raise ConfigError(f"--fractions {text}: NAME:SHARE is expected, for example validation:0.1") from None
+
+
+def _open_whole(path: Path) -> Store:
+    """Open a store to copy or convert it; one that has lost data is to be repaired first."""
+    store = open_quietly(path)
+    for problem in store.problems:
+        if not problem.harmless:
+            raise ConfigError(f"{path}: {problem}; repair it first: rollmill data repair {path} --out NEW")
+    return store
+
+
+def _select(store: Store, filters: tuple[str, ...]) -> Array:
+    chosen = Filter.parse(filters).select(store.table)
+    if not len(chosen):
+        raise ConfigError(f"no episode of {store.path} ({len(store)}) passes {' '.join(filters) or 'at all'}")
+    return chosen
+
+
+def export(
+    filters: tuple[str, ...],
+    store: tyro.conf.Positional[Path],
+    /,
+    out: Out,
+    format: str,
+    obs: str | None = None,
+    part_mb: float | None = None,
+    compress: bool = False,
+    name: str | None = None,
+    file_mb: float | None = None,
+    fps: float | None = None,
+    scale: int | None = None,
+    dataset_id: str | None = None,
+    author: str | None = None,
+    description: str | None = None,
+    json_: Json = False,
+) -> int:
+    """Write a store in another format: ``rollmill data export runs/x/data --format npz --out data.npz``.
+
+    Nothing is overwritten, and a target that appears is complete.
+
+    Args:
+        filters: KEY=VALUE conditions on episodes: return_min, partial, top and so on.
+        store: The store's folder.
+        out: The file or folder to write; must not exist.
+        format: minari, tfrecord, npz, parquet or mp4.
+        obs: npz, mp4: the observation to take, if there are several.
+        part_mb: npz: size limit per file in MB of arrays (default 1000).
+        compress: npz: deflate the arrays.
+        name: tfrecord: what the files are called (default episodes).
+        file_mb: tfrecord, parquet: size limit per file in MB (default 195 and 150).
+        fps: mp4: pictures per second (default 30).
+        scale: mp4: enlarge by this factor.
+        dataset_id: minari: (namespace/)name-v0, if the target's name does not say it.
+        author: minari: noted in the dataset.
+        description: minari: noted in the dataset.
+        json_: Print JSON on stdout.
+    """
+    given = {
+        "obs": obs,
+        "part_mb": part_mb,
+        "compress": compress or None,
+        "name": name,
+        "file_mb": file_mb,
+        "fps": fps,
+        "scale": scale,
+        "dataset_id": dataset_id,
+        "author": author,
+        "description": description,
+    }
+    module = exporter(format)
+    options = _options(module.Options, given, format, lambda: {n: exporter(n).Options for n in EXPORTS})
+    source = _open_whole(store)
+    chosen = _select(source, filters)
+    with progress(f"export {format}") as tell:
+        done = module.export_episodes(source, chosen, out, options, tell)
+    if json_:
+        files = [str(file) for file in done.files]
+        print(json.dumps({**dataclasses.asdict(done), "path": str(done.path), "files": files, "bytes": done.bytes}))
+    else:
+        for note in done.notes:
+            print(f"note: {note}")
+        size = f"{len(done.files)} files, {bytes_text(done.bytes)}"
+        print(f"{done.path}: {done.episodes:,} episodes, {done.steps:,} steps, {size}")
+    return 0
+
+
+def import_(
+    sources: tyro.conf.Positional[tuple[str, ...]],
+    /,
+    out: Out,
+    format: str | None = None,
+    env: str | None = None,
+    choices: int | None = None,
+    unsafe_pickle: bool = False,
+    json_: Json = False,
+) -> int:
+    """Make a store from another format: ``rollmill data import old/*.npz --out store --env doom_basic``.
+
+    Args:
+        sources: npz files, the folder or id of one Minari dataset, or pickled files.
+        out: The new store's folder; must not exist.
+        format: npz, minari or pickle; without it, by the ending of the names.
+        env: Env id to note in the store.
+        choices: npz, pickle: number of discrete actions; without it, the highest one seen plus 1.
+        unsafe_pickle: pickle: read the files although they can run any code; only from people you trust.
+        json_: Print JSON on stdout.
+    """
+    if not sources:
+        raise ConfigError("name what to import")
+    kind = format or _kind_of(sources)
+    module = importer(kind)
+    given = {"env": env, "choices": choices, "unsafe_pickle": unsafe_pickle or None}
+    options = _options(module.ImportOptions, given, kind, lambda: {n: importer(n).ImportOptions for n in IMPORTS})
+    with progress(f"import {kind}") as tell:
+        done = module.import_episodes(sources, out, options, tell)
+    if json_:
+        print(json.dumps({**dataclasses.asdict(done), "path": str(done.path)}))
+    else:
+        for note in done.notes:
+            print(f"note: {note}")
+        print(f"{done.path}: {done.episodes:,} episodes, {done.steps:,} steps")
+    return 0
+
+
+def _kind_of(sources: tuple[str, ...]) -> str:
+    endings = {".npz": "npz", ".pkl": "pickle", ".pickle": "pickle"}
+    kinds = {endings.get(Path(source).suffix, "minari") for source in sources}
+    if len(kinds) > 1:
+        raise ConfigError(f"sources of several formats ({', '.join(sorted(kinds))}): import them one by one")
+    return kinds.pop()
+
+
+def _options(kind: type[Any], given: Mapping[str, Any], name: str, kinds: Callable[[], Mapping[str, type[Any]]]) -> Any:
+    """The options of a format from the flags given; a flag of another format is refused."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    values = {key: value for key, value in given.items() if value is not None}
+    for key in values:
+        if key not in known:
+            owners = [n for n, k in kinds().items() if key in {field.name for field in dataclasses.fields(k)}]
+            raise ConfigError(f"--{key.replace('_', '-')} is for {', '.join(owners)}, not for {name}")
+    return kind(**values)

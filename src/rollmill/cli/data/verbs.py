@@ -1,0 +1,67 @@
+"""``rollmill data``: look at stores, check, repair, merge, split and convert them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+import tyro
+
+from rollmill.core.errors import Interrupted
+from rollmill.core.text import nearest
+
+SUBVERBS: dict[str, tuple[str, str]] = {
+    "info": ("rollmill.cli.data.check:info", "what a store holds"),
+    "verify": ("rollmill.cli.data.check:verify", "find every bad place, on all cores"),
+    "repair": ("rollmill.cli.data.check:repair", "a new store with everything that is still good"),
+    "merge": ("rollmill.cli.data.make:merge", "many stores into one"),
+    "split": ("rollmill.cli.data.make:split", "one store into several, or a selection of it"),
+    "export": ("rollmill.cli.data.make:export", "to Minari, TFRecord, npz, Parquet or mp4"),
+    "import": ("rollmill.cli.data.make:import_", "from Minari, npz or pickled episodes"),
+    "report": ("rollmill.cli.data.report:report", "a page about a store, and its figures as JSON"),
+    "play": ("rollmill.cli.data.report:play", "videos of episodes, with action and reward drawn on"),
+}
+FILTERED = ("split", "export", "play")
+"""Sub-verbs that take KEY=VALUE words: conditions on episodes."""
+
+
+def data(words: tuple[str, ...], /) -> int:
+    """Run ``rollmill data SUBVERB ...``; ``words`` is everything behind ``data``."""
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] not in SUBVERBS:
+        hint = nearest(words[0], SUBVERBS)
+        print(f"rollmill data: no verb {words[0]!r}{f'; {hint}' if hint else ''}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return _run(words[0], words[1:])
+
+
+def usage() -> str:
+    lines = ["usage: rollmill data VERB ...", "", "verbs:"]
+    lines += [f"  {name:10} {summary}" for name, (_, summary) in SUBVERBS.items()]
+    lines += ["", "`rollmill data VERB --help` explains a verb."]
+    return "\n".join(lines)
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    function = load(name)
+    if name in FILTERED:
+        from rollmill.cli.main import split_overrides
+
+        words, filters = split_overrides(words)
+        function = functools.partial(function, filters)
+    try:
+        return tyro.cli(function, args=words, prog=f"rollmill data {name}", config=(tyro.conf.FlagCreatePairsOff,))
+    except Interrupted as stop:
+        print(f"rollmill data {name}: {stop}", file=sys.stderr)
+        return stop.exit_code
+
+
+def load(name: str) -> Callable[..., int]:
+    """The function of a sub-verb."""
+    module, _, attribute = SUBVERBS[name][0].partition(":")
+    found: Callable[..., int] = getattr(importlib.import_module(module), attribute)
+    return found

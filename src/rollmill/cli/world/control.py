@@ -1,0 +1,209 @@
+"""``rollmill world dynamics``, ``controller``, ``dream``, ``film`` and ``eval``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.core.config import dump_yaml, load_config
+from rollmill.runs.world.control_settings import ControllerConfig
+from rollmill.runs.world.dream import DreamFilm
+from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+
+INTERRUPTED = 130
+"""Exit code of a stage that was asked to stop; the same command continues it."""
+
+
+def dynamics(
+    overrides: tuple[str, ...],
+    latents: tyro.conf.Positional[Path],
+    /,
+    out: Path,
+    config: Configs = (),
+    json_: Json = False,
+) -> int:
+    """Learn what happens next: ``rollmill world dynamics data/car_latents --out runs/car/dynamics steps=2000``.
+
+    Writes ``dynamics.bin`` (architecture and weights), checkpoints and metrics. The same command continues a fit.
+
+    Args:
+        overrides: The KEY=VALUE words, for example memory=transformer size=256 sequence_length=64.
+        latents: The store of latents (``rollmill world encode``).
+        out: Folder of the fit.
+        config: A YAML file with settings; may be given several times, later files win.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    from rollmill.runs.world.dynamics import train_dynamics
+
+    settings = load_config(DynamicsSettings, config, overrides)
+    _begin(settings, json_)
+    outcome = train_dynamics(settings, latents, out, None if json_ else _print_progress)
+    _say(outcome.to_dict(), json_, f"{outcome.steps:,} optimizer steps; model {outcome.model}")
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def controller(
+    overrides: tuple[str, ...],
+    encoder: tyro.conf.Positional[Path],
+    /,
+    out: Path,
+    dynamics: Path | None = None,
+    config: Configs = (),
+    json_: Json = False,
+) -> int:
+    """Search a controller: ``rollmill world controller runs/car/vae --dynamics runs/car/dynamics --out runs/car/ctl``.
+
+    Writes ``controller.bin``, ``generations.csv``, two plots, checkpoints and metrics. The same command continues it.
+
+    Args:
+        overrides: The KEY=VALUE words, for example env=car_racing env.args.size=64 controller.population=32.
+        encoder: The encoder's file, or the folder of its training.
+        out: Folder of the search.
+        dynamics: The dynamics model's file or folder; unset: the controller sees latents alone (controller.inputs=z).
+        config: A YAML file with settings; may be given several times, later files win.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    return _search(overrides, encoder, dynamics, out, config, json_, in_dream=False)
+
+
+def dream(
+    overrides: tuple[str, ...],
+    encoder: tyro.conf.Positional[Path],
+    dynamics: tyro.conf.Positional[Path],
+    /,
+    out: Path,
+    config: Configs = (),
+    json_: Json = False,
+) -> int:
+    """Search a controller in the model's dreams, and test it outside: as ``rollmill world controller``.
+
+    Args:
+        overrides: The KEY=VALUE words, for example env=doom_take_cover dream.temperature=1.15 dream.survival_reward=1.
+        encoder: The encoder's file, or the folder of its training; evaluations need it.
+        dynamics: The dynamics model's file, or the folder of its training.
+        out: Folder of the search.
+        config: A YAML file with settings; may be given several times, later files win.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    return _search(overrides, encoder, dynamics, out, config, json_, in_dream=True)
+
+
+def _search(
+    overrides: tuple[str, ...],
+    encoder: Path,
+    model: Path | None,
+    out: Path,
+    config: tuple[Path, ...],
+    json_: bool,
+    in_dream: bool,
+) -> int:
+    from rollmill.runs.world.controller import known_env, train_controller
+
+    settings = load_config(ControllerConfig, config, overrides)
+    env = settings.env or known_env(model)
+    _begin(replace(settings, env=env), json_)
+    with keep_stdout(json_):
+        outcome = train_controller(
+            settings.controller, env, encoder, model, out, dream=settings.dream if in_dream else None
+        )
+    figures = outcome.to_dict()
+    judged = "not judged" if outcome.final is None else f"{figures['final_return']:.1f} +- {figures['final_std']:.1f}"
+    text = f"{outcome.generations:,} generations, {outcome.env_steps:,} steps; return {judged}; {outcome.controller}"
+    _say(figures, json_, text)
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def film(
+    overrides: tuple[str, ...],
+    latents: tyro.conf.Positional[Path],
+    encoder: tyro.conf.Positional[Path],
+    dynamics: tyro.conf.Positional[Path],
+    /,
+    out: Path,
+    raw: Path | None = None,
+    config: Configs = (),
+) -> int:
+    """Film dreams beside what happened: ``rollmill world film data/lat runs/vae runs/dynamics --out dreams.mp4``.
+
+    Args:
+        overrides: The KEY=VALUE words, for example episodes=4 shown=20 temperature=1.2.
+        latents: The store of latents.
+        encoder: The encoder's file, or the folder of its training.
+        dynamics: The dynamics model's file, or the folder of its training.
+        out: The video (mp4).
+        raw: The store of pictures that the latents were made from: real pictures are shown as well.
+        config: A YAML file with settings; may be given several times, later files win.
+    """
+    from rollmill.runs.world.dream import film_dreams
+
+    print(film_dreams(latents, encoder, dynamics, out, load_config(DreamFilm, config, overrides), raw))
+    return 0
+
+
+def evaluate(
+    controller: tyro.conf.Positional[Path],
+    /,
+    episodes: int = 100,
+    seed: int = 1,
+    encoder: Path | None = None,
+    dynamics: Path | None = None,
+    workers: int = 0,
+    envs: int = 16,
+    json_: Json = False,
+) -> int:
+    """Play a saved controller in its environment: ``rollmill world eval runs/car/ctl --episodes 100``.
+
+    Args:
+        controller: The controller's file, or the folder of its search.
+        episodes: Episodes to play.
+        seed: Of the episodes.
+        encoder: The encoder, where it is no longer where it was.
+        dynamics: The dynamics model, where it is no longer where it was.
+        workers: Processes that step environments; 0: one per core.
+        envs: Environments at the same time.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    import numpy as np
+
+    from rollmill.runs.world.controller import evaluate_controller
+
+    score = evaluate_controller(
+        controller, episodes, seed, encoder_path=encoder, dynamics_path=dynamics, workers=workers, envs=envs
+    )
+    figures = {
+        "episodes": len(score.returns),
+        "return_mean": float(np.mean(score.returns)),
+        "return_std": float(np.std(score.returns)),
+        "return_min": float(np.min(score.returns)),
+        "return_max": float(np.max(score.returns)),
+        "length_mean": float(np.mean(score.lengths)),
+    }
+    _say(
+        figures,
+        json_,
+        f"{figures['return_mean']:.1f} +- {figures['return_std']:.1f} over {figures['episodes']} episodes",
+    )
+    return 0
+
+
+def _begin(settings: object, json_: bool) -> None:
+    logging.basicConfig(level=logging.WARNING if json_ else logging.INFO, format="%(message)s", stream=sys.stderr)
+    if not json_:
+        print(dump_yaml(settings), flush=True)
+
+
+def _print_progress(share: float, metrics: Mapping[str, float]) -> None:
+    chosen = {name: value for name, value in metrics.items() if name.startswith(("learn/loss", "validation/"))}
+    print(f"{share:6.1%}  " + "  ".join(f"{name} {value:.4g}" for name, value in chosen.items()), flush=True)
+
+
+def _say(figures: Mapping[str, Any], json_: bool, text: str) -> None:
+    print(json.dumps(figures) if json_ else text)

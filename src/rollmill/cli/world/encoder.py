@@ -1,0 +1,101 @@
+"""``rollmill world vae`` and ``rollmill world encode``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import tyro
+
+from rollmill.cli.options import Configs, Json
+from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.errors import ConfigError
+from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.runs.world.settings import VaeConfig
+
+
+def vae(
+    overrides: tuple[str, ...],
+    store: tyro.conf.Positional[Path],
+    /,
+    out: Path,
+    config: Configs = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    json_: Json = False,
+) -> int:
+    """Learn an image encoder from a store: ``rollmill world vae data/car --out runs/car/vae fit.steps=3000``.
+
+    Writes ``encoder.bin`` (architecture and weights), metrics, pictures of reconstructions and ``report.html``.
+
+    Args:
+        overrides: The KEY=VALUE words, for example encoder.size=32 fit.batch_size=128 pictures.per_rollout=100.
+        store: The store with the pictures.
+        out: Folder of the training.
+        config: A YAML file with settings; may be given several times, later files win.
+        resume: Continue the training in the folder from its newest checkpoint, with its saved settings below the
+            given ones.
+        overwrite: Delete the training in the folder and start anew.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    from rollmill.runs.train.run import Request
+    from rollmill.runs.world.encoder import train_vae
+
+    if resume and overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other: one keeps the training, the other deletes it")
+    saved = RunFolder(out).config
+    files = (saved, *config) if resume and saved.is_file() else config
+    settings = load_config(VaeConfig, files, overrides)
+    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
+    if not json_:
+        print(dump_yaml(settings), flush=True)
+    request = Request(mode, None, ("rollmill", *sys.argv[1:]), "off" if json_ else "auto")
+    outcome = train_vae(settings, store, out, request)
+    if json_:
+        print(json.dumps(outcome.to_dict()))
+        return outcome.exit_code
+    print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} optimizer steps, folder {outcome.folder}")
+    if outcome.encoder is not None:
+        print(f"encoder: {outcome.encoder}")
+    else:
+        print("the same command with --resume continues it")
+    return outcome.exit_code
+
+
+def encode(
+    store: tyro.conf.Positional[Path],
+    encoder: tyro.conf.Positional[Path],
+    /,
+    out: Path,
+    shards: int = 1,
+    shard: int = 0,
+    sub_shards: int = 1,
+    gpu: int | None = None,
+    batch_size: int = 256,
+    json_: Json = False,
+) -> int:
+    """Turn pictures into latents: ``rollmill world encode data/car runs/car/vae --out data/car_latents``.
+
+    Every instance takes the shards of the store that are its share and that nobody else has done or is at. The same
+    command again does what is left.
+
+    Args:
+        store: The store with the pictures.
+        encoder: The encoder's file, or the folder of its training.
+        out: The store of latents; instances share it.
+        shards: Number of shares that the store's shards are divided into; every instance says the same.
+        shard: Number of this instance's share, from 0.
+        sub_shards: Processes that divide this instance's share among themselves.
+        gpu: Number of the GPU to use; unset: the CPU, or the only GPU there is.
+        batch_size: Pictures encoded at a time.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    from rollmill.runs.world.encode import EncodeOptions, encode_store
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    options = EncodeOptions(store, encoder, out, shards, shard, sub_shards, gpu, batch_size)
+    outcome = encode_store(options)
+    print(json.dumps(outcome.to_dict()) if json_ else outcome.text())
+    return outcome.exit_code

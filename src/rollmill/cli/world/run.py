@@ -1,0 +1,52 @@
+"""``rollmill world run``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.errors import ConfigError
+from rollmill.runs.world.settings import WorldConfig
+
+
+def run(
+    overrides: tuple[str, ...],
+    /,
+    config: Configs = (),
+    out: Path | None = None,
+    until: Literal["collect", "vae", "encode", "dynamics", "controller", "report"] = "report",
+    json_: Json = False,
+) -> int:
+    """All stages in turn: ``rollmill world run --config configs/carracing_world.yaml``.
+
+    The same command again skips what is done and continues what was interrupted. A stage whose settings have changed
+    is run again, with all that depends on it; what it had made before is moved to ``aside/``.
+
+    Args:
+        overrides: The KEY=VALUE words, for example vae.fit.steps=5000 controller.generations=50.
+        config: A YAML file with settings; may be given several times, later files win.
+        out: Folder of everything; unset: runs/world/NAME, after the first config.
+        until: Stop after this stage.
+        json_: Print the outcome as JSON on stdout, and nothing else there.
+    """
+    if out is None and not config:
+        raise ConfigError("where to? Give --out, or a --config whose name is the folder's")
+    settings = load_config(WorldConfig, config, overrides)
+    folder = out or Path("runs") / "world" / config[0].stem
+    if not json_:
+        print(dump_yaml(settings), flush=True)
+    from rollmill.runs.world.run import run_world
+
+    with keep_stdout(json_):
+        outcome = run_world(settings, folder, until=until, console="off" if json_ else "auto")
+    if json_:
+        print(json.dumps(outcome.to_dict()))
+        return outcome.exit_code
+    stages = ", ".join(f"{name} {state}" for name, state in outcome.stages.items())
+    print(f"{outcome.state}: {stages}; folder {outcome.folder}")
+    if outcome.state == "interrupted":
+        print("the same command continues it")
+    return outcome.exit_code

@@ -1,0 +1,61 @@
+"""``rollmill world``: the stages of a world model, one by one or all in turn."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+import tyro
+
+from rollmill.core.text import nearest
+
+SUBVERBS: dict[str, tuple[str, str]] = {
+    "run": ("rollmill.cli.world.run:run", "all stages in turn; what is done is skipped"),
+    "vae": ("rollmill.cli.world.encoder:vae", "learn an image encoder from a store"),
+    "encode": ("rollmill.cli.world.encoder:encode", "a store of pictures into a store of latents"),
+    "dynamics": ("rollmill.cli.world.control:dynamics", "learn what happens next from a store of latents"),
+    "controller": ("rollmill.cli.world.control:controller", "search a controller by CMA-ES"),
+    "dream": ("rollmill.cli.world.control:dream", "search a controller inside the model, test it outside"),
+    "film": ("rollmill.cli.world.control:film", "a video of dreams beside what really happened"),
+    "eval": ("rollmill.cli.world.control:evaluate", "play a saved controller in its environment"),
+}
+CONFIGURED = tuple(name for name in SUBVERBS if name not in ("encode", "eval"))
+"""Sub-verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
+
+
+def world(words: tuple[str, ...], /) -> int:
+    """Run ``rollmill world SUBVERB ...``; ``words`` is everything behind ``world``."""
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] not in SUBVERBS:
+        hint = nearest(words[0], SUBVERBS)
+        print(f"rollmill world: no verb {words[0]!r}{f'; {hint}' if hint else ''}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return _run(words[0], words[1:])
+
+
+def usage() -> str:
+    lines = ["usage: rollmill world VERB ...", "", "verbs:"]
+    lines += [f"  {name:10} {summary}" for name, (_, summary) in SUBVERBS.items()]
+    lines += ["", "`rollmill world VERB --help` explains a verb."]
+    return "\n".join(lines)
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    function = load(name)
+    if name in CONFIGURED:
+        from rollmill.cli.main import split_overrides
+
+        words, overrides = split_overrides(words)
+        function = functools.partial(function, overrides)
+    return tyro.cli(function, args=words, prog=f"rollmill world {name}", config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def load(name: str) -> Callable[..., int]:
+    """The function of a sub-verb."""
+    module, _, attribute = SUBVERBS[name][0].partition(":")
+    found: Callable[..., int] = getattr(importlib.import_module(module), attribute)
+    return found

@@ -1,0 +1,263 @@
+"""A description of an experiment: in a Python module that makes one ``Experiment``, or in YAML. Nothing starts here.
+
+::
+
+    experiment: gammas                      Experiment(
+    config: [configs/cartpole.yaml]             "gammas",
+    settings: {stop.frames: 100_000}            config=["configs/cartpole.yaml"],
+    params:                                     settings={"stop.frames": 100_000},
+      - grid:                                   params=ParamGrid({"learning.gamma": [0.98, 0.99]}),
+          learning.gamma: [0.98, 0.99]          seeds=5,
+    seeds: 5                                )
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rollmill.core.config import load_config, settings
+from rollmill.core.errors import ConfigError
+from rollmill.core.text import nearest, show
+from rollmill.launch.params import (
+    DRAWS,
+    Choice,
+    Draw,
+    ParamGrid,
+    ParamList,
+    Params,
+    RandomSearch,
+    product,
+    total,
+)
+
+PROGRAM = ("rollmill", "train")
+SEED = "run.seed"
+
+
+@settings
+class Expect:
+    """What one run is known to take, for the forecast of a plan."""
+
+    frames_per_s: float = 0.0
+    """Frames per second of one run; 0: not known."""
+
+    run_mb: float = 0.0
+    """Megabytes one run leaves in its folder; 0: not known."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A named set of runs: what they share, and what they differ in."""
+
+    name: str
+    params: Params = field(default_factory=lambda: ParamList([{}]))
+    seeds: int | Sequence[int] = 1
+    """How many seeds from 0 on, or which; runs that differ in nothing else are a *group*. 0: parameters decide."""
+    config: Sequence[str | Path] = ()
+    """YAML files that all runs share."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that all runs share, by dotted key."""
+    program: Sequence[str] = PROGRAM
+    """A program of your own takes the same words: KEY=VALUE, --config FILE, --resume, --overwrite."""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """Values of ``LaunchSettings``, nested as in YAML."""
+    expect: Expect = field(default_factory=Expect)
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name.startswith(".") or "/" in self.name or not self.name.isprintable():
+            raise ConfigError(f"experiment: {self.name!r} cannot be the name of a folder")
+        if not self.program:
+            raise ConfigError(f"experiment {self.name}: program is empty")
+        if isinstance(self.config, str | Path):
+            raise ConfigError(f"experiment {self.name}: config: expected a list of files; write [{self.config!r}]")
+        if not isinstance(self.params, Params):
+            raise ConfigError(f"experiment {self.name}: params: expected a ParamGrid or the like, got {self.params!r}")
+        if isinstance(self.seeds, int) and self.seeds < 0:
+            raise ConfigError(f"experiment {self.name}: seeds={self.seeds}: how many seeds cannot be negative")
+        seeds = self.seed_list()
+        if len(set(seeds)) != len(seeds):
+            raise ConfigError(f"experiment {self.name}: seeds: a number stands there twice: {seeds}")
+
+    def seed_list(self) -> list[int]:
+        """The seeds; none where the parameters set them."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+    def all_params(self) -> Params:
+        """The parameters, times the seeds."""
+        seeds = self.seed_list()
+        return self.params * ParamGrid({SEED: seeds}) if seeds else self.params
+
+
+def load_experiment(source: str) -> Experiment:
+    """The experiment that ``grid.yaml``, ``grid.py``, ``package.module``, ``grid.py:NAME`` describes."""
+    if source.endswith((".yaml", ".yml")):
+        return read_experiment(Path(source))
+    place, colon, name = source.rpartition(":")
+    module = _load_module(place if colon else source)
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Experiment)}
+    if colon:
+        if name not in found:
+            hint = nearest(name, found)
+            raise ConfigError(f"{place}: has no Experiment called {name!r}{f'; {hint}' if hint else ''}")
+        return found[name]
+    unique = {id(value): value for value in found.values()}
+    if not unique:
+        raise ConfigError(f"{source}: defines no Experiment (from rollmill.launch.experiment)")
+    if len(unique) > 1:
+        raise ConfigError(f"{source}: defines several experiments; choose one: {source}:{sorted(found)[0]}, ...")
+    return next(iter(unique.values()))
+
+
+# ------------------------------------------------------------------------------------------------------ Python
+
+
+def _load_module(source: str) -> ModuleType:
+    try:
+        if source.endswith(".py"):
+            return _load_file(Path(source))
+        if not all(word.isidentifier() for word in source.split(".")):
+            raise ConfigError(f"{source!r}: a description is a YAML file, path/to/file.py or package.module")
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.append(os.getcwd())  # as for a Python script
+        return importlib.import_module(source)
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and f"{source}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"no module named {source!r} (searched: the current folder and sys.path); "
+                "a description is a YAML file, path/to/file.py or package.module"
+            ) from error
+        raise _broken(source, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(source, error) from error  # whatever the user's own code raises is about the description
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such description")
+    name = f"rollmill_description_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None  # both hold for every .py file
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _broken(source: str, error: Exception | SystemExit) -> ConfigError:
+    frames = traceback.extract_tb(error.__traceback__)
+    line = error.lineno if isinstance(error, SyntaxError) else next((f.lineno for f in reversed(frames)), None)
+    where = frames[-1].filename if frames and not isinstance(error, SyntaxError) else source
+    return ConfigError(f"{source}: cannot be read: {type(error).__name__}: {error} ({where}, line {line})")
+
+
+# -------------------------------------------------------------------------------------------------------- YAML
+
+
+@settings
+class _File:
+    """The keys of a description in YAML."""
+
+    experiment: str
+    config: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    params: tuple[dict[str, Any], ...] = ()
+    seeds: int | tuple[int, ...] = 1
+    program: tuple[str, ...] = PROGRAM
+    launch: dict[str, Any] = field(default_factory=dict)
+    expect: Expect = field(default_factory=Expect)
+
+
+def read_experiment(path: Path) -> Experiment:
+    """The experiment of a YAML file."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such description")
+    file = load_config(_File, [path], [])
+    try:
+        return Experiment(
+            name=file.experiment,
+            params=product([_params(part) for part in file.params]),
+            seeds=file.seeds,
+            config=file.config,
+            settings=flat(file.settings),
+            program=file.program,
+            launch=file.launch,
+            expect=file.expect,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"learning": {"gamma": 1}}`` as ``{"learning.gamma": 1}``; keys that are dotted already stay."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _params(part: Mapping[str, Any]) -> Params:
+    """One entry of ``params``: a mapping with a single key that says what it is."""
+    kinds = {"grid": _grid, "list": _list, "random": _random, "sum": _sum}
+    if len(part) != 1 or next(iter(part)) not in kinds:
+        raise ConfigError(f"params: expected one of {', '.join(kinds)} in each entry, got {show(dict(part))}")
+    ((kind, value),) = part.items()
+    return kinds[kind](value)
+
+
+def _grid(value: Any) -> Params:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"grid: expected keys with lists of values, got {show(value)}")
+    return ParamGrid(flat(value))
+
+
+def _list(value: Any) -> Params:
+    if not isinstance(value, list):
+        raise ConfigError(f"list: expected a list of mappings, got {show(value)}")
+    return ParamList([flat(item) if isinstance(item, Mapping) else item for item in value])
+
+
+def _sum(value: Any) -> Params:
+    """Each entry is a list of factors, or one of them."""
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"sum: expected a list of parameter sets, got {show(value)}")
+    return total([product([_params(p) for p in (item if isinstance(item, list) else [item])]) for item in value])
+
+
+def _random(value: Any) -> Params:
+    if not isinstance(value, Mapping) or not isinstance(value.get("samples"), int):
+        raise ConfigError(f"random: expected samples: N and keys to draw, got {show(value)}")
+    seed = value.get("seed", 0)
+    if not isinstance(seed, int):
+        raise ConfigError(f"random: seed: expected an integer, got {show(seed)}")
+    draws = {key: _draw(key, draw) for key, draw in value.items() if key not in ("samples", "seed")}
+    return RandomSearch(draws, value["samples"], seed)
+
+
+def _draw(key: str, value: Any) -> Draw:
+    kinds = ", ".join([*DRAWS, "choice"])
+    problem = f"random: {key}: expected one of {kinds} with its values, such as {{log_uniform: [1e-4, 1e-2]}}"
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise ConfigError(f"{problem}; got {show(value)}")
+    ((kind, values),) = value.items()
+    if kind == "choice" and isinstance(values, list):
+        return Choice(values)
+    numbers = isinstance(values, list) and len(values) == 2 and all(isinstance(v, int | float) for v in values)
+    if kind not in DRAWS or not numbers:
+        raise ConfigError(f"{problem}; got {show(dict(value))}")
+    if kind == "integers" and not all(float(v).is_integer() for v in values):
+        raise ConfigError(f"random: {key}: integers are needed, got {show(values)}")
+    return DRAWS[kind](*(map(int, values) if kind == "integers" else values))

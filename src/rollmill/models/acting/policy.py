@@ -1,0 +1,109 @@
+"""A network that acts: decides for lanes, keeps their recurrent states, follows published weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollmill.core.fields import MASK_FIELD, Array
+from rollmill.core.protocols import ActRequest
+from rollmill.core.slots import Arena
+from rollmill.models.acting.weights import WeightBoard
+from rollmill.models.actor_critic import ActorCritic
+
+
+@dataclass
+class Answer:
+    """Decisions for n lanes (``protocols.ActAnswer``)."""
+
+    action: Array
+    log_prob: Array
+    value: Array
+    state: Array | None
+
+
+class TorchPolicy:
+    """Acts with its own copy of the network, so that learning may change the original meanwhile.
+
+    ``lanes``: lanes of the whole run, for the recurrent states. ``deterministic`` takes the mode of
+    every distribution instead of sampling.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        board: WeightBoard,
+        lanes: int,
+        seed: int,
+        deterministic: bool = False,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self._model = model.eval()
+        self._board = board
+        self._device = next(model.parameters()).device
+        self._states = self._remembered = model.initial_state(lanes)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._deterministic = deterministic
+        self._autocast = autocast
+        self.state_size = model.state_size
+        self.version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
+
+    def refresh(self) -> int:
+        if self._board.version != self.version:
+            self.version = self._board.load_into(self._model)
+        return self.version
+
+    def attach(self, arena: Arena) -> None:
+        """Nothing to prepare: this policy reads the gathered arrays of each request."""
+
+    def detach(self) -> None:
+        """Nothing to let go of."""
+
+    def remember(self) -> None:
+        if self.state_size:
+            self._remembered = self._states.clone()
+
+    def rewind(self) -> None:
+        if self.state_size:
+            self._states.copy_(self._remembered)
+
+    @torch.inference_mode()
+    def act(self, request: ActRequest) -> Answer:
+        self.refresh()
+        obs = {name: self._tensor(array) for name, array in request.obs.items()}
+        lanes = torch.from_numpy(request.lanes)
+        before = self._states[lanes] if self.state_size else self._states
+        with self._precision():
+            output = self._model.step(obs, self._tensor(request.first), before)
+        if self.state_size:
+            self._states[lanes] = output.state.float()
+        action, log_prob = self._model.head.decide(
+            output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic
+        )
+        return Answer(
+            action=action.cpu().numpy(),
+            log_prob=log_prob.cpu().numpy(),
+            value=self._model.denormalise(output.value.float()).cpu().numpy(),
+            state=before.cpu().numpy() if self.state_size else None,
+        )
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, self._autocast)
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def state(self) -> dict[str, Any]:
+        return {"states": self._states.cpu().numpy().copy(), "generator": self._generator.get_state().numpy()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._states.copy_(torch.from_numpy(np.asarray(state["states"])))
+        self._generator.set_state(torch.from_numpy(np.asarray(state["generator"])))

@@ -1,0 +1,156 @@
+"""What the folder of a run tells, read for its page (``page`` draws it).
+
+Only files of the run's folder are read, nothing is unpickled, and what is missing or damaged is left out and named on
+the page: a report is wanted most when something went wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.checkpoints import Checkpoints
+from rollmill.core.errors import RollmillError, RunFolderError
+from rollmill.core.run_folder import RunFolder
+from rollmill.monitor.jsonl import read_jsonl
+
+VIDEO_BYTES = 4_000_000
+"""A video up to this size is put into the page; a larger one is linked."""
+PAGE_VIDEO_BYTES = 16_000_000
+LOG_LINES = 12
+_COMPLAINT = re.compile(r" (WARNING|ERROR|CRITICAL) +")
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Video:
+    """One film of the run: where it lies, and its content as a data URL where it is small enough."""
+
+    path: str
+    nbytes: int
+    data: str = ""
+
+
+@dataclass
+class RunFacts:
+    """What a run's folder says, read once."""
+
+    folder: Path
+    made_at: str
+    state: Figures = field(default_factory=dict)
+    diary: Figures = field(default_factory=dict)
+    config: str = ""
+    """``config.yaml`` as it is."""
+    rows: list[Figures] = field(default_factory=list)
+    """``metrics.jsonl``"""
+    checkpoints: list[tuple[str, int, int]] = field(default_factory=list)
+    """(name, frames, bytes)"""
+    evaluations: list[Figures] = field(default_factory=list)
+    """Summaries of ``rollmill eval`` that lie in the run's folder."""
+    eval_rows: list[Figures] = field(default_factory=list)
+    """``eval/training.jsonl``: evaluations while the run went on."""
+    results: Figures = field(default_factory=dict)
+    """``eval/results.json`` of an offline run: what it was fitted to and what it is worth."""
+    data: Figures = field(default_factory=dict)
+    """Figures of the recorded data (``data_report.json``)."""
+    data_page: str = ""
+    videos: list[Video] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    """Last warnings and errors of the log."""
+    complaint_count: int = 0
+    problems: list[str] = field(default_factory=list)
+    """What could not be read for this report."""
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Everything a report needs."""
+    run = RunFolder(folder)
+    if not run.config.is_file() and not run.diary.is_file():
+        raise RunFolderError(f"{folder}: not a run (no config.yaml and no diary.json)")
+    facts = RunFacts(folder.absolute(), datetime.now(UTC).isoformat(timespec="seconds"))
+    facts.diary = _json(run.diary, facts.problems)
+    facts.state = _json(run.state, facts.problems)
+    facts.config = _text(run.config, facts.problems)
+    facts.data = _json(folder / "data_report.json", facts.problems)
+    facts.results = _json(folder / "eval" / "results.json", facts.problems)
+    if (folder / "data_report.html").is_file():
+        facts.data_page = "data_report.html"
+    try:
+        facts.rows = read_jsonl(run.metrics) if run.metrics.is_file() else []
+        beside = folder / "eval" / "training.jsonl"
+        facts.eval_rows = read_jsonl(beside) if beside.is_file() else []
+        found = Checkpoints(run.checkpoints).list() if run.checkpoints.is_dir() else ()
+        facts.checkpoints = [(c.path.name, c.frames, c.path.stat().st_size) for c in found]
+    except (RollmillError, OSError) as error:
+        facts.problems.append(str(error))
+    facts.evaluations = _evaluations(folder / "eval", facts.problems)
+    facts.videos = list(_videos(folder))
+    _read_log(run.log, facts)
+    return facts
+
+
+def _text(path: Path, problems: list[str]) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        problems.append(f"{path.name}: {error.strerror or error}")
+        return ""
+
+
+def _json(path: Path, problems: list[str]) -> Figures:
+    text = _text(path, problems)
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        problems.append(f"{path.name}: not JSON ({error})")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _evaluations(folder: Path, problems: list[str]) -> list[Figures]:
+    """Summaries that ``rollmill eval`` has left, oldest checkpoint first: JSON files with a mean return."""
+    paths = sorted(folder.rglob("*.json")) if folder.is_dir() else []
+    found: list[Figures] = []
+    for path in paths:
+        one = _json(path, problems)
+        entries = (one, *_mappings(one.get("results")), *_mappings(one.get("evaluations")))
+        found += [{**entry, "file": str(path.relative_to(folder))} for entry in entries if _is_score(entry)]
+    return sorted(found, key=lambda entry: (entry["frames"], entry["file"]))
+
+
+def _is_score(entry: Mapping[str, Any]) -> bool:
+    return isinstance(entry.get("mean"), int | float) and isinstance(entry.get("frames"), int)
+
+
+def _mappings(value: Any) -> Iterable[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
+
+
+def _videos(folder: Path) -> Iterable[Video]:
+    """Films below the run's folder, newest first."""
+    files = (path for path in folder.rglob("*.mp4") if path.is_file())
+    paths = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+    budget = PAGE_VIDEO_BYTES
+    for path in paths:
+        size, data = path.stat().st_size, ""
+        if size <= min(VIDEO_BYTES, budget):
+            budget -= size
+            data = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
+        yield Video(str(path.relative_to(folder)), size, data)
+
+
+def _read_log(path: Path, facts: RunFacts) -> None:
+    lines = [line for line in _text(path, facts.problems).splitlines() if _COMPLAINT.search(line[:60])]
+    facts.complaint_count = len(lines)
+    facts.complaints = lines[-LOG_LINES:]

@@ -1,0 +1,114 @@
+"""Contact sheets: a few pictures of a few episodes, to see what a store is about."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollmill.core.errors import BadBlock
+from rollmill.core.fields import Array
+from rollmill.store.convert.png import encode_png
+from rollmill.store.images import Picture, pictures, read_picture
+from rollmill.store.reader import Store
+
+MAX_SIDE = 256
+"""Pixels of a picture on the page; larger ones are made smaller."""
+MAX_SHEETS = 3
+"""Columns with pictures that are shown."""
+SHOTS = 5
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: the step it was seen at, and a PNG file for ``src=``."""
+
+    step: int
+    png: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Pictures of one episode from its beginning to its end."""
+
+    rank: str
+    episode: int
+    return_: float
+    length: int
+    shots: list[Shot]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One column with pictures."""
+
+    name: str
+    note: str
+    strips: list[Strip]
+
+
+def contact_sheets(store: Store, problems: list[str]) -> list[Sheet]:
+    """Five pictures, from first to last, of the episodes with low, median and high return.
+
+    A damaged place is added to ``problems``.
+    """
+    picks = pick_by_return(store)
+    sheets = []
+    for picture in pictures(store.schema)[:MAX_SHEETS] if picks else []:
+        note = "; ".join(text for text in (picture.why_not, picture.note and f"shown: {picture.note}") if text)
+        strips = []
+        for rank, i in picks.items():
+            try:
+                strips.append(_strip(store, rank, i, picture))
+            except BadBlock as error:
+                problems.append(f"picture of episode {i}: {error}")
+        sheets.append(Sheet(picture.name, note, strips))
+    return sheets
+
+
+def pick_by_return(store: Store) -> dict[str, int]:
+    """Episodes with the lowest, the median and the highest return; whole ones where there are any."""
+    table = store.table
+    known = np.isfinite(table.return_)
+    whole = known & ~(table["partial_start"] | table["partial_end"])
+    among = np.flatnonzero(whole if whole.any() else known)
+    order = among[np.argsort(table.return_[among], kind="stable")]
+    if not len(order):
+        return {}
+    names = {"lowest return": 0, "median return": len(order) // 2, "highest return": len(order) - 1}
+    picks: dict[str, int] = {}
+    for name, place in names.items():
+        if int(order[place]) not in picks.values():
+            picks[name] = int(order[place])
+    return picks
+
+
+def _strip(store: Store, rank: str, i: int, picture: Picture) -> Strip:
+    length = int(store.table.length[i])
+    last = length if picture.column.per == "obs" else length - 1
+    first_step = int(store.table["first_step"][i])
+    rows = dict.fromkeys(round(last * k / (SHOTS - 1)) for k in range(SHOTS))
+    shots = [_shot(first_step + row, read_picture(store, i, row, picture)) for row in rows]
+    return Strip(rank, i, float(store.table.return_[i]), length, shots)
+
+
+def _shot(step: int, picture: Array) -> Shot:
+    small = shrink(picture, MAX_SIDE)
+    data = base64.b64encode(encode_png(small, level=6)).decode("ascii")
+    return Shot(step, f"data:image/png;base64,{data}", small.shape[1], small.shape[0])
+
+
+def shrink(picture: Array, side: int) -> Array:
+    """The picture ``[h, w, 3]`` with both sides at most ``side``: means of squares of pixels."""
+    factor = -(-max(picture.shape[:2]) // side)
+    if factor == 1:
+        return picture
+    height, width = (max(1, n // factor) for n in picture.shape[:2])
+    cut = picture[: height * factor, : width * factor]
+    if cut.shape[0] < factor or cut.shape[1] < factor:  # a line: nothing to average over
+        return picture[::factor, ::factor]
+    squares = cut.reshape(height, factor, width, factor, 3)
+    return np.asarray(squares.mean(axis=(1, 3)).round().astype(np.uint8))

@@ -1,0 +1,367 @@
+"""``rollmill bench``: how fast each layer is, as a share of the one below it.
+
+========  =============================================================================================
+sim       bare simulator processes, one per core, random actions: the upper bound
+sample    our workers and slots with a random policy, no network
+policy    the same with the real network, no learner
+train     everything
+bound     what the cores could do if nothing but env, forward and training cost time (for CPUs)
+========  =============================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.errors import RollmillError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.machine import usable_cores
+from rollmill.core.process_scope import household
+from rollmill.core.seeds import Seeds
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.profiler import Profiler
+from rollmill.runs.train.run import Request, probe_beside, train
+from rollmill.runs.train.settings import TrainConfig, segments_per_batch
+from rollmill.runs.train.sizing import size
+from rollmill.sampling.policies.random import RandomPolicy
+from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
+
+KINDS = ("sim", "sample", "policy", "train", "bound")
+WARM_UP_SECONDS = 2.0
+WARM_UP_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure: frames per second, and where the time went (seconds per second of the run, by process)."""
+
+    kind: str
+    frames_per_s: float
+    steps_per_s: float
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def bench(
+    config: TrainConfig, kinds: tuple[str, ...], seconds: float, profiler: Profiler | None = None
+) -> dict[str, Measurement]:
+    """Measure the asked kinds one after the other; ``profiler`` records the training, which costs speed."""
+    asked, config = config, size(config)
+    results: dict[str, Measurement] = {}
+    with household() as environment:
+        spec = probe_beside(config.env, environment, config.sampling.start_timeout)
+        config = size(asked, spec)
+        measures: dict[str, Callable[[], Measurement]] = {
+            "sim": lambda: bench_sim(config, spec, environment, seconds),
+            "sample": lambda: bench_sampling(config, spec, environment, seconds, network=False),
+            "policy": lambda: bench_sampling(config, spec, environment, seconds, network=True),
+            "train": lambda: bench_train(config, spec, seconds, profiler),
+            "bound": lambda: bench_bound(config, spec, environment, results, seconds),
+        }
+        for kind in kinds:
+            results[kind] = measures[kind]()
+    return results
+
+
+def load_of_others(seconds: float = 1.0) -> float:
+    """Cores kept busy by other processes just now (Linux; 0 elsewhere)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+
+    def busy() -> tuple[float, float]:
+        fields = [int(x) for x in stat.read_text().splitlines()[0].split()[1:]]
+        return sum(fields) - fields[3] - fields[4], sum(fields)
+
+    busy_before, all_before = busy()
+    time.sleep(seconds)
+    busy_after, all_after = busy()
+    share = (busy_after - busy_before) / max(1.0, all_after - all_before)
+    return min(1.0, max(0.0, share)) * (os.cpu_count() or 1)  # Linux may take back time it had called waiting for I/O
+
+
+# -- the simulator alone -----------------------------------------------------------------------------
+
+
+def bench_sim(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
+    """As many bare simulators as cores, each pinned to one, all at the same time."""
+    with contextlib.closing(Simulators(config, environment)) as simulators:
+        frames = simulators.frames_per_s(seconds)
+    return Measurement("sim", frames, frames / spec.frames_per_step)
+
+
+class Simulators:
+    """One bare simulator process per core, pinned to it; idle between measurements."""
+
+    def __init__(self, config: TrainConfig, environment: Mapping[str, str]) -> None:
+        cores: list[int | None] = [*usable_cores()] or [None] * default_workers()
+        self._all = [_Simulator(config, i, core, environment) for i, core in enumerate(cores)]
+        try:
+            for simulator in self._all:
+                simulator.line()  # "ready"
+        except BaseException:
+            self.close()
+            raise
+
+    def frames_per_s(self, seconds: float) -> float:
+        """Frames per second of all together, all at the same time."""
+        for simulator in self._all:
+            simulator.go(seconds)
+        answers = [json.loads(simulator.line()) for simulator in self._all]
+        return float(sum(a["frames"] / a["seconds"] for a in answers))
+
+    def close(self) -> None:
+        for simulator in self._all:
+            simulator.close()
+
+
+class _Simulator:
+    """One bare simulator process."""
+
+    def __init__(self, config: TrainConfig, index: int, core: int | None, environment: Mapping[str, str]) -> None:
+        setup = {"env": asdict(config.env), "index": index, "core": core, "path": sys.path}
+        # A file: a pipe that nobody reads fills up, and then the simulator waits for ever.
+        self._noise = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rollmill.envs.simulate", json.dumps(setup)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._noise,
+            text=True,
+            env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+
+    def go(self, seconds: float) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        """What it says next; RollmillError when it has ended instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._noise.seek(0)
+            raise RollmillError(f"a simulator process ended early (exit code {code}):\n{self._noise.read()[-2000:]}")
+        return line
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()  # not for the end of its pipes: what it has started may hold them open
+        for file in (self._process.stdin, self._process.stdout, self._noise):
+            if file is not None:
+                with contextlib.suppress(BrokenPipeError):  # what it was to hear is still in there
+                    file.close()
+
+
+# -- our sampling ------------------------------------------------------------------------------------
+
+
+def bench_sampling(
+    config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float, network: bool
+) -> Measurement:
+    """Workers and slots without a learner: finished segments are thrown away.
+
+    Without ``network``, workers act at random by themselves: what sampling costs beyond the simulators.
+    """
+    with _sampler(config, spec, environment, network) as sampler:
+        warm = WARM_UP_STEPS if network else 2  # decisions of the main process: without a network one per segment
+        while sampler.box.done.min() < warm:  # some simulators start much later than others
+            _run_rounds(sampler, WARM_UP_SECONDS)
+        frames, envs, waits = sampler.frames, sampler.box.seconds_env.copy(), sampler.box.seconds_wait.copy()
+        busy, rounds = sampler.seconds_answer, sampler.rounds
+        took = _run_rounds(sampler, seconds)
+        frames = sampler.frames - frames
+        phases = {
+            "worker env": float((sampler.box.seconds_env - envs).mean() / took),
+            "worker wait": float((sampler.box.seconds_wait - waits).mean() / took),
+            "main answer": (sampler.seconds_answer - busy) / took,
+            "main rounds": (sampler.rounds - rounds) / took,
+        }
+    kind = "policy" if network else "sample"
+    return Measurement(kind, frames / took, frames / took / spec.frames_per_step, phases)
+
+
+@contextlib.contextmanager
+def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], network: bool) -> Iterator[Sampler]:
+    if network:
+        from rollmill.runs.train.build import build_parts
+
+        sampler = build_parts(config, spec, environment).sampler
+    else:
+        plan = SamplerPlan(
+            settings=config.sampling,
+            env=config.env,
+            spec=spec,
+            seeds=Seeds(config.run.seed).branch("envs"),
+            segments_per_batch=segments_per_batch(config, spec),
+            environment=environment,
+            stay_apart=True,
+            random_actions=True,
+        )
+        sampler = Sampler(plan, [RandomPolicy(spec, config.run.seed)])
+    try:
+        sampler.start()
+        sampler.crew.settle()
+        yield sampler
+    finally:
+        sampler.stop()
+
+
+def _run_rounds(sampler: Sampler, seconds: float) -> float:
+    """Rounds for so many seconds; returns the seconds it took."""
+    begun = time.perf_counter()
+    while (now := time.perf_counter()) < begun + seconds:
+        sampler.round()
+        while (slots := sampler.take(1, timeout=0)) is not None:
+            sampler.release(slots)
+        sampler.episodes.clear()
+    return now - begun
+
+
+# -- everything --------------------------------------------------------------------------------------
+
+
+class _Stopwatch(Observer):
+    """Notes frames and time once the run is warm, and at its end; ends it after the asked time."""
+
+    def __init__(self, seconds: float, warm_up: float, profiler: Profiler | None) -> None:
+        self._seconds, self._warm_up, self._profiler = seconds, warm_up, profiler
+        self._started = 0.0
+        self._marks: list[tuple[float, int, dict[str, float]]] = []
+
+    def on_training_step(self, run: Any, iteration: int) -> None:
+        now = time.perf_counter()
+        self._started = self._started or now
+        if not self._marks and run.parts.sampler.box.done.min() < WARM_UP_STEPS:
+            self._started = now  # some simulators start much later than others
+        if now < self._started + self._warm_up:
+            return
+        if not self._marks:
+            self._marks.append((now, run.frames, _phases(run)))
+        elif now >= self._marks[0][0] + self._seconds and (self._profiler is None or self._profiler.is_done):
+            self._marks.append((now, run.frames, _phases(run)))
+            run.stop("measured")
+
+    def result(self) -> tuple[float, dict[str, float]]:
+        if len(self._marks) < 2:
+            raise RollmillError("the training ended before its speed could be measured")
+        (begun, before, phases), (ended, after, later) = self._marks
+        took = ended - begun
+        return (after - before) / took, {name: (later[name] - phases[name]) / took for name in later}
+
+
+def _phases(run: Any) -> dict[str, float]:
+    """Seconds by phase, and rounds of answers, since the start."""
+    return {**run.phase_seconds(), "main rounds": float(run.parts.sampler.rounds)}
+
+
+def bench_train(
+    config: TrainConfig,
+    spec: EnvSpec,
+    seconds: float,
+    profiler: Profiler | None = None,
+    warm_up: float | None = None,
+    limit: float | None = None,
+) -> Measurement:
+    """A real training, with everything but the console, in a folder that is thrown away.
+
+    ``warm_up``: seconds that are not measured; ``limit``: seconds of training after which to give up (RollmillError).
+    """
+    stopwatch = _Stopwatch(seconds, WARM_UP_SECONDS if warm_up is None else warm_up, profiler)
+    with tempfile.TemporaryDirectory(prefix="rollmill-bench-") as folder:
+        quiet = replace(config.checkpoints, every_seconds=1e9, min_free_mb=0)
+        run = replace(config.run, dir=Path(folder))
+        limit = limit or 10 * seconds + 600
+        endless = replace(config.stop, frames=0, seconds=limit, mean_return=None, batches=0)
+        settings = replace(config, run=run, checkpoints=quiet, stop=endless)
+        observers = [stopwatch] if profiler is None else [profiler, stopwatch]
+        outcome = train(settings, Request(console="off"), observers)
+    if outcome.signal:
+        signal.raise_signal(outcome.signal)  # now that everything is tidy, with its usual effect
+    frames, phases = stopwatch.result()
+    return Measurement("train", frames, frames / spec.frames_per_step, phases)
+
+
+def bench_bound(
+    config: TrainConfig,
+    spec: EnvSpec,
+    environment: Mapping[str, str],
+    results: dict[str, Measurement],
+    seconds: float,
+) -> Measurement:
+    """Cores / (env + forward + training) seconds per step, each measured alone on one thread."""
+    sim = results.get("sim") or bench_sim(config, spec, environment, seconds)
+    cores = default_workers()
+    t_env = cores / sim.steps_per_s
+    with contextlib.closing(Alone(config, spec, environment)) as alone:
+        t_train, t_forward = alone.train_seconds(seconds), alone.forward_seconds(seconds / 2)
+    steps = cores / (t_env + t_forward + t_train)
+    phases = {"env ms/step": 1e3 * t_env, "forward ms/step": 1e3 * t_forward, "train ms/step": 1e3 * t_train}
+    return Measurement("bound", steps * spec.frames_per_step, steps, phases)
+
+
+class Alone:
+    """The network's two jobs with nothing beside them, on one thread and with real data."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str]) -> None:
+        from rollmill.runs.train.build import build_parts
+
+        # One thread, or the seconds would be those of several cores.
+        parts = build_parts(replace(config, learning=replace(config.learning, threads=1)), spec, environment)
+        self._sampler = sampler = parts.sampler
+        try:
+            sampler.start()
+            while (slots := sampler.take(parts.segments_per_batch, timeout=0)) is None:
+                sampler.round()
+            batch = parts.gather(slots)
+            sampler.dismiss()  # not stopped: on a GPU, the graphs of the policy read the arena
+        except BaseException:
+            sampler.stop()
+            raise
+        self._rows = config.learning.batch_size
+        self._learn = lambda: parts.learners[0].train(batch)
+        # Row 0 of the slots that groups hold has real observations; as many groups as are answered together.
+        groups = np.arange(int(sampler.box.wanted[0]))
+        slots_held, rows = sampler.box.slot[groups], np.zeros(groups.size, np.int64)
+        self._decide = lambda: sampler.inference.decide(groups, slots_held, rows, None)
+        self._lanes = groups.size * sampler.arena.layout.lanes
+
+    def train_seconds(self, seconds: float) -> float:
+        """Seconds of training per step, found in so many seconds."""
+        return _repeat(self._learn, seconds) / self._rows
+
+    def forward_seconds(self, seconds: float) -> float:
+        """Seconds of the forward pass per step, for as many lanes as training answers together."""
+        return _repeat(self._decide, seconds) / self._lanes
+
+    def close(self) -> None:
+        self._sampler.stop()
+
+
+def _repeat(action: Callable[[], object], seconds: float) -> float:
+    """Median seconds of one call, over as many calls as fit."""
+    action()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        begun = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begun)
+    return sorted(times)[len(times) // 2]

@@ -1,0 +1,163 @@
+"""What ``rollmill collect`` can be told, and what of it does not go together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rollmill.core.checkpoints import Loaded
+from rollmill.core.errors import ConfigError
+from rollmill.core.protocols import Policy
+from rollmill.core.seeds import Seeds
+from rollmill.core.text import nearest
+from rollmill.runs.evaluate.run import trained_policy
+from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.sampling.policies.episode import EpisodeRandom, OwnPolicy, SmoothedRandom, find_factory
+from rollmill.sampling.policies.random_controller import RandomController
+from rollmill.sampling.sampler import SamplerPlan
+
+RANDOM, SMOOTHED, CONTROLLER = "random", "smoothed-random", "random-controller"
+BUILT_IN = (RANDOM, SMOOTHED, CONTROLLER)
+HOLD = 8
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """How much of what to collect, and where to."""
+
+    out: Path
+    policy: str = RANDOM
+    episodes: int | None = None
+    """Episodes to add (all shards together)."""
+    until: int | None = None
+    """Episodes that shall be there in the end; those that are there count."""
+    steps: int | None = None
+    """Steps to add; the episodes under way are then cut and marked as partial."""
+    max_steps: int = 0
+    """Truncate episodes after so many steps; 0: the env's own limit."""
+    seed: int | None = None
+    """Root of all seeds; None draws one."""
+    shard: str = ""
+    """``i/n``: every n-th episode, from the i-th on."""
+    deterministic: bool = False
+    best: bool = False
+    hold: int | None = None
+    """Mean steps that a smoothed random action lasts."""
+    budget_gb: float | None = None
+    """Gigabytes (10**9 bytes) that the store may have in the end, all writers together."""
+
+    def check(self, overrides: Sequence[str] = ()) -> None:
+        """ConfigError for what is wrong or contradicts itself."""
+        self._check_amounts()
+        self._check_policy_flags()
+        for word in overrides:
+            block = re.split(r"[.=]", word, maxsplit=1)[0]
+            if block not in ("env", "sampling", "model", "learning"):
+                raise ConfigError(f"{word}: settings of {block!r} mean nothing to a collection")
+            if word.startswith("env.max_episode_steps=") and self.max_steps:
+                raise ConfigError(f"{word} and --max-steps {self.max_steps} say the same thing twice; give one of them")
+
+    def _check_amounts(self) -> None:
+        amounts = {"--episodes": self.episodes, "--until": self.until, "--steps": self.steps}
+        given = [name for name, value in amounts.items() if value is not None]
+        if len(given) != 1:
+            what = f"{' and '.join(given)} exclude each other:" if given else "how much is to be collected?"
+            raise ConfigError(f"{what} give one of --episodes N (to add), --until N (to have), --steps N (to add)")
+        if (amounts[given[0]] or 0) < 1:
+            raise ConfigError(f"{given[0]} must be at least 1")
+        if self.max_steps < 0:
+            raise ConfigError("--max-steps must be 0 (off) or positive")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError("--seed must not be negative, and must fit into 63 bits")
+        if self.budget_gb is not None and self.budget_gb <= 0:
+            raise ConfigError("--budget-gb must be positive")
+        shard, shards = self.part
+        if not 0 <= shard < shards:
+            raise ConfigError(f"--shard {self.shard}: of {shards} shards the first is 0, the last {shards - 1}")
+        if shards > 1 and self.seed is None:
+            raise ConfigError(
+                f"--shard {self.shard}: shards are parts of one set of episodes: give all the same --seed"
+            )
+
+    def _check_policy_flags(self) -> None:
+        if self.hold is not None and self.policy != SMOOTHED:
+            raise ConfigError(f"--hold is for --policy {SMOOTHED}, not for {self.policy}")
+        if self.hold is not None and self.hold < 1:
+            raise ConfigError("--hold must be at least 1 step")
+        if not Path(self.policy).exists() or self.policy in BUILT_IN:
+            for flag, given in (("--deterministic", self.deterministic), ("--best", self.best)):
+                if given:
+                    raise ConfigError(f"{flag} is for checkpoints, not for --policy {self.policy}")
+        elif self.best and not Path(self.policy).is_dir():
+            raise ConfigError(f"--best chooses among a run's checkpoints; {self.policy} is a single one")
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """(shard, shards)."""
+        if not self.shard:
+            return 0, 1
+        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        if match is None or int(match.group(2)) < 1:
+            raise ConfigError(f"--shard {self.shard}: expected i/n, for example 0/4")
+        return int(match.group(1)), int(match.group(2))
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """Where actions come from: found and checked before anything starts, built when the env is known."""
+
+    kind: Literal["random", "smoothed-random", "random-controller", "checkpoint", "own"]
+    name: str
+    """What the store calls it."""
+    target: str = ""
+    loaded: Loaded | None = None
+    deterministic: bool = False
+    hold: int = HOLD
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """Values of the columns that tell how far the policy was trained."""
+        if self.loaded is None:
+            return {"version": 0, "global_step": 0}
+        return {"version": int(self.loaded.state["learners"][0]["version"]), "global_step": self.loaded.frames}
+
+    def build(self, config: TrainConfig, plan: SamplerPlan, seeds: Seeds) -> Policy:
+        assert plan.schedule is not None, "collections are numbered"
+        if self.loaded is not None:
+            return trained_policy(config, self.loaded, plan, seeds.branch("actions").integer(), self.deterministic)
+        if self.kind == "own":
+            return OwnPolicy(plan.spec, plan.schedule, self.target)
+        if self.kind == "smoothed-random":
+            return SmoothedRandom(plan.spec, plan.schedule, self.hold)
+        if self.kind == "random-controller":
+            return RandomController(plan.spec, plan.schedule)
+        return EpisodeRandom(plan.spec, plan.schedule)
+
+
+def find_policy(options: CollectOptions) -> PolicySource:
+    """What ``--policy`` names: a built-in policy, a run folder or checkpoint, or ``module:callable``."""
+    name = options.policy
+    if name == RANDOM:
+        return PolicySource("random", name)
+    if name == SMOOTHED:
+        hold = options.hold or HOLD
+        return PolicySource("smoothed-random", f"{name}:{hold}", hold=hold)
+    if name == CONTROLLER:
+        return PolicySource("random-controller", name)
+    if Path(name).exists():
+        loaded = find_checkpoint(Path(name), options.best)
+        text = f"{checkpoint_name(loaded)}{' (deterministic)' if options.deterministic else ''}"
+        return PolicySource("checkpoint", text, loaded=loaded, deterministic=options.deterministic)
+    if ":" in name:
+        find_factory(name)
+        return PolicySource("own", name, target=name)
+    hint = nearest(name, BUILT_IN)
+    raise ConfigError(
+        f"--policy {name}: expected {', '.join(BUILT_IN)}, a run folder or checkpoint (there is no {name}), "
+        f"or module:callable{f'; {hint}' if hint else ''}"
+    )

@@ -1,0 +1,231 @@
+"""Which episodes a collection keeps: numbered ones, chosen before they are played.
+
+Episodes are taken by number, not in the order they end: the first N to end would be the short ones. What was
+interrupted (a kill, Ctrl-C) is a gap among the numbers, and whoever continues plays it again first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rollmill.core.errors import StoreError
+from rollmill.core.fields import Array
+from rollmill.core.seeds import Seeds
+from rollmill.sampling.schedule import EpisodeSchedule
+from rollmill.store.episode import EpisodeEnd, EpisodeInfo
+from rollmill.store.format.schema import STORE_FILE
+from rollmill.store.format.shards import list_shards
+from rollmill.store.reader import Store
+
+LOOK_SECONDS = 5.0
+"""Between two looks at what other writers have added."""
+GAP_LIMIT = 20_000
+"""So many numbers missing in a row end the search for gaps: no instance has that many episodes under way."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """All episodes that one seed and one policy can give; ``shard`` of ``shards`` takes every ``shards``-th of them."""
+
+    seed: int
+    policy: str
+    max_steps: int = 0
+    agents: int = 1
+    shard: int = 0
+    shards: int = 1
+
+    @property
+    def seeds(self) -> Seeds:
+        return Seeds(self.seed).branch("collect")
+
+    def uid(self, number: int, agent: int = 0) -> int:
+        """The episode's name in the store: the same whenever and wherever it is played."""
+        text = f"{self.seed}|{self.policy}|{self.max_steps}|{number}|{agent}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+    def share(self, total: int) -> int:
+        """How many of the numbers below ``total`` are this shard's."""
+        return len(range(self.shard, total, self.shards))
+
+    def missing(self, present: frozenset[int]) -> tuple[tuple[int, ...], int]:
+        """(gaps, start): this shard's numbers that are not in the store, as a schedule wants them."""
+        gaps: list[int] = []
+        end = number = self.shard
+        while number < end + GAP_LIMIT * self.shards:
+            if all(self.uid(number, agent) in present for agent in range(self.agents)):
+                end = number + self.shards
+            else:
+                gaps.append(number)
+            number += self.shards
+        return tuple(gap for gap in gaps if gap < end), end
+
+
+class Census:
+    """The whole episodes in a store, own ones and those of other writers."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._store = Store(path) if (path / STORE_FILE).is_file() else None
+        self._due = clock() + LOOK_SECONDS
+        self._seen: frozenset[tuple[str, int]] = frozenset()
+
+    @property
+    def uids(self) -> Array:
+        """[whole episodes] uint64."""
+        if self._store is None:
+            return np.zeros(0, np.uint64)
+        table = self._store.table
+        found: Array = table.uid[~(table["partial_start"] | table["partial_end"])]
+        return found
+
+    @property
+    def all_uids(self) -> Array:
+        """Partial ones included."""
+        return np.zeros(0, np.uint64) if self._store is None else self._store.table.uid
+
+    @property
+    def bytes(self) -> int:
+        return sum(ref.bytes for ref in list_shards(self._path)) if self._store is not None else 0
+
+    def look(self, writer: str, now: bool = False) -> bool:
+        """Whether others than ``writer`` have added something; looks every few seconds, or ``now``."""
+        if not now and self._clock() < self._due:
+            return False
+        self._due = self._clock() + LOOK_SECONDS
+        others = frozenset((ref.name, ref.bytes) for ref in list_shards(self._path) if not ref.name.startswith(writer))
+        if others == self._seen:
+            return False
+        self._seen = others
+        self.refresh()
+        return True
+
+    def refresh(self) -> None:
+        """Take in everything that is there by now."""
+        if self._store is None:
+            self._store = Store(self._path)
+        else:
+            self._store.refresh()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+class Claims:
+    """The ``Selection`` of a collection: ``need`` env episodes (None: all) of a schedule, by position.
+
+    An episode that fails (env fault, lost worker) is owed: the next one that begins beyond the chosen positions is
+    taken in its place. With several agents each agent's stream is an episode of its own in the store, and an env's
+    episode is complete when all of them are there.
+    """
+
+    def __init__(
+        self,
+        series: Series,
+        schedule: EpisodeSchedule,
+        need: int | None,
+        envs_per_worker: int,
+        present: frozenset[int] = frozenset(),
+    ) -> None:
+        self._series, self._schedule, self._envs_per_worker = series, schedule, envs_per_worker
+        self._positions = self.need = need
+        self._present = present
+        self._decided = np.full(schedule.envs, -1, np.int64)
+        self._open: dict[tuple[int, int], int] = {}
+        self._owed = 0
+        self.complete = 0
+        self.lost_episodes = 0
+        self.own: set[int] = set()
+        """Uids this collection has added."""
+        self.closed = False
+        """No more episodes are begun (budget); those that are open go on."""
+
+    @property
+    def is_done(self) -> bool:
+        if self.closed:
+            return not self._open
+        return self.need is not None and self.complete >= self.need
+
+    def lower(self, need: int) -> None:
+        """Others have done a part: no more than ``need`` in all, but what has begun is finished."""
+        if self.need is not None:
+            self.need = min(self.need, max(need, self.complete + len(self._open)))
+
+    # -- Selection -----------------------------------------------------------------------------
+
+    def begin(self, lane: int, episode: int) -> EpisodeInfo | None:
+        env, agent = divmod(lane, self._series.agents)
+        key = (env, episode)
+        if episode > self._decided[env]:
+            self._decided[env] = episode
+            if self._wanted(self._schedule.position(env, episode)):
+                self._open[key] = self._series.agents
+        if key not in self._open:
+            return None
+        number = self._schedule.number(env, episode)
+        uid = self._series.uid(number, agent)
+        if uid in self._present:  # of an env's agents some had ended before an interruption
+            self._count_down(key)
+            return None
+        return EpisodeInfo(
+            seed=self._schedule.env_seed(env, episode),
+            policy=self._series.policy,
+            worker=env // self._envs_per_worker,
+            lane=lane,
+            uid=uid,
+            probability=1.0,
+        )
+
+    def _wanted(self, position: int) -> bool:
+        if self.closed:
+            return False
+        if self.need is None or self._positions is None:
+            return True
+        if self.complete + len(self._open) >= self.need:
+            return False
+        if position < self._positions:
+            return True
+        if self._owed:
+            self._owed -= 1
+            return True
+        return False
+
+    def end(self, lane: int, episode: int, record: EpisodeEnd) -> None:
+        self.own.add(record.uid)
+        self._count_down((lane // self._series.agents, episode))
+
+    def _count_down(self, key: tuple[int, int]) -> None:
+        self._open[key] -= 1
+        if not self._open[key]:
+            del self._open[key]
+            self.complete += 1
+
+    def lost(self, lane: int, episode: int) -> None:
+        env = lane // self._series.agents
+        if self._open.pop((env, episode), None) is not None:
+            self._owe()
+        elif episode > self._decided[env]:  # it was lost before anybody saw it begin
+            self._decided[env] = episode
+            if self._positions is not None and self._schedule.position(env, episode) < self._positions:
+                self._owe()
+
+    def _owe(self) -> None:
+        self.lost_episodes += 1
+        self._owed += 1
+
+
+def refuse_twins(own: set[int], present: Array, path: Path) -> None:
+    """StoreError when somebody else has added one of our episodes: two instances do the same work."""
+    names, counts = np.unique(present, return_counts=True)
+    twins = own.intersection(names[counts > 1].tolist())
+    if twins:
+        raise StoreError(
+            f"{path}: another instance with the same --seed collects the same episodes ({len(twins)} are there twice). "
+            "Give each instance its part with --shard 0/2, --shard 1/2 and so on, or a --seed of its own"
+        )

@@ -1,0 +1,432 @@
+"""``rollmill collect``: whole episodes of some policy into a store, by any number of instances and machines.
+
+``collect`` shows everything around the loop in the order it happens; ``_Collection.loop`` is the loop. The main thread
+runs the sampler's rounds, a second one compresses and writes (in serial mode one thread does both in turn).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rollmill.core.config import load_config
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.process_scope import household
+from rollmill.core.protocols import Policy
+from rollmill.envs.make import check_env_settings
+from rollmill.envs.probe import Probe, probe_here
+from rollmill.runs.collect.extract import Harvest, ProgressFile, Stats, check_writable, pop_stats
+from rollmill.runs.collect.options import CollectOptions, PolicySource, find_policy
+from rollmill.runs.collect.quota import Census, Claims, Series, refuse_twins
+from rollmill.runs.stopping import Interrupt
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.sizing import ENVS, GROUPS, SERIAL_ENVS
+from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
+from rollmill.sampling.schedule import EpisodeSchedule
+from rollmill.sampling.settings import SamplingSettings
+from rollmill.store.care.recover import recover
+from rollmill.store.format.schema import STORE_FILE, StoreSchema
+from rollmill.store.writer import StoreWriter
+
+log = logging.getLogger("rollmill")
+
+EPISODES_PER_ENV = 4
+"""Automatic number of envs: so few that each plays this many episodes. At the end all wait for the longest one."""
+IMAGE_ENVS = 4
+"""Automatic number of envs of a worker where they show pictures: their steps take so long that few keep it busy."""
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far a collection is."""
+
+    episodes: int
+    """Env episodes that this instance has added."""
+    wanted: int | None
+    steps: int
+    wanted_steps: int | None
+    bytes: int
+    """What this instance has written."""
+    seconds: float
+    """Since the beginning, the start of the simulators included."""
+    sampling_seconds: float
+    """Since the first rows came in; rates are of these."""
+    mean_return: float | None
+    env_faults: int = 0
+    worker_restarts: int = 0
+
+    @property
+    def share(self) -> float:
+        """What is done of what is to be done, 0..1."""
+        if self.wanted_steps is not None:
+            return min(1.0, self.steps / self.wanted_steps)
+        return min(1.0, self.episodes / self.wanted) if self.wanted else 1.0
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.sampling_seconds if self.sampling_seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self.sampling_seconds * (1 / self.share - 1) if self.share > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes,
+            "episodes_wanted": self.wanted,
+            "steps": self.steps,
+            "steps_wanted": self.wanted_steps,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "steps_per_s": round(self.steps_per_s, 1),
+            "mean_return": self.mean_return,
+            "env_faults": self.env_faults,
+            "worker_restarts": self.worker_restarts,
+        }
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What ``rollmill collect`` has done."""
+
+    state: Literal["finished", "interrupted"]
+    reason: str
+    complete: bool
+    """Whether everything that was asked for is there."""
+    store: Path
+    total_episodes: int
+    """Whole episodes in the store now, of all writers (of several agents each counts)."""
+    policy: str
+    seed: int
+    shard: str
+    figures: Figures
+    signal: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {
+            name: getattr(self, name) for name in ("state", "reason", "complete", "total_episodes", "policy", "seed")
+        }
+        return {**own, "shard": self.shard or None, "store": str(self.store), **self.figures.to_dict()}
+
+
+Progress = Callable[[Figures], None]
+
+
+def collect(
+    options: CollectOptions,
+    files: tuple[Path, ...] = (),
+    overrides: tuple[str, ...] = (),
+    progress: Progress | None = None,
+) -> Collected:
+    """Add episodes to the store ``options.out``. Raises RollmillError when it fails; what had ended is kept."""
+    options.check(overrides)
+    source = find_policy(options)
+    config = _configure(files, overrides, options, source)
+    with Interrupt() as interrupt, household(inside=config.sampling.mode == "serial") as environment:
+        spec = _learn_spec(config, source, environment)
+        job = _prepare(config, spec, options, source, environment)
+        with contextlib.closing(job.census):
+            if job.reason_not_to_begin():
+                return job.outcome(job.reason_not_to_begin(), job.figures_at_start(), 0)
+            policy = source.build(config, job.plan, job.series.seeds)
+            check_writable(options.out)
+            with _Collection(job, policy, interrupt, progress or (lambda figures: None)) as collection:
+                collection.loop()
+            return collection.outcome()
+
+
+def _configure(
+    files: tuple[Path, ...], overrides: tuple[str, ...], options: CollectOptions, source: PolicySource
+) -> TrainConfig:
+    """Settings of the env and the sampling; those of the training's machine are left behind."""
+    base = None
+    if source.loaded is not None:
+        base = {name: block for name, block in source.loaded.state["config"].items() if name != "sampling"}
+    config = load_config(TrainConfig, files, overrides, base=base)
+    if config.sampling.decorrelate_steps:
+        raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
+    if config.env.vector:
+        raise ConfigError(
+            "env.vector: collected episodes have a seed each, a vector environment seeds them by the group; "
+            "set env.vector=false"
+        )
+    if options.max_steps:
+        config = replace(config, env=replace(config.env, max_episode_steps=options.max_steps))
+    check_env_settings(config.env)
+    return config
+
+
+def _learn_spec(config: TrainConfig, source: PolicySource, environment: Mapping[str, str]) -> EnvSpec:
+    if source.loaded is not None:
+        return EnvSpec.from_dict(source.loaded.state["spec"])
+    if config.sampling.mode == "serial":
+        return probe_here(config.env)
+    return Probe(config.env, environment).result(config.sampling.start_timeout)
+
+
+# -- what there is to do -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A collection that could begin: what is there, what is missing, who plays it."""
+
+    options: CollectOptions
+    source: PolicySource
+    series: Series
+    schema: StoreSchema
+    plan: SamplerPlan
+    census: Census
+    need: int | None
+    """Env episodes to add; None: until there are ``step_limit`` steps."""
+    step_limit: int | None
+    present: frozenset[int]
+
+    @property
+    def budget(self) -> float:
+        """Bytes."""
+        return self.options.budget_gb * GB if self.options.budget_gb is not None else float("inf")
+
+    def reason_not_to_begin(self) -> str:
+        if self.need == 0:
+            return "everything is there"
+        return self.budget_reason if self.census.bytes >= self.budget else ""
+
+    @property
+    def budget_reason(self) -> str:
+        return f"the disk budget of {self.options.budget_gb:g} GB is used up"
+
+    def figures_at_start(self) -> Figures:
+        return Figures(0, self.need, 0, self.step_limit, 0, 0.0, 0.0, None)
+
+    def outcome(self, reason: str, figures: Figures, signal: int) -> Collected:
+        return Collected(
+            state="interrupted" if signal else "finished",
+            reason=reason,
+            complete=figures.share >= 1.0,
+            store=self.options.out,
+            total_episodes=len(self.census.uids),
+            policy=self.source.name,
+            seed=self.series.seed,
+            shard=self.options.shard,
+            figures=figures,
+            signal=signal,
+        )
+
+
+def _prepare(
+    config: TrainConfig,
+    spec: EnvSpec,
+    options: CollectOptions,
+    source: PolicySource,
+    environment: Mapping[str, str],
+) -> _Job:
+    if (options.out / STORE_FILE).is_file():
+        _settle(options.out)
+    shard, shards = options.part
+    seed = secrets.randbits(31) if options.seed is None else options.seed
+    series = Series(seed, source.name, config.env.max_episode_steps, spec.agents, shard, shards)
+    census = Census(options.out)
+    present = frozenset(census.all_uids.tolist())
+    gaps, start = series.missing(present)
+    done = series.share(start) - len(gaps)
+    need, step_limit = _amount(options, series, done, len(census.uids) // spec.agents)
+    settings = _size(config.sampling, spec, need)
+    schedule = EpisodeSchedule(series.seeds, settings.workers * settings.envs_per_worker, gaps, start, shards)
+    plan = SamplerPlan(
+        settings=settings,
+        env=config.env,
+        spec=spec,
+        seeds=series.seeds,
+        segments_per_batch=settings.workers * settings.groups,
+        environment=environment,
+        schedule=schedule,
+    )
+    schema = StoreSchema.for_env(spec, env_id=config.env.id, env_kwargs=config.env.args)
+    return _Job(options, source, series, schema, plan, census, need, step_limit, present)
+
+
+def _settle(path: Path) -> None:
+    """Seal what dead writers have left; what cannot be told is only said."""
+    done = recover(path)
+    for name in done.sealed:
+        log.info("sealed shard %s of a writer that has ended", name)
+    for problem in done.problems:
+        log.warning("%s: %s", path, problem)
+
+
+def _amount(options: CollectOptions, series: Series, done: int, there: int) -> tuple[int | None, int | None]:
+    """(episodes, steps) to add, one of them None. ``done``: of this series and shard; ``there``: in the whole store."""
+    if options.steps is not None:
+        return None, max(1, series.share(options.steps))
+    if options.episodes is not None:
+        return series.share(options.episodes), None
+    assert options.until is not None, "checked before"
+    if series.shards > 1:
+        return max(0, series.share(options.until) - done), None
+    return max(0, options.until - there), None
+
+
+def _size(settings: SamplingSettings, spec: EnvSpec, need: int | None) -> SamplingSettings:
+    """Automatic numbers: one worker per core, and not many more lanes than there is work for."""
+    serial = settings.mode == "serial"
+    most = need if need is not None else 1 << 30
+    workers = settings.workers or (1 if serial else max(1, min(default_workers(), most)))
+    envs = settings.envs_per_worker
+    if not envs:
+        usual = SERIAL_ENVS if serial else IMAGE_ENVS if any(f.is_image for f in spec.observation) else ENVS
+        limit = min(usual, max(1, most // (EPISODES_PER_ENV * workers)))
+        wanted = settings.groups or (1 if serial else GROUPS)
+        envs = max(wanted if settings.groups else 1, limit - limit % wanted)
+    groups = settings.groups or (GROUPS if not serial and envs % GROUPS == 0 else 1)
+    return replace(settings, mode="serial" if serial else "sync", workers=workers, envs_per_worker=envs, groups=groups)
+
+
+# -- doing it ----------------------------------------------------------------------------------------
+
+
+class _Collection:
+    """A collection under way; leaving its context ends workers and threads, and seals the shards."""
+
+    def __init__(self, job: _Job, policy: Policy, interrupt: Interrupt, progress: Progress) -> None:
+        self._job, self._interrupt, self._progress = job, interrupt, progress
+        self._writer = StoreWriter(job.options.out, job.schema)
+        self._file = ProgressFile(self._writer)
+        self._sampler = Sampler(job.plan, [policy])
+        schedule = job.plan.schedule
+        assert schedule is not None, "collections are numbered"
+        self._envs = schedule.envs
+        per_worker = job.plan.settings.envs_per_worker
+        self._claims = Claims(job.series, schedule, job.need, per_worker, job.present)
+        self._harvest = Harvest(self._sampler.arena, self._writer, self._claims, job.source.constants, job.step_limit)
+        serial = job.plan.settings.mode == "serial"
+        self._thread = None if serial else ThreadPoolExecutor(1, thread_name_prefix="harvest")
+        self._writing: deque[Future[None]] = deque()
+        self._foreign_bytes = job.census.bytes
+        self._begun = time.monotonic()
+        self._first_rows: float | None = None
+        self._reason = ""
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def loop(self) -> None:
+        """Rounds until everything is there, or something ends it earlier."""
+        self._sampler.start()
+        while not (reason := self._why_stop()):
+            self._sampler.round()
+            self._hand_over()
+            self._look_around()
+            self._progress(self.figures())
+        self._reason = reason
+        self._finish_writing()
+        self._progress(self.figures())
+
+    def _why_stop(self) -> str:
+        if self._interrupt.signal is not None:
+            return f"{self._interrupt.signal.name} received"
+        if self._harvest.is_full:
+            return f"{self._harvest.steps:,} steps"
+        if self._used_bytes() >= self._job.budget or (self._claims.closed and self._claims.is_done):
+            return self._job.budget_reason
+        return f"{self._claims.complete:,} episodes" if self._claims.is_done else ""
+
+    def _hand_over(self) -> None:
+        """Give finished slots to the writing side; raises what has gone wrong there."""
+        slots: list[int] = []
+        while (more := self._sampler.take(1, timeout=0)) is not None:
+            slots += more
+        if slots:
+            self._first_rows = self._first_rows or time.monotonic()
+            groups = [int(self._sampler.inference.group_of_slot[slot]) for slot in slots]
+            stats = pop_stats(self._sampler)
+            if self._thread is None:
+                self._write(slots, groups, stats)
+            else:
+                self._writing.append(self._thread.submit(self._write, slots, groups, stats))
+        while self._writing and self._writing[0].done():
+            self._writing.popleft().result()
+
+    def _write(self, slots: list[int], groups: list[int], stats: Mapping[tuple[int, int], Stats]) -> None:
+        for slot, group in zip(slots, groups, strict=True):
+            self._harvest.take(slot, group, stats)
+            self._sampler.release([slot])
+
+    def _finish_writing(self) -> None:
+        while self._writing:
+            self._writing.popleft().result()
+
+    # -- others, budget, figures ---------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        census, claims = self._job.census, self._claims
+        if census.look(self._writer.name):
+            refuse_twins(claims.own, census.all_uids, self._job.options.out)
+            self._foreign_bytes = census.bytes - self._writer.bytes_written
+            if self._job.options.until is not None and self._job.series.shards == 1:
+                others = len(census.uids) - len(claims.own.intersection(census.uids.tolist()))
+                claims.lower(self._job.options.until - others // self._job.series.agents)
+        # Every env may have one under way; twice the mean, as those are longer than all are on average.
+        expected = 2 * self._envs * self._writer.bytes_written / max(1, claims.complete)
+        if claims.complete and self._used_bytes() + expected >= self._job.budget:
+            claims.closed = True
+        self._file.write("running", self.figures().to_dict())
+
+    def _used_bytes(self) -> int:
+        return self._foreign_bytes + self._writer.bytes_written
+
+    def figures(self) -> Figures:
+        harvest, report, now = self._harvest, self._sampler.crew.report, time.monotonic()
+        return Figures(
+            episodes=self._claims.complete,
+            wanted=self._claims.need,
+            steps=harvest.steps,
+            wanted_steps=self._job.step_limit,
+            bytes=self._writer.bytes_written,
+            seconds=now - self._begun,
+            sampling_seconds=now - (self._first_rows or now),
+            mean_return=harvest.returns / harvest.episodes if harvest.episodes else None,
+            env_faults=report.env_faults,
+            worker_restarts=report.worker_restarts,
+        )
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def __enter__(self) -> _Collection:
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        with contextlib.ExitStack() as stack:
+            state = "failed" if error is not None else "interrupted" if self._interrupt.signal else "finished"
+            stack.callback(lambda: self._file.write(state, self.figures().to_dict(), now=True))
+            stack.callback(self._writer.close)
+            stack.callback(self._leave_open)
+            stack.callback(self._sampler.stop)
+            if self._thread is not None:
+                self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _leave_open(self) -> None:
+        """Whole episodes only, unless steps are counted."""
+        if self._job.step_limit is not None and self._interrupt.signal is not None:
+            self._harvest.end_open()
+        else:
+            self._harvest.discard_open()
+
+    def outcome(self) -> Collected:
+        self._job.census.refresh()
+        refuse_twins(self._claims.own, self._job.census.all_uids, self._job.options.out)
+        number = self._interrupt.signal
+        return self._job.outcome(self._reason, self.figures(), int(number) if number else 0)

@@ -1,0 +1,339 @@
+"""Plays the numbered episodes of an evaluation and counts those that are wanted.
+
+Episode n has a seed of its own, environment e of ``envs`` plays the episodes e, e + envs, e + 2 * envs ..., and all
+environments step together. So the policy is always asked about the same lanes in the same order: figures depend on the
+seed and on ``envs``, not on how many workers share the environments.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.protocols import ActAnswer, ActRequest, Policy
+from rollmill.core.seeds import Seeds
+from rollmill.core.slots import Arena
+from rollmill.envs.batch import random_actions
+from rollmill.runs.collect.extract import Harvest, Stats, pop_stats
+from rollmill.runs.evaluate.record import EvalRecording, share_out
+from rollmill.runs.evaluate.results import EpisodeRow, Score
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.sampling.inference import Request
+from rollmill.sampling.policies.random import RandomAnswer
+from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
+from rollmill.sampling.schedule import EpisodeSchedule
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far one policy's episodes are."""
+
+    policy: str
+    done: int
+    wanted: int
+    """Episodes; steps where the evaluation goes by steps."""
+    unit: str
+    mean_return: float | None
+
+    def to_dict(self) -> dict[str, object]:
+        return {"policy": self.policy, "done": self.done, "wanted": self.wanted, "unit": self.unit}
+
+
+Progress = Callable[[Sequence[EpisodeRow], Figures], None]
+"""Called with the episodes that have just been counted, and how far it is; every second at least, then without any."""
+BEAT_SECONDS = 1.0
+
+
+class Pace:
+    """How long the rest of a policy's episodes takes, at the pace so far."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._policy = ""
+        self._begun, self._done = 0.0, 0
+
+    def left(self, figures: Figures) -> float | None:
+        """Seconds; None before anything is done."""
+        if figures.policy != self._policy:
+            self._policy, self._begun, self._done = figures.policy, self._clock(), figures.done
+        done = figures.done - self._done
+        return (figures.wanted - figures.done) * (self._clock() - self._begun) / done if done > 0 else None
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """Who plays which episodes."""
+
+    sampler: SamplerPlan
+    schedule: EpisodeSchedule
+    """Numbers of episodes; env seeds are drawn by it except where the env is a vector of them."""
+    episodes: int | None
+    steps: int | None
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that count; workers of unlike size have some more."""
+        return self.schedule.envs * self.sampler.spec.agents
+
+    def number(self, lane: int, episode: int) -> int:
+        return self.schedule.number(lane // self.sampler.spec.agents, episode)
+
+    def seed(self, lane: int, episode: int) -> int | None:
+        if self.sampler.schedule is None:
+            return None
+        return self.schedule.env_seed(lane // self.sampler.spec.agents, episode)
+
+
+def make_plan(
+    config: TrainConfig,
+    spec: EnvSpec,
+    *,
+    seed: int,
+    workers: int,
+    envs: int,
+    episodes: int | None,
+    steps: int | None = None,
+) -> EvalPlan:
+    """No more environments than episodes, in equal parts to the workers; one group each, as all step together."""
+    if config.sampling.decorrelate_steps:
+        config = replace(config, sampling=replace(config.sampling, decorrelate_steps=0))
+    if episodes is not None:
+        envs = min(envs, episodes)
+    count = min(workers or default_workers(), envs)
+    settings = replace(
+        config.sampling, mode="sync", workers=count, envs_per_worker=-(-envs // count), groups=1, answer_share=1.0
+    )
+    seeds = Seeds(seed).branch("evaluation")
+    schedule = EpisodeSchedule(seeds, envs)
+    plan = SamplerPlan(
+        settings=settings,
+        env=config.env,
+        spec=spec,
+        seeds=seeds,
+        segments_per_batch=1,
+        environment=os.environ,
+        lockstep=True,
+        schedule=None if config.env.vector else schedule,
+    )
+    if config.env.vector and envs % count:
+        raise ConfigError(f"env.vector: --envs {envs} cannot be shared out evenly to {count} workers; set --workers")
+    return EvalPlan(plan, schedule, episodes, steps)
+
+
+class FirstLanes:
+    """Asks a policy about the first lanes only; the rest, which nobody counts, act at random."""
+
+    def __init__(self, policy: Policy, lanes: int, spec: EnvSpec) -> None:
+        self._policy, self._lanes, self._spec = policy, lanes, spec
+        self._rng = np.random.default_rng(0)
+        self.state_size = policy.state_size
+
+    @property
+    def version(self) -> int:
+        return self._policy.version
+
+    def attach(self, arena: Arena) -> None:
+        self._policy.attach(arena)
+
+    def detach(self) -> None:
+        self._policy.detach()
+
+    def refresh(self) -> int:
+        return self._policy.refresh()
+
+    def act(self, request: ActRequest) -> ActAnswer:
+        n, rest = self._lanes, len(request.lanes) - self._lanes
+        if rest <= 0:
+            return self._policy.act(request)
+        head = Request(
+            first=request.first[:n],
+            lanes=request.lanes[:n],
+            groups=request.groups,
+            slots=request.slots,
+            rows=request.rows,
+            closing=request.closing,
+            gather=lambda: {name: array[:n] for name, array in request.obs.items()},
+        )
+        answer = self._policy.act(head)
+        tail = random_actions(self._spec, self._rng, {name: array[n:] for name, array in request.obs.items()}, rest)
+        blank = np.zeros(rest, np.float32)
+        state = answer.state
+        if state is not None:
+            state = np.concatenate([state, np.zeros((rest, state.shape[1]), state.dtype)])
+        return RandomAnswer(
+            np.concatenate([answer.action, tail]),
+            np.concatenate([answer.log_prob, blank]),
+            np.concatenate([answer.value, blank]),
+            state,
+        )
+
+
+class Ledger:
+    """Which of the ended episodes count, and whether there are enough of them."""
+
+    def __init__(self, plan: EvalPlan) -> None:
+        self._plan, self._agents = plan, plan.sampler.spec.agents
+        self._quota = None
+        if plan.episodes is not None:
+            self._quota = share_out(plan.episodes, plan.schedule.envs).repeat(self._agents)
+        self._rows: dict[tuple[int, int], EpisodeRow] = {}
+        self._next = np.zeros(plan.lanes, np.int64)  # the lane's first episode that has not ended yet
+        self._lost: set[int] = set()
+        self._stats: dict[int, Stats] = {}
+        self._prefix = self._prefix_steps = 0  # by steps: episodes 0 .. prefix - 1 are settled
+
+    def add(self, ended: EpisodeEnd) -> EpisodeRow | None:
+        """The row of an episode, or None where it does not count."""
+        lane = ended.lane
+        if lane >= self._plan.lanes or (self._quota is not None and not self._quota[lane]):
+            return None
+        self._lost.update(self._plan.number(lane, k) for k in range(int(self._next[lane]), ended.episode))
+        self._next[lane] = ended.episode + 1
+        if self._quota is not None:
+            self._quota[lane] -= 1
+        row = EpisodeRow(
+            episode=self._plan.number(lane, ended.episode),
+            agent=lane % self._agents,
+            seed=self._plan.seed(lane, ended.episode),
+            episode_return=ended.episode_return,
+            length=ended.length,
+            terminated=ended.terminated,
+            policy_id=ended.policy_id,
+        )
+        self._rows[row.episode, row.agent] = row
+        return row
+
+    def add_stats(self, stats: Mapping[tuple[int, int], Stats]) -> None:
+        """The environments' own figures of ended episodes, by (lane of the first agent, episode)."""
+        for (lane, episode), own in stats.items():
+            if lane < self._plan.lanes:
+                self._stats[self._plan.number(lane, episode)] = own
+
+    @property
+    def is_done(self) -> bool:
+        if self._quota is not None:
+            return not self._quota.any()
+        assert self._plan.steps is not None, "an evaluation goes by episodes or by steps"
+        while self._prefix_steps < self._plan.steps:
+            rows = self._game(self._prefix)
+            if len(rows) == self._agents:
+                self._prefix_steps += max(row.length for row in rows)
+            elif self._prefix not in self._lost:
+                return False
+            self._prefix += 1
+        return True
+
+    def _game(self, number: int) -> list[EpisodeRow]:
+        return [row for agent in range(self._agents) if (row := self._rows.get((number, agent))) is not None]
+
+    def score(self) -> Score:
+        """What counts: all that was wanted; by steps, the episodes before the one that reached the limit, and it."""
+        keys = sorted(self._rows)
+        if self._quota is None:
+            keys = [key for key in keys if key[0] < self._prefix and len(self._game(key[0])) == self._agents]
+        stats = {number: self._stats[number] for number in dict.fromkeys(k[0] for k in keys) if number in self._stats}
+        return Score([self._rows[key] for key in keys], len(self._lost), stats)
+
+    def figures(self, policy: str) -> Figures:
+        returns = [row.episode_return for row in self._rows.values()]
+        mean = float(np.mean(returns)) if returns else None
+        if self._quota is None:
+            assert self._plan.steps is not None
+            return Figures(policy, min(self._prefix_steps, self._plan.steps), self._plan.steps, "steps", mean)
+        assert self._plan.episodes is not None
+        left = -(-int(self._quota.sum()) // self._agents)
+        return Figures(policy, self._plan.episodes - left, self._plan.episodes, "episodes", mean)
+
+
+class SlotTaker(Protocol):
+    """Somebody who reads finished slots before they are given back."""
+
+    def take(self, slot: int, group: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Where the episodes of one policy are recorded, and what is the same in all of their rows."""
+
+    recording: EvalRecording
+    policy: str
+    constants: Mapping[str, int]
+
+
+def play(
+    plan: EvalPlan,
+    policy: Policy,
+    name: str,
+    progress: Progress | None = None,
+    tape: Tape | None = None,
+    watch: Callable[[Sampler], SlotTaker] | None = None,
+) -> Score:
+    """Play until enough whole episodes have ended; ``tape`` records them, ``watch`` sees all finished slots."""
+    acting = FirstLanes(policy, plan.lanes, plan.sampler.spec)
+    sampler = Sampler(plan.sampler, [acting])
+    ledger = Ledger(plan)
+    taker = watch(sampler) if watch is not None else None
+    harvest = None
+    if tape is not None:
+        harvest = tape.recording.harvest(sampler, _quota_of_all_lanes(plan), tape.policy, tape.constants)
+    due = time.monotonic()
+    stats: dict[tuple[int, int], Stats] = {}  # of episodes whose slot is not finished yet
+    try:
+        sampler.start()
+        while not ledger.is_done:
+            sampler.round()
+            if sampler.episodes:
+                stats |= pop_stats(sampler)
+                ledger.add_stats(stats)
+            _empty_slots(sampler, harvest, taker, stats)
+            fresh = _take_ended(sampler, ledger)
+            if fresh or time.monotonic() >= due:
+                due = time.monotonic() + BEAT_SECONDS
+                figures = ledger.figures(name)
+                if tape is not None and fresh:
+                    tape.recording.note(tape.policy, figures.done, figures.wanted)
+                if progress is not None:
+                    progress(fresh, figures)
+    finally:
+        sampler.stop()
+        if harvest is not None:
+            harvest.discard_open()
+    return ledger.score()
+
+
+def _take_ended(sampler: Sampler, ledger: Ledger) -> list[EpisodeRow]:
+    fresh = []
+    while sampler.episodes:
+        row = ledger.add(sampler.episodes.popleft())
+        if row is not None:
+            fresh.append(row)
+    return sorted(fresh, key=lambda row: (row.episode, row.agent))
+
+
+def _quota_of_all_lanes(plan: EvalPlan) -> Array:
+    """[lanes of the sampler]: episodes that are recorded; none of lanes that do not count."""
+    assert plan.episodes is not None, "recordings go by episodes"
+    quota = np.zeros(plan.sampler.groups * plan.sampler.lanes_per_group, np.int64)
+    quota[: plan.lanes] = share_out(plan.episodes, plan.schedule.envs).repeat(plan.sampler.spec.agents)
+    return quota
+
+
+def _empty_slots(
+    sampler: Sampler, harvest: Harvest | None, taker: SlotTaker | None, stats: dict[tuple[int, int], Stats]
+) -> None:
+    """Give finished slots back, after their episodes were recorded; ``stats`` are used up."""
+    while (slots := sampler.take(1, timeout=0)) is not None:
+        group = int(sampler.inference.group_of_slot[slots[0]])
+        if harvest is not None:
+            harvest.take(slots[0], group, stats)
+        stats.clear()
+        if taker is not None:
+            taker.take(slots[0], group)
+        sampler.release(slots)

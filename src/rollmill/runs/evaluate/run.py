@@ -1,0 +1,292 @@
+"""``rollmill eval``: what trained policies are worth, over a number of whole episodes.
+
+``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
+checkpoints, play (``eval_play``), film (``film``), write. Which episodes are played is settled beforehand, so that
+short ones do not count more often than long ones, and the same seed gives the same figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rollmill.core.checkpoints import Loaded, load_checkpoint
+from rollmill.core.config import load_config
+from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.process_scope import household
+from rollmill.core.protocols import Policy
+from rollmill.core.seeds import Seeds
+from rollmill.core.tree_file import stored_checksum
+from rollmill.envs.make import check_env_settings
+from rollmill.runs.collect.extract import check_writable
+from rollmill.runs.evaluate.options import EvalOptions, check_outputs, check_targets
+from rollmill.runs.evaluate.play import EvalPlan, Figures, Tape, make_plan, play
+from rollmill.runs.evaluate.record import EvalRecording
+from rollmill.runs.evaluate.render_env import without_display
+from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Film, Score, write_document
+from rollmill.runs.evaluate.targets import (
+    checkpoint_name,
+    find_checkpoints,
+    find_targets,
+    record_folder,
+    require_fit,
+)
+from rollmill.runs.evaluate.video import FilmPlan, ScriptWriter, make_films
+from rollmill.runs.train.run import probe_beside, require_online
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.sampling.policies.episode import EpisodeRandom
+from rollmill.sampling.policies.per_agent import Team
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.store.format.schema import StoreSchema
+
+log = logging.getLogger("rollmill")
+
+Progress = Callable[[Figures], None]
+
+
+def evaluate(target: Path, options: EvalOptions, progress: Progress | None = None) -> EvalResult:
+    """Evaluate a run folder's checkpoint, or a checkpoint file."""
+    return evaluate_all([target], options, progress)[0]
+
+
+def evaluate_all(
+    targets: Sequence[str | Path], options: EvalOptions, progress: Progress | None = None
+) -> list[EvalResult]:
+    """Evaluate every checkpoint that the words mean (runs, files, patterns), in their order, on the same episodes."""
+    options.check()
+    paths = find_targets(targets)
+    check_targets(options, paths)
+    jobs = [
+        _prepare(path, target, options)
+        for target in paths
+        for path in find_checkpoints(target, options.best, options.all_checkpoints)
+    ]
+    jobs = _tell_apart(jobs)
+    check_outputs(options)
+    if options.record:
+        for job in jobs:
+            check_writable(_record_folder(job, options))
+    results: list[EvalResult] = []
+    with contextlib.ExitStack() as stack:
+        desk = Desk(options, progress)
+        desk.environment = stack.enter_context(household(inside=options.video is not None))
+        if options.video is not None:
+            without_display()  # household restores the variables
+        jobs = [_fitted(job, options, desk.environment) for job in jobs]
+        if options.csv is not None:
+            desk.csv = stack.enter_context(CsvFile(options.csv))
+        desk.fps = [desk.film_plan(job).check() if options.video is not None else 0.0 for job in jobs]
+        for number, job in enumerate(jobs):
+            desk.number, desk.count = number, len(jobs)
+            results.append(_evaluate(job, desk))
+            if options.out is not None:
+                write_document(options.out, results)  # after each one: what is known survives a failure later
+    return results
+
+
+@dataclass(frozen=True)
+class Job:
+    """One checkpoint that could be evaluated."""
+
+    loaded: Loaded
+    """Without its state, which is read again when it is needed: there may be many."""
+    config: TrainConfig
+    spec: EnvSpec
+    plan: EvalPlan
+    stem: str
+    """What its files are called: the run and the frames."""
+    elsewhere: bool
+    """Whether the environment is told something else than in training."""
+
+
+def _tell_apart(jobs: Sequence[Job]) -> list[Job]:
+    """Runs of one name in different folders: a number behind the stems, or they would write the same files."""
+    taken: dict[str, list[Path]] = {}
+    named = []
+    for job in jobs:
+        path = job.loaded.path.absolute()
+        paths = taken.setdefault(job.stem, [])
+        if path not in paths:
+            paths.append(path)
+        place = paths.index(path)
+        named.append(replace(job, stem=f"{job.stem}-{place + 1}") if place else job)
+    return named
+
+
+def _prepare(path: Path, target: Path, options: EvalOptions) -> Job:
+    """Read and check one checkpoint and its settings; nothing is started."""
+    try:
+        loaded = require_online(load_checkpoint(path))
+    except CheckpointError as error:
+        if target.is_file():
+            raise
+        raise CheckpointError(f"{error}. Others in {path.parent} can be given by their path") from error
+    config = load_config(TrainConfig, [], options.overrides, base=loaded.state["config"])
+    check_env_settings(config.env)
+    if config.env.vector:
+        log.warning("env.vector: episodes are seeded by the group, so figures depend on the number of workers, too")
+    spec = EnvSpec.from_dict(loaded.state["spec"])
+    stem = re.sub(r"[^\w.-]+", "-", checkpoint_name(loaded).removesuffix(".ckpt"))
+    elsewhere = config.env != load_config(TrainConfig, [], (), base=loaded.state["config"]).env
+    return Job(replace(loaded, state=None), config, spec, _plan(config, spec, options), stem, elsewhere)
+
+
+def _plan(config: TrainConfig, spec: EnvSpec, options: EvalOptions) -> EvalPlan:
+    return make_plan(
+        config,
+        spec,
+        seed=options.seed,
+        workers=options.workers,
+        envs=options.envs,
+        episodes=options.wanted,
+        steps=options.steps,
+    )
+
+
+def _fitted(job: Job, options: EvalOptions, environment: dict[str, str]) -> Job:
+    """The job with the spec of the environment it is to be played in; ConfigError where the policy does not fit."""
+    if not job.elsewhere:
+        return job
+    found = probe_beside(job.config.env, environment, job.config.sampling.start_timeout)
+    require_fit(job.spec, found)
+    return replace(job, spec=found, plan=_plan(job.config, found, options))
+
+
+@dataclass
+class Desk:
+    """What all checkpoints of one evaluation share: where rows and progress go."""
+
+    options: EvalOptions
+    progress: Progress | None
+    csv: CsvFile | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    fps: list[float] = field(default_factory=list)
+    """Pictures per second of each job's films."""
+    comparators: dict[str, Score] = field(default_factory=dict)
+    """Of the random policy, by environment."""
+    number: int = 0
+    count: int = 1
+
+    def begin(self, job: Job, policy: str) -> None:
+        if self.csv is not None:
+            self.csv.begin(str(job.loaded.path), job.loaded.frames, policy)
+
+    def show(self, rows: Sequence[EpisodeRow], figures: Figures) -> None:
+        if self.csv is not None:
+            self.csv.add(rows, figures.to_dict())
+        if self.progress is not None:
+            self.progress(figures)
+
+    def end(self, score: Score) -> None:
+        if self.csv is not None:
+            self.csv.keep(score)
+
+    def film_plan(self, job: Job) -> FilmPlan:
+        o = self.options
+        assert o.video is not None, "asked for films"
+        return FilmPlan(job.config.env, o.video, range(o.filmed), o.cells, o.fps, not o.no_captions)
+
+
+def _evaluate(job: Job, desk: Desk) -> EvalResult:
+    """One checkpoint and, where asked for, a random policy on the same episodes."""
+    options, loaded = desk.options, load_checkpoint(job.loaded.path)
+    job = replace(job, plan=replace(job.plan, sampler=replace(job.plan.sampler, environment=desk.environment)))
+    seeds = Seeds(options.seed)
+    films: list[Film] = []
+    with contextlib.ExitStack() as stack:
+        recording = stack.enter_context(_recording(job, options)) if options.record else None
+        policy = trained_policy(
+            job.config, loaded, job.plan.sampler, seeds.branch("actions").integer(), options.deterministic
+        )
+        trained_for = {"version": int(loaded.state["learners"][0]["version"]), "global_step": loaded.frames}
+        tape = Tape(recording, checkpoint_name(loaded), trained_for) if recording else None
+        score = _play(job, policy, "policy", job.stem, tape, desk, films)
+        comparator = _play_random(job, recording, desk, films) if options.random else None
+    return EvalResult(
+        str(loaded.path),
+        loaded.frames,
+        job.config.env.id,
+        score,
+        comparator,
+        options.to_dict(),
+        str(recording.folder) if recording else None,
+        films,
+    )
+
+
+def _play_random(job: Job, recording: EvalRecording | None, desk: Desk, films: list[Film]) -> Score:
+    """The comparator; once for all checkpoints of the same environment, unless each is to be recorded."""
+    same = repr((job.config.env, job.spec))
+    if recording is None and same in desk.comparators:
+        return desk.comparators[same]
+    tape = Tape(recording, "random", {"version": 0, "global_step": 0}) if recording else None
+    policy = EpisodeRandom(job.spec, job.plan.schedule)
+    desk.comparators[same] = _play(job, policy, "random", f"{job.stem}-random", tape, desk, films)
+    return desk.comparators[same]
+
+
+def _play(job: Job, policy: Policy, role: str, name: str, tape: Tape | None, desk: Desk, films: list[Film]) -> Score:
+    """Play, and film what was played."""
+    writers: list[ScriptWriter] = []
+
+    def watch(sampler: Sampler) -> ScriptWriter:
+        writers.append(ScriptWriter(sampler.arena, job.plan, range(desk.options.filmed)))
+        return writers[0]
+
+    desk.begin(job, role)
+    shown = f"{name} ({desk.number + 1} of {desk.count})" if desk.count > 1 else role
+    score = play(job.plan, policy, shown, desk.show, tape, watch if desk.options.video is not None else None)
+    desk.end(score)
+    if desk.options.video is not None:
+        films += make_films(desk.film_plan(job), name, writers[0].scripts, desk.fps[desk.number])
+    return score
+
+
+@contextlib.contextmanager
+def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
+    schema = StoreSchema.for_env(job.spec, env_id=job.config.env.id, env_kwargs=job.config.env.args)
+    # All that decides what is played in an episode with a given number.
+    envs = job.plan.schedule.envs
+    how = f"{options.seed}|{options.deterministic}|{envs}|{options.overrides}"
+    # Runs in different folders may have one name: the checksum tells their checkpoints apart.
+    name = f"{checkpoint_name(job.loaded)}|{job.loaded.frames}|{stored_checksum(job.loaded.path)}|{how}"
+    with EvalRecording(_record_folder(job, options), schema, name) as recording:
+        yield recording
+
+
+def _record_folder(job: Job, options: EvalOptions) -> Path:
+    return options.record_dir or record_folder(job.loaded.path)
+
+
+def trained_policy(
+    config: TrainConfig, loaded: Loaded, plan: SamplerPlan, seed: int, deterministic: bool = False
+) -> Policy:
+    """The policy that a checkpoint holds, for the lanes of a plan; several act as a team."""
+    import torch
+
+    from rollmill.models.acting.policy import TorchPolicy
+    from rollmill.models.acting.weights import WeightBoard
+    from rollmill.models.actor_critic import build_model
+    from rollmill.optim.saving import load_weights
+    from rollmill.runs.train.build import choose_device
+
+    owners = config.env.policies or (0,) * plan.spec.agents
+    if len(owners) != plan.spec.agents or config.env.policy_count != len(loaded.state["learners"]):
+        raise ConfigError(
+            f"env.policies={list(config.env.policies)} does not fit: {plan.spec.name} has {plan.spec.agents} agents, "
+            f"the checkpoint {len(loaded.state['learners'])} policies"
+        )
+    torch.set_num_threads(1)  # as in training; how an operator is shared out to threads changes the last bits
+    members: list[Policy] = []
+    for number, learner in enumerate(loaded.state["learners"]):
+        model = build_model(plan.spec, config.model)
+        load_weights(model, learner["model"])
+        model.to(choose_device(config.learning.device))
+        lanes = plan.groups * plan.lanes_per_group
+        members.append(TorchPolicy(model, WeightBoard(model), lanes, seed + number, deterministic))
+    return members[0] if len(members) == 1 else Team(members, owners)

@@ -1,0 +1,100 @@
+"""Which checkpoints a path means: a file, the newest (best, every) one of a run folder, a pattern."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.run_folder import RunFolder
+from rollmill.runs.train.run import require_online
+
+
+def find_targets(words: Sequence[str | Path]) -> list[Path]:
+    """Paths from words, patterns among them (``runs/*/doom*``); ConfigError where a pattern finds nothing."""
+    found: dict[Path, None] = {}
+    for word in map(str, words):
+        if not glob.has_magic(word) or Path(word).exists():
+            found[Path(word)] = None
+            continue
+        matches = [Path(name) for name in sorted(glob.glob(word, recursive=True))]
+        usable = [path for path in matches if path.is_file() or RunFolder(path).checkpoints.is_dir()]
+        if not usable:
+            what = "matches neither a checkpoint nor a run folder" if matches else "matches nothing"
+            raise ConfigError(f"{word}: {what}")
+        found.update(dict.fromkeys(usable))
+    return list(found)
+
+
+def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> list[Path]:
+    """The files a path means, oldest first; nothing is read but names (and, for ``best``, headers)."""
+    folder = RunFolder(target)
+    try:
+        if target.is_file():
+            return [target]
+        is_run = folder.checkpoints.is_dir()
+    except OSError as error:  # no permission, a name that is too long
+        raise CheckpointError(f"{target}: {error.strerror or error}") from error
+    if not is_run:
+        raise CheckpointError(f"{target}: neither a checkpoint nor a run folder with checkpoints")
+    checkpoints = Checkpoints(folder.checkpoints)
+    if every:
+        paths = [checkpoint.path for checkpoint in checkpoints.list()]
+        if not paths:
+            raise CheckpointError(f"{target}: no checkpoint yet")
+        return paths
+    found = checkpoints.best() if best else checkpoints.newest()
+    if found is None:
+        what = "no checkpoint has a known return; leave out --best" if best else "no checkpoint yet"
+        raise CheckpointError(f"{target}: {what}")
+    return [found.path]
+
+
+def find_checkpoint(target: Path, best: bool) -> Loaded:
+    """The checkpoint a path means: a file itself, or the newest (best) of a run folder."""
+    path = find_checkpoints(target, best)[0]
+    try:
+        return require_online(load_checkpoint(path))
+    except CheckpointError as error:
+        if target.is_file():
+            raise
+        raise CheckpointError(f"{error}. Others in {path.parent} can be given by their path") from error
+
+
+def require_fit(saved: EnvSpec, found: EnvSpec) -> None:
+    """ConfigError unless a policy that was made for ``saved`` can play in ``found``; names and frames may differ."""
+    for what, is_same in (
+        ("observations", saved.observation == found.observation),
+        ("actions", saved.action == found.action),
+        ("agents", saved.agents == found.agents),
+    ):
+        if not is_same:
+            raise ConfigError(
+                f"the policy was trained in {saved.name}, {_spaces(saved)}; it cannot play in {found.name}, "
+                f"whose {what} differ: {_spaces(found)}"
+            )
+
+
+def _spaces(spec: EnvSpec) -> str:
+    """``(obs uint8[8, 8, 3]; discrete actions [3]; 1 agent)``, bounds left out."""
+    fields = ", ".join(f"{field.name} {field.dtype}{list(field.shape)}" for field in spec.observation)
+    size = [*spec.action.nvec, *spec.action.shape]
+    return f"({fields}; {spec.action.kind} actions {size}; {spec.agents} agent{'' if spec.agents == 1 else 's'})"
+
+
+def checkpoint_name(loaded: Loaded) -> str:
+    """Short and the same on every machine: ``<run>/<file>``."""
+    path = loaded.path.absolute()
+    return f"{path.parent.parent.name}/{path.name}" if _inside_run(path) else path.name
+
+
+def record_folder(checkpoint: Path) -> Path:
+    """Where the episodes of a checkpoint go by default: ``<run>/eval/<checkpoint>``."""
+    return (checkpoint.parent.parent if _inside_run(checkpoint) else checkpoint.parent) / "eval" / checkpoint.stem
+
+
+def _inside_run(checkpoint: Path) -> bool:
+    return checkpoint.parent.name == RunFolder(Path()).checkpoints.name

@@ -1,0 +1,266 @@
+"""Films of evaluated episodes, made by playing them once more: the same seed and actions, this time with pictures.
+
+The evaluation itself renders nothing, and a film may be larger than what the agent sees. Rewards and the end are
+compared on the way: what does not repeat is not shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rollmill.core.errors import EnvError, RunFolderError
+from rollmill.core.fields import Array, Obs
+from rollmill.core.protocols import Env
+from rollmill.core.slots import Arena
+from rollmill.envs.settings import EnvSettings
+from rollmill.reports.video.glyphs import HEIGHT, draw_text, text_width
+from rollmill.reports.video.stored_episodes import enlarge
+from rollmill.runs.evaluate.play import EvalPlan
+from rollmill.runs.evaluate.render_env import make_shown, picture, pictures_per_second, with_pictures
+from rollmill.runs.evaluate.results import Film
+from rollmill.store.convert.h264 import VideoFile
+
+BACK, INK, MUTED = (16, 20, 26), (232, 236, 242), (132, 144, 160)
+GAP = 4
+"""Pixels between the cells of a grid."""
+TOLERANCE = 1e-4
+"""By which a repeated reward may differ: rows hold float32."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """All that an episode was made of."""
+
+    episode: int
+    seed: int
+    actions: Array
+    """``[steps, agents, ...]``"""
+    rewards: Array
+    """``[steps, agents]``; 0 where an agent was done before the others."""
+
+
+class ScriptWriter:
+    """Takes down the actions of some episodes from the slots of a sampler (``eval_play.SlotTaker``)."""
+
+    def __init__(self, arena: Arena, plan: EvalPlan, episodes: range) -> None:
+        self._arena, self._plan, self._wanted = arena, plan, episodes
+        self._agents = plan.sampler.spec.agents
+        self._open: dict[int, tuple[int, list[Array], list[Array]]] = {}
+        self._ended: set[tuple[int, int]] = set()  # (lane of the first agent, agent) of open episodes
+        self.scripts: dict[int, Script] = {}
+
+    def take(self, slot: int, group: int) -> None:
+        rows = self._arena.segment(slot)
+        lanes = self._arena.layout.lanes
+        for column in range(0, lanes, self._agents):
+            lane = group * lanes + column
+            if lane < self._plan.lanes:
+                part = slice(column, column + self._agents)
+                self._env(lane, {name: array[:, part] for name, array in rows.items()})
+
+    def _env(self, lane: int, rows: Mapping[str, Array]) -> None:
+        for t in range(self._arena.layout.steps):
+            if rows["first"][t, 0]:
+                self._begin(lane, int(rows["episode"][t, 0]))
+            valid = rows["valid"][t]
+            if lane not in self._open or not valid.any():
+                continue
+            episode, actions, rewards = self._open[lane]
+            actions.append(rows["action"][t].copy())
+            rewards.append(rows["reward"][t].copy())
+            over = valid & (rows["terminated"][t] | rows["truncated"][t])
+            self._ended |= {(lane, int(k)) for k in np.flatnonzero(over)}
+            if all((lane, k) in self._ended for k in range(self._agents)):
+                self._finish(lane, episode, actions, rewards)
+
+    def _begin(self, lane: int, episode: int) -> None:
+        self._open.pop(lane, None)  # one that a fault has ended: it has no script
+        self._ended = {(other, k) for other, k in self._ended if other != lane}
+        if self._plan.number(lane, episode) in self._wanted:
+            self._open[lane] = (episode, [], [])
+
+    def _finish(self, lane: int, episode: int, actions: list[Array], rewards: list[Array]) -> None:
+        number, seed = self._plan.number(lane, episode), self._plan.seed(lane, episode)
+        assert seed is not None, "films are refused for environments that are not seeded alone"
+        self.scripts[number] = Script(number, seed, np.stack(actions), np.stack(rewards))
+        del self._open[lane]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One picture of an episode and what had happened by then."""
+
+    picture: Array
+    step: int
+    so_far: float
+    """Return, the mean over agents."""
+    over: bool
+
+
+@dataclass(frozen=True)
+class FilmPlan:
+    """What to film, and how it looks."""
+
+    env: EnvSettings
+    """The environment as it was evaluated."""
+    folder: Path
+    episodes: range
+    cells: tuple[int, int] | None = None
+    fps: float | None = None
+    captions: bool = True
+
+    def check(self) -> float:
+        """Pictures per second, after all has been tried out that can fail: the extra, the folder, one picture."""
+        VideoFile(self.folder / "probe.mp4", self.fps or 1.0)  # PyAV is there, the rate is possible
+        with contextlib.closing(make_shown(with_pictures(self.env))) as env:
+            env.reset(0, blank(env))
+            picture(env)
+            return self.fps or pictures_per_second(env)
+
+
+def blank(env: Env) -> Obs:
+    """Arrays for one environment's observations."""
+    return {f.name: np.zeros((env.spec.agents, *f.shape), f.dtype) for f in env.spec.observation}
+
+
+def replay(settings: EnvSettings, script: Script, max_steps: int = 0) -> Generator[Scene]:
+    """The pictures of an episode, the first one before its first step. EnvError when it does not repeat."""
+    env = make_shown(settings)
+    obs, so_far, steps = blank(env), 0.0, len(script.actions)
+    ended = np.zeros(env.spec.agents, bool)
+    try:
+        env.reset(script.seed, obs)
+        yield Scene(picture(env), 0, 0.0, steps == 0)
+        for t in range(steps):
+            reward, terminated, truncated, _ = env.step(script.actions[t], obs)
+            got = np.where(ended, 0.0, np.asarray(reward, np.float64))
+            if not np.allclose(got, script.rewards[t], rtol=TOLERANCE, atol=TOLERANCE):
+                raise _no_repetition(script, t, f"reward {got.tolist()}, was {script.rewards[t].tolist()}")
+            ended |= np.broadcast_to(np.asarray(terminated) | np.asarray(truncated), ended.shape)
+            over = t + 1 == steps
+            if ended.all() != over and not (over and max_steps == steps):
+                raise _no_repetition(script, t, f"it {'ended' if ended.all() else 'went on'}")
+            so_far += float(np.mean(script.rewards[t]))
+            yield Scene(picture(env), t + 1, so_far, over)
+    finally:
+        env.close()
+
+
+def _no_repetition(script: Script, t: int, what: str) -> EnvError:
+    return EnvError(
+        f"episode {script.episode} (seed {script.seed}) does not repeat from its seed and actions: step {t}: {what}"
+    )
+
+
+# -- pictures ----------------------------------------------------------------------------------------
+
+
+def captioned(scene: Scene, episode: int) -> Array:
+    """The picture, large enough to read, with a strip of text below it."""
+    large = enlarge(scene.picture, fit=True)
+    width = large.shape[1]
+    left, right = f"EPISODE {episode}  STEP {scene.step}", f"RETURN {scene.so_far:+.4g}"
+    scale = max(1, min(3, (width - 16) // max(1, text_width(left + "   " + right))))
+    strip = np.empty(((HEIGHT + 6) * scale, width, 3), np.uint8)
+    strip[:] = BACK
+    draw_text(strip, 4 * scale, 3 * scale, left, MUTED if scene.over else INK, scale)
+    draw_text(strip, width - 4 * scale - text_width(right, scale), 3 * scale, right, INK, scale)
+    return np.concatenate([large, strip])
+
+
+def _shown(scene: Scene, episode: int, captions: bool) -> Array:
+    return captioned(scene, episode) if captions else enlarge(scene.picture, fit=False)
+
+
+def tiled(pictures: Sequence[Array], columns: int) -> Array:
+    """Pictures of any sizes side by side, each in the middle of a cell as large as the largest one."""
+    height, width = (max(p.shape[axis] for p in pictures) for axis in (0, 1))
+    rows = -(-len(pictures) // columns)
+    sheet = np.empty((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), np.uint8)
+    sheet[:] = BACK
+    for k, one in enumerate(pictures):
+        top = (k // columns) * (height + GAP) + (height - one.shape[0]) // 2
+        left = (k % columns) * (width + GAP) + (width - one.shape[1]) // 2
+        sheet[top : top + one.shape[0], left : left + one.shape[1]] = one
+    return sheet
+
+
+# -- files -------------------------------------------------------------------------------------------
+
+
+def make_films(plan: FilmPlan, policy: str, scripts: Mapping[int, Script], fps: float) -> list[Film]:
+    """Film what the plan asks for; an episode that does not repeat is left out and said so."""
+    missing = [n for n in plan.episodes if n not in scripts]
+    chosen = [scripts[n] for n in plan.episodes if n in scripts]
+    films = [_not_there(plan, policy, n, fps) for n in missing]
+    if plan.cells is not None:
+        rows, columns = plan.cells
+        path = plan.folder / f"{policy}-grid-{rows}x{columns}.mp4"
+        return [*films, _film(path, policy, chosen, plan, fps)] if chosen else films
+    return [*films, *(_film(_path(plan, policy, s.episode), policy, [s], plan, fps) for s in chosen)]
+
+
+def _path(plan: FilmPlan, policy: str, episode: int) -> Path:
+    return plan.folder / f"{policy}-episode-{episode:04d}.mp4"
+
+
+def _not_there(plan: FilmPlan, policy: str, episode: int, fps: float) -> Film:
+    reason = "the episode was not played to its end"
+    return Film(str(_path(plan, policy, episode)), policy, [episode], fps, reason)
+
+
+def _film(path: Path, policy: str, scripts: Sequence[Script], plan: FilmPlan, fps: float) -> Film:
+    numbers = [script.episode for script in scripts]
+    settings = with_pictures(plan.env)
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(contextlib.closing(replay(settings, script, plan.env.max_episode_steps)))
+            for script in scripts
+        ]
+        try:
+            with _new_video(path, fps) as video:
+                for sheet in _sheets(running, numbers, plan):
+                    video.add(sheet)
+        except EnvError as error:
+            return Film(str(path), policy, numbers, fps, str(error))
+    return Film(str(path), policy, numbers, fps)
+
+
+def _sheets(running: Sequence[Iterator[Scene]], numbers: Sequence[int], plan: FilmPlan) -> Iterator[Array]:
+    """Whole pictures of the film; an episode that is over keeps its last one, darkened, until all are."""
+    last: list[Array | None] = [None] * len(running)
+    while True:
+        moved = False
+        for k, scenes in enumerate(running):
+            scene = next(scenes, None)
+            if scene is not None:
+                moved = True
+                whole = _shown(scene, numbers[k], plan.captions)
+                last[k] = whole // 2 if scene.over and len(running) > 1 else whole
+        if not moved:
+            return
+        pictures = [p for p in last if p is not None]
+        yield pictures[0] if plan.cells is None else tiled(pictures, plan.cells[1])
+
+
+@contextlib.contextmanager
+def _new_video(path: Path, fps: float) -> Iterator[VideoFile]:
+    """A video that appears under its name when it is whole."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with VideoFile(draft, fps) as video:
+                yield video
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{path}: the film cannot be written: {error.strerror or error}") from error

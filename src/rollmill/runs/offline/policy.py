@@ -1,0 +1,60 @@
+"""The policy that a checkpoint of an offline training holds.
+
+There are two in it: the last weights, with which the fit goes on, and those with the lowest held-out loss, which act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rollmill.core.checkpoints import Loaded
+from rollmill.core.errors import CheckpointError
+from rollmill.core.fields import EnvSpec
+from rollmill.offline.fit import load_weights
+from rollmill.offline.model import Scales, SequencePolicy
+from rollmill.runs.offline.settings import OfflineConfig
+
+KIND = "offline"
+CHECKPOINT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which weights act: those after ``step`` of ``steps`` updates."""
+
+    step: int
+    steps: int
+    best: bool
+    """Whether they were chosen by held-out loss; else they are the last ones."""
+
+    @staticmethod
+    def of(state: Mapping[str, Any], last: bool = False) -> Choice:
+        steps, held_out = int(state["fit"]["step"]), state.get("held_out") or {}
+        if last or not held_out.get("weights"):
+            return Choice(steps, steps, False)
+        return Choice(int(held_out["step"]), steps, True)
+
+    def __str__(self) -> str:
+        why = "where held-out loss was lowest" if self.best else "the last"
+        return f"weights of update {self.step:,} of {self.steps:,}, {why}"
+
+
+def require_offline(loaded: Loaded) -> Loaded:
+    """The checkpoint itself; CheckpointError unless an offline training has written it."""
+    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
+    return loaded
+
+
+def load_policy(loaded: Loaded, config: OfflineConfig, device: torch.device, last: bool = False) -> SequencePolicy:
+    """The network a checkpoint holds, with the weights of the lowest held-out loss (``last``: with the last ones)."""
+    state = loaded.state
+    spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
+    model = SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
+    chosen = state["held_out"]["weights"] if Choice.of(state, last).best else state["fit"]["model"]
+    load_weights(model, chosen)
+    return model.to(device)

@@ -1,0 +1,418 @@
+"""``rollmill offline``: learn a policy from a store, judge it in the environment, write down what it is worth.
+
+``train_offline`` shows everything in the order it happens: look at the store and the environment (all that can be
+wrong is found here), take the run folder, build, load a checkpoint if asked, fit, judge, report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rollmill.core import atomic
+from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.config import dump_yaml, to_dict
+from rollmill.core.diary import Diary
+from rollmill.core.errors import CheckpointError, RollmillError
+from rollmill.core.process_scope import household
+from rollmill.core.run_folder import RunFolder, open_log
+from rollmill.core.seeds import Seeds
+from rollmill.monitor.console import duration_text
+from rollmill.offline.data import WindowLoader, fit_normaliser
+from rollmill.offline.fit import Fitter, load_weights, precision, weights_of
+from rollmill.offline.held_out import HeldOut
+from rollmill.offline.model import SequencePolicy
+from rollmill.offline.results import LAST, Results, Row, data_rows
+from rollmill.runs.diary import open_diary
+from rollmill.runs.evaluate.play import Figures, Pace
+from rollmill.runs.offline.page import Film
+from rollmill.runs.offline.play import Stage
+from rollmill.runs.offline.policy import CHECKPOINT_FORMAT, KIND, Choice, require_offline
+from rollmill.runs.offline.reporting import OfflineReporter
+from rollmill.runs.offline.settings import OfflineConfig, check_offline
+from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
+from rollmill.runs.report import write_run_report
+from rollmill.runs.stopping import Interrupt
+from rollmill.runs.train.build import choose_device
+from rollmill.runs.train.reporting import live_panel
+from rollmill.runs.train.run import Request
+
+log = logging.getLogger("rollmill")
+
+
+@dataclass(frozen=True)
+class OfflineOutcome:
+    """How an offline training ended."""
+
+    state: Literal["finished", "interrupted"]
+    reason: str
+    steps: int
+    folder: Path
+    results: Results | None
+    metrics: Mapping[str, float]
+    weights: str
+    """Which weights are the policy, in words."""
+    signal: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "steps": self.steps,
+            "folder": str(self.folder),
+            "weights": self.weights,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
+            "results": self.results.to_dict() if self.results else None,
+        }
+
+
+def train_offline(config: OfflineConfig, request: Request | None = None) -> OfflineOutcome:
+    """Run an offline training to its end. Raises RollmillError when it fails; the folder says why, too."""
+    request = request or Request()
+    check_offline(config)
+    device = choose_device(config.fit.device, "fit.device")
+    precision(config.fit, device)  # a wish this machine cannot grant is refused before anything is there
+    loaded = _find_checkpoint(config, request)
+    with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(household())
+        task = prepare(config, environment)
+        stack.callback(task.store.close)
+        folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
+        handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
+        stack.callback(handle.close)
+        diary = open_diary(folder, config, request.mode, request.command, loaded)
+        stack.callback(_report_run, folder)
+        with _ending(folder, diary, loaded.frames if loaded else 0) as life:
+            run = life.run = OfflineRun(task, folder, device, request)
+            if loaded is not None:
+                run.load_state(loaded)
+                atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
+            log.info("%s", describe_data(task))
+            run.loop()
+            run.save()
+            if not run.interrupt.signal and task.stage is not None:
+                run.judge_until_signal()
+            else:
+                run.write_results()
+    return run.outcome()
+
+
+def _report_run(folder: RunFolder) -> None:
+    """A page about the run, however it ended; the run has not failed if this does."""
+    try:
+        log.info("report of the run: %s", write_run_report(folder.path))
+    except RollmillError as error:
+        log.error("no report of the run: %s", error)
+
+
+class OfflineRun:
+    """An offline training in progress."""
+
+    def __init__(self, task: Task, folder: RunFolder, device: torch.device, request: Request) -> None:
+        config = task.config
+        self.task, self.folder, self.device = task, folder, device
+        self.interrupt = Interrupt()
+        self.held_out = HeldOut(config.fit.patience)
+        self.results: Results | None = None
+        self.metrics: dict[str, float] = {}
+        self.stop_reason = ""
+        self._stage = None if task.stage is None else replace(task.stage, progress=self._tell)
+        self._pace, self._told_at = Pace(), 0.0
+        self._evaluations: list[dict[str, Any]] = []
+        seeds = Seeds(config.run.seed)
+        if device.type == "cpu":
+            torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``offline.fit``
+        else:
+            torch.set_float32_matmul_precision("high")
+        torch.manual_seed(seeds.branch("weights").integer())
+        self.model = SequencePolicy(task.spec, config.model, task.scales, config.algorithm == "dt")
+        fit_normaliser(self.model, task.store, task.selection.training, seeds.branch("moments").integer())
+        self.model.to(device)
+        loader = WindowLoader(
+            task.store,
+            task.selection,
+            task.spec,
+            config.data,
+            config.model,
+            config.fit.batch_size,
+            seeds.branch("data").integer(),
+            device,
+        )
+        self.fitter = Fitter(self.model, loader, config.fit, seeds.branch("fit").integer())
+        s = config.checkpoints
+        self._checkpoints = Checkpoints(folder.checkpoints, s.keep_last, s.keep_best, s.milestone_frames, s.min_free_mb)
+        self._saved_at = time.monotonic()
+        self._reporter = OfflineReporter(config, folder, request.console)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far."""
+        return self.fitter.step
+
+    # -- the life of a run ---------------------------------------------------------------------
+
+    def loop(self) -> None:
+        """Fit until a limit or a signal ends it."""
+        fit, evaluation = self.task.config.fit, self.task.config.evaluation
+        self._reporter.open(self.steps, self.fitter.seconds)
+        with self.interrupt:
+            while not self._over():
+                self.fitter.train_step()
+                self._reporter.refresh(self.steps)
+                if self.steps % fit.report_steps == 0:
+                    self._report(self._validate())
+                if evaluation.every_steps and self.steps % evaluation.every_steps == 0 and self._stage is not None:
+                    self._report(self._play(evaluation.episodes))
+                if time.monotonic() - self._saved_at >= self.task.config.checkpoints.every_seconds:
+                    self._save_or_complain()
+        if self.fitter.fresh:
+            self._report(self._validate())
+
+    def _validate(self) -> dict[str, float]:
+        """Held-out figures; the weights are kept where the loss is the lowest so far."""
+        figures = self.fitter.validate()
+        if "validation/loss" in figures:
+            self.held_out.note(self.steps, figures["validation/loss"], lambda: weights_of(self.model))
+            warning = self.held_out.warning()
+            if warning:
+                log.warning("%s; the weights of update %s will act", warning, f"{self.held_out.best_step:,}")
+        return {**figures, **self.held_out.metrics()}
+
+    def _over(self) -> bool:
+        fit = self.task.config.fit
+        if self.interrupt.signal is not None:
+            self.stop_reason = f"{self.interrupt.signal.name} received"
+        elif self.steps >= fit.steps:
+            self.stop_reason = f"limit of {fit.steps:,} updates"
+        elif fit.seconds and self.fitter.seconds >= fit.seconds:
+            self.stop_reason = f"limit of {fit.seconds:g} seconds"
+        elif self.held_out.exhausted:
+            self.stop_reason = (
+                f"held-out loss has not fallen for {fit.patience} validations "
+                f"(fit.patience; lowest: {self.held_out.best_loss:.4g} at update {self.held_out.best_step:,})"
+            )
+        return bool(self.stop_reason)
+
+    def _report(self, figures: Mapping[str, float]) -> None:
+        self.metrics |= {**self.fitter.metrics(), **figures}
+        self._reporter.write(self.steps, self.metrics)
+
+    def _play(self, episodes: int) -> dict[str, float]:
+        """Returns by target, as metrics."""
+        rows = self._rows(self.task.config.algorithm, self.model, episodes)
+        self._evaluations.append({"step": self.steps, "rows": [[row.target, row.mean] for row in rows]})
+        figures = {"eval/return": max(row.mean for row in rows)}
+        figures |= {f"eval/return_target_{row.target:g}": row.mean for row in rows if row.target is not None}
+        return figures
+
+    def _rows(self, name: str, model: SequencePolicy, episodes: int) -> list[Row]:
+        assert self._stage is not None
+        return self._stage.targets(name, model, self.task.targets, episodes, self.fitter.autocast)
+
+    def _tell(self, figures: Figures) -> None:
+        """A line about episodes that are being played, every few seconds."""
+        left, now = self._pace.left(figures), time.monotonic()
+        self._reporter.redraw()
+        if now - self._told_at >= self.task.config.report.console_seconds:
+            self._told_at = now
+            rest = "" if left is None else f", left {duration_text(left)}"
+            log.info("evaluating %s: %d of %d episodes%s", figures.policy, figures.done, figures.wanted, rest)
+
+    @property
+    def choice(self) -> Choice:
+        """Which weights are the policy."""
+        best = self.held_out.best_step
+        return Choice(best or self.steps, self.steps, best > 0)
+
+    def _policy(self) -> SequencePolicy:
+        """The network with those weights."""
+        policy = copy.deepcopy(self.model)
+        if self.held_out.weights is not None:
+            load_weights(policy, self.held_out.weights)
+        return policy.eval()
+
+    def judge_until_signal(self) -> None:
+        """``judge``; everything is saved by now, so a signal ends it at once."""
+        interrupt = Interrupt(at_once=True)
+        try:
+            with interrupt:
+                self.judge()
+        except KeyboardInterrupt:
+            if interrupt.signal is None:
+                raise
+            self.interrupt = interrupt
+            self.stop_reason = f"{interrupt.signal.name} received while it was judged"
+
+    def judge(self) -> None:
+        """The final evaluation: all targets, and beside them the data, their maker and random play."""
+        task, stage = self.task, self._stage
+        assert stage is not None
+        episodes, policy = stage.settings.final_episodes, self._policy()
+        log.info("evaluating the %s: %d episodes for each of %d targets", self.choice, episodes, len(task.targets))
+        name = task.config.algorithm
+        rows, notes = self._rows(name, policy, episodes), [f"{name}: {self.choice}"]
+        self.metrics["eval/return"] = max(row.mean for row in rows)
+        if self.held_out.rising:  # the lowest loss is not always the best play: let the reader compare
+            log.info("evaluating the last weights, too, as held-out loss has risen")
+            rows += self._rows(name + LAST, self.model, episodes)
+            notes.append(f"{name}{LAST}: {Choice(self.steps, self.steps, False)}")
+        if task.behaviour is not None:
+            rows.append(stage.behaviour(task.behaviour, episodes))
+        if stage.settings.random:
+            rows.append(stage.random(episodes))
+        title, returns = f"{stage.env.id}, {self.folder.path.name}", task.selection.whole_returns
+        self.results = Results(title, [*rows, *data_rows(returns)], notes=notes)
+        self.write_results()  # before films, which may fail
+        films = self._films(stage, policy, rows)
+        if films:
+            self.write_results(films)
+        self._reporter.write(self.steps, self.metrics)
+
+    def _films(self, stage: Stage, policy: SequencePolicy, rows: list[Row]) -> list[Film]:
+        config = self.task.config
+        own = sorted((row for row in rows if row.policy == config.algorithm), key=lambda row: -row.mean)
+        films = []
+        for row in own[: config.report.videos]:
+            words = config.algorithm if row.target is None else f"{config.algorithm}, asked for {row.target:g}"
+            films.append(Film(words, stage.film(words, self.folder.videos, (policy, row.target))))
+        return films
+
+    def write_results(self, films: Sequence[Film] = ()) -> None:
+        """``eval/results.json`` and ``eval/table.md``: what it was fitted to and what it is worth, as far as known."""
+        task, place = self.task, self.folder.path / "eval"
+        results = self.results or Results(self.folder.path.name, [])
+        facts = {
+            **results.to_dict(),
+            "env": env_of(task.config, task.store).id,
+            "store": str(task.store.path),
+            "data": task.selection.summary(task.store),
+            "steps": self.steps,
+            "weights": asdict(self.choice),
+            "seconds": round(self.fitter.seconds, 1),
+            "metrics": dict(self.metrics),
+            "evaluations": self._evaluations,
+            "films": [{"caption": film.caption, "file": film.path.name} for film in films],
+            "config": to_dict(task.config),
+        }
+        place.mkdir(exist_ok=True)
+        atomic.write_text(place / "results.json", json.dumps(facts, indent=1, default=str) + "\n")
+        if results.rows:
+            atomic.write_text(place / "table.md", results.markdown() + "\n")
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
+        path = self._checkpoints.save(self.state(), self.steps, self.metrics.get("eval/return"))
+        self._saved_at = time.monotonic()
+        log.info("checkpoint %s", path)
+        return path
+
+    def _save_or_complain(self) -> None:
+        try:
+            self.save()
+        except CheckpointError as error:
+            self._saved_at = time.monotonic()  # try again after the usual time, not at every step
+            log.error("no checkpoint was written, training goes on: %s", error)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "format": CHECKPOINT_FORMAT,
+            "kind": KIND,
+            "config": to_dict(self.task.config),
+            "env": to_dict(env_of(self.task.config, self.task.store)),
+            "spec": self.task.spec.to_dict(),
+            "scales": self.model.scales.to_dict(),
+            "targets": list(self.task.targets),
+            "fit": self.fitter.state(),
+            "held_out": self.held_out.state(),
+            "evaluations": self._evaluations,
+        }
+
+    def load_state(self, loaded: Loaded) -> None:
+        state = loaded.state
+        if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.model.scales.to_dict():
+            raise CheckpointError(
+                f"{loaded.path} was fitted to other data than {self.task.store.path} holds now (its environment, "
+                "returns or lengths differ); begin anew with --overwrite"
+            )
+        self.fitter.load_state(state["fit"])
+        self.held_out.load_state(state.get("held_out"))
+        self._evaluations = list(state["evaluations"])
+        self._checkpoints.set_aside_after(self.steps)
+        log.info("continuing from %s (%s updates)", loaded.path, f"{self.steps:,}")
+
+    def outcome(self) -> OfflineOutcome:
+        number = self.interrupt.signal
+        state: Literal["finished", "interrupted"] = "interrupted" if number else "finished"
+        signal = int(number) if number else 0
+        return OfflineOutcome(
+            *(state, self.stop_reason, self.steps, self.folder.path, self.results, self.metrics),
+            str(self.choice),
+            signal,
+        )
+
+    def close(self) -> None:
+        self.fitter.close()
+        self._reporter.close()
+
+
+def _find_checkpoint(config: OfflineConfig, request: Request) -> Loaded | None:
+    """The checkpoint to go on from, read and verified before anything is changed."""
+    if request.restore is not None:
+        return require_offline(load_checkpoint(request.restore))
+    if request.mode == "resume" and config.folder.is_dir():
+        RunFolder.create(config.folder, "resume").close()  # first: one that is in use may have no checkpoint yet
+        return require_offline(Checkpoints(RunFolder(config.folder).checkpoints).load_newest())
+    return None
+
+
+@dataclass
+class _Life:
+    """A run from the moment its folder is taken; ``run`` is None until it is built."""
+
+    run: OfflineRun | None = None
+
+
+@contextlib.contextmanager
+def _ending(folder: RunFolder, diary: Diary, steps: int) -> Iterator[_Life]:
+    """Writes how the run ended into its folder, also where it could not be built and stays at ``steps``."""
+    state: Literal["finished", "interrupted", "failed"] = "failed"
+    reason = ""
+    life = _Life()
+    try:
+        folder.set_state("running", frames=steps)
+        yield life
+        assert life.run is not None
+        outcome = life.run.outcome()
+        state, reason = outcome.state, outcome.reason
+    except KeyboardInterrupt:
+        state, reason = "interrupted", "interrupted and ended at once"
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if life.run is not None:
+            steps = max(steps, life.run.steps)
+            life.run.close()
+        log.log(logging.ERROR if state == "failed" else logging.INFO, "%s: %s", state, reason)
+        try:
+            folder.set_state(state, reason, steps)
+            diary.end_session(f"{state}: {reason}"[:2000], steps)
+        except RollmillError as second:  # a full disk: the first error is the one to report
+            log.error("how the run ended could not be written down: %s", second)

@@ -1,0 +1,89 @@
+"""What an offline training is to do: its settings, checked against the store and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollmill.core.checkpoints import Loaded
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.envs.make import check_env_settings
+from rollmill.envs.probe import Probe
+from rollmill.envs.settings import EnvSettings
+from rollmill.offline.data import Selection, automatic_targets, check_spec, open_store, scales_of, select
+from rollmill.offline.model import Scales
+from rollmill.runs.offline.play import Stage, find_behaviour
+from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.store.reader import Store
+
+PROBE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done, checked against the store and the environment."""
+
+    config: OfflineConfig
+    store: Store
+    selection: Selection
+    scales: Scales
+    stage: Stage | None
+    """None: no environment is played."""
+    targets: tuple[float | None, ...]
+    behaviour: Loaded | None
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.store.schema.env
+
+
+def prepare(config: OfflineConfig, environment: Mapping[str, str]) -> Task:
+    """Look at everything that can be wrong with data, environment and targets; nothing is written."""
+    assert config.store is not None
+    store = open_store(config.store, config.data)
+    selection = select(store, config.data, config.algorithm, config.run.seed)
+    stage = find_stage(config, store, environment) if config.plays else None
+    targets: tuple[float | None, ...] = config.evaluation.targets or (None,)
+    if config.algorithm == "dt" and stage is not None and not config.evaluation.targets:
+        targets = automatic_targets(selection)
+    if config.report.videos and stage is not None:
+        stage.check_films()
+    behaviour = None
+    if config.evaluation.behaviour is not None and stage is not None:
+        behaviour = find_behaviour(config.evaluation.behaviour, stage.spec)
+        stage.check(behaviour)
+    return Task(config, store, selection, scales_of(store, selection), stage, targets, behaviour)
+
+
+def find_stage(config: OfflineConfig, store: Store, environment: Mapping[str, str]) -> Stage:
+    """The environment to judge in, built once in a process of its own and compared with the store."""
+    env = env_of(config, store)
+    try:
+        check_env_settings(env)
+        spec = Probe(env, environment).result(PROBE_SECONDS)
+    except ConfigError as error:
+        if config.env is not None:
+            raise
+        raise ConfigError(
+            f"{store.path} names the environment {env.id!r}, which cannot be played here: {error}. "
+            "Name one with env=..., or do without: evaluation.episodes=0"
+        ) from error
+    check_spec(store.schema.env, spec, str(store.path))
+    return Stage(env, spec, config.evaluation, environment)
+
+
+def env_of(config: OfflineConfig, store: Store) -> EnvSettings:
+    """The environment that was asked for, or the one the store names."""
+    return config.env or EnvSettings(id=store.schema.env_id, args=dict(store.schema.env_kwargs))
+
+
+def describe_data(task: Task) -> str:
+    """One line: what is learnt from, and what is not."""
+    figures = task.selection.summary(task.store)
+    dropped = ", ".join(f"{count:,} {why}" for why, count in figures["dropped"].items())
+    returns = "" if figures["return_mean"] is None else f", mean return {figures['return_mean']:.4g}"
+    return (
+        f"{task.store.path}: {figures['episodes']:,} episodes, {figures['steps']:,} steps{returns}; "
+        f"{figures['validation_episodes']:,} held out; left out: {dropped or 'none'}"
+    )

@@ -1,0 +1,273 @@
+"""Evaluation while a run trains: hands weights to a process of its own and takes in what it finds.
+
+The training never waits for it: weights are copied and written by a thread, an evaluation that is due while another one
+runs is left out and counted, and a process that dies is counted and started again for the next one. It dies with the
+run (``worker.die_with_parent``), and the janitor knows it by its token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollmill.core import tree_file
+from rollmill.core.config import to_dict
+from rollmill.core.errors import RollmillError
+from rollmill.core.janitor import SCRATCH_VARIABLE
+from rollmill.monitor.jsonl import JsonlSink
+from rollmill.runs.train.background_eval_settings import EvaluationSettings
+from rollmill.runs.train.observers import Observer
+
+if TYPE_CHECKING:
+    from rollmill.runs.train.loop import OnlineRun
+
+log = logging.getLogger("rollmill")
+
+PROCESS = "rollmill.runs.train.background_eval_main"
+FAILURES = 3
+"""Evaluations in a row that may fail before no more are tried."""
+END_SECONDS = 10.0
+FIGURES = {"mean": "return", "standard_error": "standard_error", "median": "median", "min": "return_min"} | {
+    "max": "return_max",
+    "mean_length": "length",
+}
+"""From names of ``Score.summary`` to metrics under ``eval/``."""
+
+
+class EvaluationBeside(Observer):
+    """Starts evaluations when they are due; their figures go into the next row of metrics.
+
+    ``eval/training.jsonl`` in the run folder has them all, each at the frames of the weights that were evaluated.
+    """
+
+    def __init__(self, settings: EvaluationSettings, environment: Mapping[str, str]) -> None:
+        self._settings, self._environment = settings, dict(environment)
+        self._child: Child | None = None
+        self._next = self._first = 0
+        self._fresh: dict[str, float] = {}
+        self._rows: JsonlSink | None = None
+        self._failed_in_a_row = 0
+        self.done = self.skipped = self.failures = 0
+
+    @property
+    def gave_up(self) -> bool:
+        return self._failed_in_a_row >= FAILURES
+
+    def on_init(self, run: OnlineRun) -> None:
+        folder = run.folder.path / "eval"
+        folder.mkdir(exist_ok=True)
+        path = folder / "training.jsonl"
+        self._rows = JsonlSink(path, run.frames if path.exists() else None)
+        self._next = self._first = self._following(run.frames)
+
+    def _following(self, frames: int) -> int:
+        every = self._settings.every_frames
+        return (frames // every + 1) * every if every else sys.maxsize
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self._look()
+        if run.frames >= self._next:
+            self._next = self._following(run.frames)
+            if self._child is not None and self._child.busy:
+                self.skipped += 1
+            elif not self.gave_up:
+                self._begin(run)
+
+    def _begin(self, run: OnlineRun) -> None:
+        """Copy the weights now; writing them and everything after it happens elsewhere."""
+        if self._child is None:
+            self._child = Child(self._environment, run.config, self._settings)
+        self._child.evaluate(weights_only(run), run.frames)
+
+    def _look(self) -> None:
+        """Take in what has been found, and notice a process that has ended."""
+        child = self._child
+        if child is None:
+            return
+        for event in child.heard():
+            self._take(event)
+        if not child.alive:
+            self._child = None
+            if child.busy:
+                self._fail(f"its process {child.how_it_ended()}")
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "failed":
+            self._fail(str(event["error"]))
+            return
+        self.done += 1
+        self._failed_in_a_row = 0
+        summary = event["summary"]
+        found = {f"eval/{name}": float(summary[key]) for key, name in FIGURES.items() if summary[key] is not None}
+        self._fresh = {**found, "eval/frames": float(event["frames"]), "eval/seconds": float(event["seconds"])}
+        assert self._rows is not None, "on_init comes first"
+        self._rows.write(int(event["frames"]), {**found, "eval/episodes": summary["episodes"]})
+        log.info("evaluation at %s frames: mean return %.4g", f"{event['frames']:,}", summary["mean"])
+
+    def _fail(self, why: str) -> None:
+        self.failures += 1
+        self._failed_in_a_row += 1
+        more = f"; {FAILURES} in a row, no more are tried" if self.gave_up else ""
+        log.error("the evaluation beside the training failed, training goes on: %s%s", why, more)
+
+    def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
+        """Counts in every row; figures once, in the first row after they were found."""
+        self._look()
+        fresh, self._fresh = self._fresh, {}
+        return {**fresh, "eval/done": self.done, "eval/skipped": self.skipped, "eval/failures": self.failures}
+
+    def on_stop(self, run: OnlineRun) -> None:
+        try:
+            asked_to_end = run.interrupt.signal is not None or not run.stop_reason
+            if self._settings.final and not asked_to_end and not self.gave_up:
+                self._finish(run)
+            else:
+                self._look()
+        finally:
+            unfinished = self._child is not None and self._child.busy
+            if self._child is not None:
+                self._child.end()
+                self._child = None
+            if self._rows is not None:
+                self._rows.close()
+            self._say_what_is_missing(run, unfinished)
+
+    def _say_what_is_missing(self, run: OnlineRun, unfinished: bool) -> None:
+        """A line about evaluations that were asked for and did not come: nobody else would notice."""
+        missed = {
+            "was still being played when the run ended": int(unfinished),
+            "failed": self.failures,
+            "left out because the one before was not finished": self.skipped,
+        }
+        why = ", ".join(f"{count} {what}" for what, count in missed.items() if count)
+        if self.done:
+            if why:
+                log.info("evaluations: %d finished, %s", self.done, why)
+            return
+        due = f"{self._first:,} frames" if self._settings.every_frames else "its end"
+        never = f"the first was due at {due}, the run ended at {run.frames:,} frames"
+        log.warning("no evaluation was finished: %s", why or never)
+
+    def _finish(self, run: OnlineRun) -> None:
+        """The last weights, after what is running; a second Ctrl-C ends the waiting."""
+        if self._child is not None and self._child.busy:
+            self._child.wait()
+            self._look()
+        self._begin(run)
+        assert self._child is not None, "just begun"
+        self._child.wait()
+        self._look()
+        run.write_row()
+
+
+def weights_only(run: OnlineRun) -> dict[str, Any]:
+    """A checkpoint as an evaluation needs it: config, spec and weights, no optimizer, no environments."""
+    from rollmill.optim.saving import weights_of
+
+    learners = []
+    for learner in run.parts.learners:
+        model: Any = getattr(learner, "model")  # noqa: B009 - whatever learns has one; the role does not know torch
+        learners.append({"model": weights_of(model), "version": learner.version})
+    state = {"kind": "online", "config": to_dict(run.config), "spec": run.spec.to_dict(), "learners": learners}
+    return {"frames": run.frames, "metric": run.mean_return, "state": state}
+
+
+class Child:
+    """The process, as the run sees it: one evaluation at a time."""
+
+    def __init__(self, environment: Mapping[str, str], config: Any, settings: EvaluationSettings) -> None:
+        self._folder = Path(environment[SCRATCH_VARIABLE]) / f"evaluation-{os.urandom(4).hex()}"
+        self._folder.mkdir()
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", PROCESS, str(os.getpid()), str(settings.nice)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**environment, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self._order = {
+            "episodes": settings.episodes,
+            "envs": settings.envs,
+            "deterministic": settings.deterministic,
+            "seed": config.run.seed,
+        }
+        self._pending = b""
+        self._writing: threading.Thread | None = None
+        self.busy = False
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def how_it_ended(self) -> str:
+        code = self._process.wait()
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def evaluate(self, weights: dict[str, Any], frames: int) -> None:
+        """Write the weights and tell the process, both in a thread: a slow disk must not stop the training."""
+        self.busy = True
+        path = self._folder / f"weights-{frames:012d}.ckpt"
+        order = {**self._order, "checkpoint": str(path), "frames": frames}
+        self._writing = threading.Thread(target=self._send, args=(path, weights, order), name="evaluation", daemon=True)
+        self._writing.start()
+
+    def _send(self, path: Path, weights: dict[str, Any], order: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            tree_file.save_tree(path, weights)
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+        except (RollmillError, OSError) as error:
+            log.error("the weights could not be handed to the evaluation: %s", error)
+            self._process.kill()  # noticed and counted as any other death
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What it has said since the last time; a finished evaluation makes room for the next."""
+        assert self._process.stdout is not None
+        events: list[dict[str, Any]] = []
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._process.stdout.fileno(), 1 << 16):
+                *lines, self._pending = (self._pending + data).split(b"\n")
+                events += [json.loads(line) for line in lines]
+        if events:
+            self.busy = False
+        return events
+
+    def wait(self) -> None:
+        """Until something was said, or it has ended."""
+        import select
+
+        assert self._process.stdout is not None
+        while self.alive and not select.select([self._process.stdout], [], [], 0.5)[0]:
+            continue
+
+    def end(self) -> None:
+        """Nothing of it is left when this returns, simulators apart: those are the janitor's."""
+        if self._writing is not None:
+            self._writing.join()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        if self.busy:
+            self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()

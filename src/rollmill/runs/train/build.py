@@ -1,0 +1,195 @@
+"""Builds the parts of an online run from its config: networks, policies, learners, sampler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.machine import has_fast_bfloat16
+from rollmill.core.protocols import Learner, SaveableActor, SaveablePolicy
+from rollmill.core.seeds import Seeds
+from rollmill.core.slots import OBS, Arena
+from rollmill.learning.appo import Appo
+from rollmill.learning.ranks import Alone, Ranks
+from rollmill.learning.sac import build_sac
+from rollmill.learning.settings import LearningSettings
+from rollmill.models.acting.graph import GraphPolicy
+from rollmill.models.acting.mirror import Mirror
+from rollmill.models.acting.policy import TorchPolicy
+from rollmill.models.acting.weights import WeightBoard
+from rollmill.models.actor_critic import ActorCritic, build_model
+from rollmill.recording.recorder import spare_slots
+from rollmill.runs.train.allocation import map_large_tensors
+from rollmill.runs.train.settings import TrainConfig, segments_per_batch
+from rollmill.sampling.policies.per_agent import lane_owners
+from rollmill.sampling.policies.random import RandomPolicy
+from rollmill.sampling.policies.warmup import Handover
+from rollmill.sampling.pool import answering_place
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Parts:
+    """What one online run is made of. Policies and learners are lists: one entry per policy id."""
+
+    spec: EnvSpec
+    sampler: Sampler
+    policies: Sequence[SaveableActor]
+    learners: list[Learner]
+    segments_per_batch: int
+    gather: Callable[[list[int]], Mapping[str, Any]]
+    """Copies segments side by side into a batch, wherever the learner wants it."""
+    ranks: Ranks
+    device: torch.device
+
+
+def build_parts(
+    config: TrainConfig,
+    spec: EnvSpec,
+    environment: Mapping[str, str],
+    ranks: Ranks | None = None,
+) -> Parts:
+    """Build everything of one rank; nothing is started. ``config`` is this rank's (``runs.train.ranks.share_of``)."""
+    ranks = ranks or Alone()
+    seeds = Seeds(config.run.seed)
+    # Ranks act in episodes of their own, and begin with the same weights.
+    own = seeds.branch("rank", ranks.rank) if ranks.rank else seeds
+    device = choose_device(config.learning.device)
+    if config.learning.precision == "bfloat16" and device.type == "cpu" and not has_fast_bfloat16():
+        log.warning("learning.precision=bfloat16: this processor has no units for it; float32 will be much faster")
+    if device.type == "cpu":
+        map_large_tensors()
+    torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
+    per_batch, policies = segments_per_batch(config, spec), config.env.policy_count
+    segment_bytes = config.learning.batch_size // per_batch * sum(field.nbytes for field in spec.observation)
+    plan = SamplerPlan(
+        settings=config.sampling,
+        env=config.env,
+        spec=spec,
+        seeds=own.branch("envs"),
+        segments_per_batch=per_batch,
+        state_every=config.learning.recurrence,
+        environment=environment,
+        stay_apart=device.type == "cuda",
+        on_policy=config.on_policy,
+        workers_before=ranks.rank * config.sampling.workers,
+        spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
+    )
+    boards: list[WeightBoard] = []
+    learners: list[Learner] = []
+    for k in range(policies):
+        torch.manual_seed(seeds.branch("weights", k).integer())
+        model = build_model(spec, config.model).to(device)
+        boards.append(WeightBoard(model))
+        seed = own.branch("learner", k).integer()
+        learners.append(LEARNERS[config.learning.algorithm](config, spec, model, boards[k], seed, k, ranks))
+    if device.type == "cuda" and policies == 1 and config.learning.algorithm == "appo":
+        return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
+    lanes = plan.groups * plan.lanes_per_group
+    actors: list[SaveablePolicy] = []
+    for k, board in enumerate(boards):
+        seed = own.branch("actions", k).integer()
+        copy = build_model(spec, config.model).to(device)
+        actor: SaveablePolicy = TorchPolicy(copy, board, lanes, seed, autocast=autocast_dtype(config.learning))
+        if config.learning.algorithm == "sac":
+            actor = Handover(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
+        actors.append(actor)
+    sampler = Sampler(plan, actors)
+    if config.env.policies:
+        sampler.inference.policy_of_lane[:] = lane_owners(config.env.policies, plan.groups, plan.lanes_per_group)
+    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device)
+
+
+def _make_appo(
+    config: TrainConfig, _spec: EnvSpec, model: ActorCritic, board: WeightBoard, seed: int, policy_id: int, ranks: Ranks
+) -> Learner:
+    # Threads add up in the order they finish: serial mode, which repeats bit for bit, has one.
+    learning = replace(config.learning, threads=1) if config.sampling.mode == "serial" else config.learning
+    return Appo(model, board, learning, seed, policy_id, ranks)
+
+
+def _make_sac(
+    config: TrainConfig, spec: EnvSpec, model: ActorCritic, board: WeightBoard, seed: int, policy_id: int, _ranks: Ranks
+) -> Learner:
+    return build_sac(spec, model, board, (config.learning, config.sac, config.model), seed, policy_id)
+
+
+LEARNERS = {"appo": _make_appo, "sac": _make_sac}
+"""What ``learning.algorithm`` means."""
+
+
+def _on_gpu(
+    config: TrainConfig,
+    plan: SamplerPlan,
+    board: WeightBoard,
+    learners: list[Learner],
+    seeds: Seeds,
+    ranks: Ranks,
+    device: torch.device,
+) -> Parts:
+    """Acting by CUDA graphs, observations resident on the device."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
+    model = build_model(plan.spec, config.model).to(device)
+    seed = seeds.branch("actions", 0).integer()
+    place = answering_place(plan.settings, plan.workers)
+    pause = None if place is None else place.pause
+    policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), pause=pause)
+    sampler = Sampler(plan, [policy])
+    gather = DeviceGather(sampler.arena, policy.mirror)
+    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks, device)
+
+
+def autocast_dtype(settings: LearningSettings) -> torch.dtype | None:
+    return torch.bfloat16 if settings.precision == "bfloat16" else None
+
+
+class HostGather:
+    """Batches in host memory; the same buffers are filled again and again."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._buffers: dict[str, Array] | None = None
+
+    def __call__(self, slots: list[int]) -> Mapping[str, Any]:
+        self._buffers = self._arena.gather(slots, self._buffers)
+        return self._buffers
+
+
+class DeviceGather:
+    """Small columns from host memory; observations and states from the mirror, where they already are."""
+
+    def __init__(self, arena: Arena, mirror: Mirror) -> None:
+        self._arena, self._mirror = arena, mirror
+        self._skip = {"state", *(name for name in arena.fields if name.startswith(OBS))}
+        self._buffers: dict[str, Array] | None = None
+
+    def __call__(self, slots: list[int]) -> Mapping[str, Any]:
+        self._buffers = self._arena.gather(slots, self._buffers, self._skip)
+        large = self._mirror.segments(slots)
+        # The slots are given back next: what they hold must have been read by then.
+        torch.cuda.current_stream(self._mirror.device).synchronize()
+        return {**self._buffers, **large}
+
+
+def choose_device(name: str, key: str = "learning.device") -> torch.device:
+    """The device a name means; ConfigError, which names the ``key``, when it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{key}={name}: {error}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{key}={name}: only cpu, cuda and cuda:N are supported")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{key}={name}: this machine has {torch.cuda.device_count()} usable GPUs; use {key}=cpu")
+    return device

@@ -1,0 +1,76 @@
+"""The process of rank 1, 2, ...: the same loop as rank 0's, without run folder, metrics, console and limits.
+
+``python -m rollmill.runs.train.rank_main FD`` is started by ``ranks``; what it is to do comes through a pipe.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import traceback
+
+from rollmill.core.checkpoints import load_checkpoint
+from rollmill.core.errors import RollmillError
+from rollmill.core.run_folder import RunFolder
+from rollmill.runs.train.ranks import RankSetup, share_of
+from rollmill.sampling.worker import die_with_parent, send_event
+
+
+def follow(setup: RankSetup) -> None:
+    """Build this rank's parts, join the others, and train with them until rank 0 says it is over."""
+    from rollmill.learning.ranks import TorchRanks
+    from rollmill.runs.stopping import Interrupt
+    from rollmill.runs.train.build import build_parts
+    from rollmill.runs.train.loop import OnlineRun
+    from rollmill.runs.train.reporting import Reporter
+
+    config = setup.config
+    ranks = TorchRanks(setup.rank, config.learning.ranks, setup.meeting_place, config.learning.rank_timeout, setup.cuda)
+    parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks=ranks)
+    folder = RunFolder(config.folder)
+    run = OnlineRun(config, parts, folder, Reporter(config, folder, "off"), ())
+    run.interrupt = Interrupt(signals=())
+    if setup.checkpoint is not None:
+        run.load_state(load_checkpoint(setup.checkpoint))
+    send_event(setup.events_fd, "ready", {})
+    ranks.connect(parts.device)
+    for learner in parts.learners:
+        learner.agree()
+    run.loop()
+    ranks.close()
+
+
+def main(setup_fd: int) -> int:
+    # Stopping is rank 0's business; a scheduler's SIGTERM reaches every process of a job.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    with os.fdopen(setup_fd, "rb") as pipe:
+        setup: RankSetup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
+    if os.getppid() != setup.parent:
+        return 1
+    os.set_inheritable(setup.events_fd, False)
+    sys.path[:] = setup.path
+    if setup.cores:
+        os.sched_setaffinity(0, setup.cores)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    try:
+        follow(setup)
+    except Exception as error:  # noqa: BLE001 - it goes home to rank 0 instead of being lost
+        trace = traceback.format_exc()
+        send_event(
+            setup.events_fd,
+            "failed",
+            {"type": type(error).__name__, "error": str(error) or type(error).__name__, "trace": trace},
+        )
+        if not isinstance(error, RollmillError):
+            print(trace, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,60 @@
+"""Builds the recorder of a run from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rollmill.core.fields import EnvSpec
+from rollmill.recording.assemble import LanePlan
+from rollmill.recording.choose import Chooser, ChosenLanes, EpisodeChooser, RunShape
+from rollmill.recording.forecast import Sample
+from rollmill.recording.pieces import PieceChooser
+from rollmill.recording.recorder import LocalRecorder, ProcessRecorder, Recorder
+from rollmill.recording.sink import SinkPlan
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.store.format.schema import Column, StoreSchema, create_store
+
+
+def store_schema(config: TrainConfig, spec: EnvSpec) -> StoreSchema:
+    """What the run's store holds."""
+    extra = {"log_prob": Column("log_prob", "float32"), "value": Column("value", "float32", per="obs")}
+    return StoreSchema.for_env(
+        spec,
+        env_id=config.env.id,
+        env_kwargs=config.env.args,
+        extra=[extra[name] for name in config.recording.columns],
+        image_codec=config.recording.image_codec,
+    )
+
+
+def build_recorder(
+    config: TrainConfig, sampler: Sampler, store: Path, environment: Mapping[str, str], sample: Sample
+) -> Recorder:
+    """The run's recorder; nothing is started. ``sample``: what a step takes. StoreError when the store does not fit."""
+    plan = sampler.plan
+    schema = create_store(store, store_schema(config, plan.spec))
+    lanes = LanePlan(
+        groups=plan.groups,
+        lanes=plan.lanes_per_group,
+        agents=plan.spec.agents,
+        groups_per_worker=plan.settings.groups,
+        seeds=None if plan.env.vector else plan.seeds,
+        workers_before=plan.workers_before,
+        key=plan.seeds.branch("recording").integer(),
+    )
+    steps = max(1, round(sample.episode_length))
+    sink = SinkPlan(store.absolute(), schema, config.recording, lanes, steps)
+    chooser = _build_chooser(config, plan, lanes, sample)
+    if plan.settings.mode == "serial":
+        return LocalRecorder(sink, chooser, sampler.arena)
+    return ProcessRecorder(sink, chooser, sampler.arena, sampler.spare, environment)
+
+
+def _build_chooser(config: TrainConfig, plan: SamplerPlan, lanes: LanePlan, sample: Sample) -> Chooser:
+    frames = config.stop.frames
+    if not config.recording.whole:
+        return PieceChooser(config.recording, plan.workers, plan.settings.groups, frames)
+    shape = RunShape(frames, plan.spec.frames_per_step, sample.bytes_per_step, sample.episode_length)
+    return EpisodeChooser(config.recording, shape, ChosenLanes(lanes.key, lanes.groups, lanes.lanes, lanes.agents))

@@ -1,0 +1,277 @@
+"""Turns what happens in a run into rows of metrics, and hands them to the sinks.
+
+A row is due every ``report_frames`` frames: by the run's own clock, so that a deterministic run writes
+the same rows again. Only names under ``time/`` depend on the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console as RichConsole
+
+from rollmill.core.config import to_dict
+from rollmill.core.errors import RunFolderError
+from rollmill.core.protocols import Sink
+from rollmill.core.run_folder import RunFolder
+from rollmill.monitor.console import (
+    RECORDING_ROWS,
+    ROWS,
+    USAGE_ROWS,
+    ConsoleSink,
+    Row,
+    count_text,
+    number_text,
+    stdout_is_terminal,
+)
+from rollmill.monitor.jsonl import JsonlSink
+from rollmill.monitor.metrics import EpisodeStats, MetricWindow, Progress, Rate
+from rollmill.monitor.tensorboard import TensorBoardSink
+from rollmill.monitor.usage import Usage
+from rollmill.monitor.wandb import WandbRun, WandbSink
+from rollmill.recording.played_log import PlayedLog
+from rollmill.recording.recorder import figures
+from rollmill.runs.train.observers import ask_summaries
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.sampling.pool import ProcessCrew
+from rollmill.sampling.sampler import EpisodeEnd
+
+if TYPE_CHECKING:
+    from rollmill.runs.train.loop import OnlineRun
+
+log = logging.getLogger("rollmill")
+
+Console = Literal["auto", "plain", "off"]
+
+
+def live_panel(console: Console) -> bool:
+    """Whether the console shows a live panel (then the log must not go there too)."""
+    return console == "auto" and stdout_is_terminal()
+
+
+def panel_rows(config: TrainConfig) -> tuple[Row, ...]:
+    """What the panel of a run shows: the usual rows, and limits beside figures that have one."""
+    rate, limit = config.report.sim_rate, config.learning.max_grad_norm
+    rows = list(ROWS)
+    if rate:
+        rows[0] = Row("frames/s", "frames_per_s", lambda v: f"{count_text(v)} ({v / rate:.0%} of bare simulation)")
+    against = f" (max {limit:g})" if limit else ""
+    rows += [
+        Row("value loss", "value_loss", in_line=False),
+        Row("grad norm", "grad_norm", lambda v: number_text(v) + against, in_line=False),
+        Row("clipped", "clip_fraction", lambda v: f"{v:.1%}", in_line=False),
+        *USAGE_ROWS,
+    ]
+    return (*rows, *RECORDING_ROWS) if config.recording.on else tuple(rows)
+
+
+class Phases:
+    """Shares of the time since the last row that went into each phase of each process."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._before: dict[str, float] = {}
+
+    def shares(self, seconds: float, phases: Mapping[str, float]) -> dict[str, float]:
+        """``time/worker_env`` and so on, 0 to 1; ``seconds`` of training and of each phase so far."""
+        passed = seconds - self._at
+        found = {
+            f"time/{name.replace(' ', '_')}": (total - self._before.get(name, 0.0)) / passed if passed > 0 else 0.0
+            for name, total in phases.items()
+        }
+        self._at, self._before = seconds, dict(phases)
+        return found
+
+
+class Reporter:
+    """Collects figures between rows; owns the sinks."""
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, console: Console) -> None:
+        self.episodes = EpisodeStats(config.report.window)
+        self.checkpoint_failures = 0
+        self._extras = MetricWindow(config.report.window)  # the envs' own statistics
+        self._config, self._folder, self._console_mode = config, folder, console
+        self._workers = MetricWindow(config.report.window)  # returns, by worker
+        self._rate = Rate()
+        self._progress = Progress(config.stop.frames, config.stop.seconds, max_batches=config.stop.batches)
+        self._usage = Usage()
+        self._phases = Phases()
+        self._began_at = 0.0
+        self._sums: dict[str, list[float]] = {}  # name -> [sum, count] since the last row
+        self._next_row = config.report_frames
+        self._sinks: list[Sink] = []
+        self._console: ConsoleSink | None = None
+        self._failed: set[str] = set()
+        self._played: PlayedLog | None = None
+
+    def open(self, frames: int, seconds: float) -> None:
+        """Open the sinks of a run that stands at ``frames`` after ``seconds`` of training."""
+        folder, config = self._folder, self._config
+        resumed = frames if folder.metrics.exists() else None
+        self._began_at = seconds
+        stop = config.stop
+        self._progress = Progress(stop.frames, stop.seconds, seconds, max_batches=stop.batches)
+        self._sinks.append(JsonlSink(folder.metrics, resumed))
+        if config.recording.on:
+            self._played = PlayedLog(folder.data)
+        if config.report.tensorboard:
+            self._sinks.append(TensorBoardSink(folder.tensorboard, resumed))
+        if config.wandb.on:
+            about = WandbRun(folder.path.name, config.env.id, to_dict(config))
+            self._sinks.append(WandbSink(folder.path / "wandb", config.wandb, about))
+        if self._console_mode != "off":
+            title = f"{config.env.id}: {folder.path}"
+            screen = None if live_panel(self._console_mode) else RichConsole(force_terminal=False)
+            every = config.report.console_seconds
+            self._console = ConsoleSink(title, self._progress, folder.path, every, panel_rows(config), console=screen)
+            self._sinks.append(self._console)
+        self._rate.update(frames)
+        self._usage.begin()
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of the last episodes; None before the first has ended."""
+        return self.episodes.mean_return
+
+    @property
+    def window_full(self) -> bool:
+        """Whether as many episodes have ended as a mean return is taken over."""
+        return self.episodes.count >= self._config.report.window
+
+    def add_learning(self, policy_id: int, metrics: Mapping[str, float]) -> None:
+        """Figures of one training step; rows hold their means."""
+        prefix = "learn/" if policy_id == 0 else f"policy{policy_id}/learn/"
+        for name, value in metrics.items():
+            entry = self._sums.setdefault(prefix + name, [0.0, 0.0])
+            entry[0] += value
+            entry[1] += 1
+
+    def step(self, run: OnlineRun) -> None:
+        """Called after every training step: count episodes, and write a row when one is due."""
+        self._count_episodes(run)
+        self._rate.update(run.frames)
+        if run.frames >= self._next_row:
+            self.write_row(run)
+        elif self._console is not None:
+            self._console.tick(run.frames, {"time/frames_per_s": self._rate.per_second()})
+
+    def _count_episodes(self, run: OnlineRun) -> None:
+        """Take in the episodes that have ended since the last call."""
+        ended, plan = run.parts.sampler.episodes, run.parts.sampler.plan
+        lanes = plan.lanes_per_group * plan.settings.groups
+        new: list[EpisodeEnd] = []
+        while ended:
+            episode = ended.popleft()
+            self.episodes.add([episode.episode_return], [episode.length])
+            self._workers.add({f"worker{episode.lane // lanes}/return": episode.episode_return})
+            new.append(episode)
+        if self._played is not None:
+            self._played.add(new)
+        extras = run.parts.sampler.crew.report.episode_stats
+        while extras:
+            _, _, stats = extras.popleft()
+            self._extras.add({f"episode/{name}": value for name, value in stats.items()})
+
+    def write_row(self, run: OnlineRun) -> None:
+        frames = run.frames  # read once: in async mode the sampler goes on counting
+        every = self._config.report_frames
+        self._next_row = frames // every * every + every
+        counts = run.counts()
+        metrics = {
+            **self._extras.means(),
+            **self._workers.means(),
+            **self.episodes.metrics(),
+            **{name: total / count for name, (total, count) in self._sums.items()},
+            "sample/steps": counts["steps"],
+            "sample/dropped_segments": run.dropped_segments,
+            "sample/lost_segments": counts["lost_segments"],
+            "sample/env_faults": counts["env_faults"],
+            "sample/worker_restarts": counts["worker_restarts"],
+            "learn/batches": run.iteration,
+            "run/checkpoint_failures": self.checkpoint_failures,
+            "time/frames_per_s": self._rate.per_second(),
+            "time/seconds": run.seconds,
+            **self._time_left(frames, run.iteration),
+            **self._phases.shares(run.seconds - self._began_at, run.phase_seconds()),
+            **self._usage.figures(_worker_pids(run)),
+            **_gpu_memory(),
+        }
+        if run.recorder is not None:
+            metrics |= figures(run.recorder)
+        for observer in run.observers:
+            metrics |= ask_summaries(observer, run, metrics)
+        self._sums.clear()
+        for sink in self._sinks:
+            self._write(sink, frames, metrics)
+
+    def finish(self, run: OnlineRun) -> None:
+        """The last figures for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
+        if self._console is None:
+            return
+        fresh = {**self.episodes.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
+        if run.recorder is not None:
+            fresh |= figures(run.recorder)
+        self._console.end(run.frames, fresh)
+
+    def _time_left(self, frames: int, batches: int) -> dict[str, float]:
+        left = self._progress.seconds_left(frames, self._rate.per_second(), batches)
+        return {} if left is None else {"time/seconds_left": left}
+
+    def _write(self, sink: Sink, frames: int, metrics: Mapping[str, float]) -> None:
+        """A sink that cannot write (disk full) is complained about once; training goes on."""
+        name = type(sink).__name__
+        try:
+            sink.write(frames, metrics)
+            self._failed.discard(name)
+        except RunFolderError as error:
+            if name not in self._failed:
+                log.error("metrics are being lost, training goes on: %s", error)
+            self._failed.add(name)
+
+    def close_episodes(self, run: OnlineRun) -> None:
+        """No more will end."""
+        self._count_episodes(run)
+        if self._played is not None:
+            self._played.save()
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except RunFolderError as error:
+                log.error("the last metrics could not be written: %s", error)
+        self._sinks.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes.state(),
+            "extras": self._extras.state(),
+            "workers": self._workers.state(),
+            "checkpoint_failures": self.checkpoint_failures,
+            "next_row": self._next_row,
+            "sums": {name: list(entry) for name, entry in self._sums.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.episodes.load_state(state["episodes"])
+        self._extras.load_state(state["extras"])
+        self._workers.load_state(state.get("workers", {}))
+        self.checkpoint_failures = state["checkpoint_failures"]
+        self._next_row = state["next_row"]
+        self._sums = {name: list(entry) for name, entry in state["sums"].items()}
+
+
+def _worker_pids(run: OnlineRun) -> list[int]:
+    """Processes of the workers; in serial mode there are none."""
+    crew = run.parts.sampler.crew
+    return crew.pids() if isinstance(crew, ProcessCrew) else []
+
+
+def _gpu_memory() -> dict[str, float]:
+    """The most that torch has held of the GPU, if this run uses one."""
+    import torch
+
+    held = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"usage/gpu_memory_mb": held / 1e6} if held else {}

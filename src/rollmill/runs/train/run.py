@@ -1,0 +1,296 @@
+"""``rollmill train``: everything around the loop of an online run, in the order it happens.
+
+Take the run folder, write down what is about to happen, start the janitor, learn the env's spec, build
+the parts, load a checkpoint if asked, train, and leave the place tidy whatever ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rollmill.core import atomic
+from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.config import differences, dump_yaml
+from rollmill.core.diary import Diary
+from rollmill.core.errors import CheckpointError, Interrupted, NonFiniteError, RollmillError, StoreError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.imports import import_object
+from rollmill.core.process_scope import household
+from rollmill.core.run_folder import Mode, RunFolder, State, open_log
+from rollmill.envs.probe import Probe, probe_here
+from rollmill.envs.settings import EnvSettings
+from rollmill.reports.store.report import write_report
+from rollmill.runs.diary import open_diary
+from rollmill.runs.out_of_memory import memory_is_named
+from rollmill.runs.report import write_run_report
+from rollmill.runs.stopping import Interrupt
+from rollmill.runs.train.background_eval import EvaluationBeside
+from rollmill.runs.train.forecasting import start_forecast
+from rollmill.runs.train.observers import Observer, build_observers, call_hook
+from rollmill.runs.train.profiler import Profiler
+from rollmill.runs.train.ranks import share_of, start_ranks
+from rollmill.runs.train.recording import build_recorder
+from rollmill.runs.train.reporting import Reporter, live_panel
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.sizing import size
+from rollmill.store.reader import Store
+
+if TYPE_CHECKING:
+    from rollmill.learning.ranks import Ranks
+    from rollmill.runs.train.loop import OnlineRun
+
+log = logging.getLogger("rollmill")
+
+REPORTED_EPISODES = 2000
+"""Episodes whose rows are read for the report at the end of a recording; the tables are of all."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for besides the config."""
+
+    mode: Mode = "new"
+    restore: Path | None = None
+    """Start from this checkpoint instead of from scratch (or, resuming, from the newest)."""
+    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    console: Literal["auto", "plain", "off"] = "auto"
+    profile: bool = False
+    """Record traces of every process into the run folder's ``profile``."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    state: Literal["finished", "interrupted"]
+    reason: str
+    frames: int
+    mean_return: float | None
+    folder: Path
+    signal: int = 0
+    """Number of the signal that ended it, or 0."""
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
+
+MEMORY_ADVICE = (
+    "Smaller are: learning.micro_batch (the same learning in smaller pieces), learning.batch_size, "
+    "sampling.envs_per_worker, the network"
+)
+
+
+def train(config: TrainConfig, request: Request | None = None, observers: Sequence[Observer] = ()) -> Outcome:
+    """Run a training to its end. Raises RollmillError when it fails; the folder says why, too."""
+    request = request or Request()
+    asked, config = config, size(config)
+    if config.model.custom is not None:
+        import_object(config.model.custom, "model.custom")  # a wrong name must not leave a folder behind
+    observers = (*observers, *build_observers(config.observers))
+    if request.profile:
+        observers = (*observers, Profiler(config.profile, config.folder / "profile"))
+    loaded = _find_checkpoint(config, request)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
+        folder.set_state("running", "starting", loaded.frames if loaded else 0)  # from now on it is a run's folder
+        handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
+        stack.callback(handle.close)
+        if config.report.page:
+            stack.callback(_report_run, folder)
+        ending = stack.enter_context(_Ending(folder, loaded.frames if loaded else 0))
+        ending.diary = open_diary(folder, config, request.mode, request.command, loaded)
+        environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
+        stack.push(ending.close_run)
+        if config.evaluation.on:
+            observers = (*observers, EvaluationBeside(config.evaluation, environment))
+        stack.enter_context(memory_is_named(MEMORY_ADVICE))
+        spec = _learn_spec(config, environment)
+        config = _size_for(spec, asked, config, None if loaded else folder)
+        ranks = stack.enter_context(start_ranks(config, spec, environment, loaded.path if loaded else None))
+        forecaster = stack.enter_context(start_forecast(config, spec, environment))
+        run = _build(config, spec, environment, folder, request, observers, ranks.ranks)
+        ending.run = run
+        stack.callback(run.parts.sampler.stop)  # also if it never starts: a GPU holds its memory
+        if forecaster is not None:
+            sample = forecaster.announce(folder.path)
+            run.recorder = build_recorder(config, run.parts.sampler, folder.data, environment, sample)
+        if loaded is not None:
+            _continue_from(run, loaded)
+            atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
+        ranks.join(run)
+        for observer in reversed(observers):  # one call each: all are told, even when one of them fails
+            stack.callback(call_hook, observer, "on_stop", run)
+        run.tell("on_init")
+        folder.set_state("running", frames=run.frames)
+        run.loop()
+        run.save()
+        if run.recorder is not None:
+            _report_data(folder)
+    return ending.outcome()
+
+
+def _report_run(folder: RunFolder) -> None:
+    """A page about the run, however it ended; the run has not failed if this does."""
+    if not folder.config.exists():  # it ended before there was anything to tell
+        return
+    try:
+        log.info("report of the run: %s", write_run_report(folder.path))
+    except RollmillError as error:
+        log.error("no report of the run: %s", error)
+
+
+def _report_data(folder: RunFolder) -> None:
+    """What was recorded, as a page beside the run's metrics; the run has not failed if this does."""
+    try:
+        store = Store(folder.data)
+        if len(store):
+            report = write_report(store, folder.path / "data_report.html", max_episodes=REPORTED_EPISODES)
+            log.info("report of the recorded data: %s", report.html)
+    except (StoreError, OSError) as error:
+        log.error("no report of the recorded data: %s", error)
+
+
+def _find_checkpoint(config: TrainConfig, request: Request) -> Loaded | None:
+    """The checkpoint to go on from, read and verified before anything is changed."""
+    if request.restore is not None:
+        return require_online(load_checkpoint(request.restore))
+    if request.mode == "resume" and config.folder.is_dir():
+        RunFolder.create(config.folder, "resume").close()  # first: one that is in use may have no checkpoint yet
+        return require_online(Checkpoints(RunFolder(config.folder).checkpoints).load_newest())
+    return None
+
+
+def require_online(loaded: Loaded) -> Loaded:
+    """The checkpoint itself; CheckpointError unless an online run has written it."""
+    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != "online":
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
+    return loaded
+
+
+def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
+    """The env's spec, from a process of its own (serial mode: from this one) while torch is imported."""
+    if config.sampling.mode == "serial":
+        return probe_here(config.env)
+    return probe_beside(config.env, environment, config.sampling.start_timeout)
+
+
+def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, folder: RunFolder | None) -> TrainConfig:
+    """Automatic numbers once more, now that it is known what the env is like."""
+    fitting = size(asked, spec)
+    changes = differences(config, fitting)
+    for key, (old, new) in changes.items():
+        log.info("decided for this environment: %s: %s -> %s", key, old, new)
+    if changes and folder is not None:
+        atomic.write_text(folder.config, dump_yaml(fitting))
+    return fitting
+
+
+def probe_beside(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
+    probe = Probe(env, environment)
+    try:
+        import torch  # noqa: F401 - takes a second or two, in which the probe does its work
+    except BaseException:
+        probe.close()
+        raise
+    return probe.result(timeout)
+
+
+def _build(
+    config: TrainConfig,
+    spec: EnvSpec,
+    environment: Mapping[str, str],
+    folder: RunFolder,
+    request: Request,
+    observers: Sequence[Observer],
+    ranks: Ranks,
+) -> OnlineRun:
+    from rollmill.runs.train.build import build_parts
+    from rollmill.runs.train.loop import OnlineRun
+
+    parts = build_parts(share_of(config), spec, environment, ranks=ranks)
+    reporter = Reporter(config, folder, request.console)
+    return OnlineRun(config, parts, folder, reporter, observers)
+
+
+def _continue_from(run: OnlineRun, loaded: Loaded) -> None:
+    state = loaded.state
+    if state["spec"] != run.spec.to_dict():
+        raise CheckpointError(
+            f"{loaded.path} was made for another environment: {state['spec']['name']} with "
+            f"observations {state['spec']['observation']} and actions {state['spec']['action']}"
+        )
+    run.load_state(loaded)
+    Checkpoints(run.folder.checkpoints).set_aside_after(run.frames)
+    log.info("continuing from %s (%s frames)", loaded.path, f"{loaded.frames:,}")
+
+
+class _Ending(contextlib.AbstractContextManager["_Ending"]):
+    """Writes how the run ended into its folder, as the last thing: all its processes are gone by then."""
+
+    def __init__(self, folder: RunFolder, frames: int) -> None:
+        self.run: OnlineRun | None = None
+        self.diary: Diary | None = None
+        self._folder, self._frames = folder, frames
+
+    def close_run(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        """To be called on the way out: saves what can be saved of a run that failed."""
+        if self.run is not None:
+            self._rescue(self.run, error)
+            self.run.close()
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        with Interrupt():  # a signal that comes now must not break off what is written down
+            self._write_down(error)
+
+    def _write_down(self, error: BaseException | None) -> None:
+        frames = self.run.frames if self.run else self._frames
+        state, reason = self._standing(error)
+        level = logging.INFO if error is None else logging.ERROR
+        log.log(level, "%s: %s (%s frames)", state, reason, f"{frames:,}")
+        try:
+            self._folder.set_state(state, reason, frames)
+            if self.diary is not None:
+                self.diary.end_session(f"{state}: {reason}"[:2000], frames)
+        except RollmillError as second:  # a full disk: the first error is the one to report
+            log.error("how the run ended could not be written down: %s", second)
+
+    def _standing(self, error: BaseException | None) -> tuple[State, str]:
+        """How the run has ended, and why."""
+        if error is None:
+            outcome = self.outcome()
+            return outcome.state, outcome.reason
+        if not isinstance(error, KeyboardInterrupt):
+            return "failed", f"{type(error).__name__}: {error}"
+        if self.run is not None and self.run.interrupt.signal is not None:
+            return "interrupted", "interrupted twice, ended at once"
+        return "interrupted", f"{error.name} received" if isinstance(error, Interrupted) else "interrupted"
+
+    def _rescue(self, run: OnlineRun, error: BaseException | None) -> None:
+        """A run that failed outside the learner still has good weights: keep them."""
+        if not isinstance(error, RollmillError) or isinstance(error, (NonFiniteError, CheckpointError)):
+            return
+        if run.iteration and type(error).__name__ != "ValueCollapseError":
+            try:
+                run.save(with_envs=False)
+            except CheckpointError as second:
+                log.error("the last weights could not be saved either: %s", second)
+
+    def outcome(self) -> Outcome:
+        run = self.run
+        assert run is not None
+        number = run.interrupt.signal
+        return Outcome(
+            state="interrupted" if number else "finished",
+            reason=run.stop_reason,
+            frames=run.frames,
+            mean_return=run.mean_return,
+            folder=self._folder.path,
+            signal=int(number) if number else 0,
+        )

@@ -1,0 +1,80 @@
+"""What SAC cannot do, said before anything starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.machine import available_memory
+from rollmill.learning.sac_settings import SacSettings
+from rollmill.learning.settings import LearningSettings
+from rollmill.store.format.schema import StoreSchema
+
+if TYPE_CHECKING:
+    from rollmill.runs.train.settings import TrainConfig
+
+SHARED = (
+    *("algorithm", "device", "threads", "ranks", "precision", "batch_size", "gamma", "reward_scale", "reward_clip"),
+    *("learning_rate", "lr_schedule", "lr_end", "adam_eps"),
+)
+"""Keys of ``learning`` that are not about PPO: read by SAC, or refused with a reason of their own."""
+
+
+def check_algorithm(config: TrainConfig) -> None:
+    """ConfigError for settings that the chosen algorithm does not read, or that contradict it."""
+    if config.learning.algorithm != "sac":
+        if config.sac != SacSettings():
+            raise ConfigError("sac.* is set, but learning.algorithm=appo does not read it; set learning.algorithm=sac")
+        return
+    for reason, wrong in _contradictions(config).items():
+        if wrong:
+            raise ConfigError(f"learning.algorithm=sac: {reason}")
+    usual = LearningSettings()
+    for key in fields(LearningSettings):
+        value = getattr(config.learning, key.name)
+        if key.name not in SHARED and value != getattr(usual, key.name):
+            raise ConfigError(f"learning.{key.name}={value} is about PPO, learning.algorithm=sac does not read it")
+
+
+def _contradictions(config: TrainConfig) -> dict[str, bool]:
+    learning, model = config.learning, config.model
+    return {
+        f"model.memory={model.memory}: replayed rows have no recurrent state; use model.memory=none": (
+            model.memory != "none"
+        ),
+        "its policy is squashed into the bounds of the actions; set model.action_distribution=tanh_gaussian": (
+            model.action_distribution != "tanh_gaussian"
+        ),
+        "its critics read actions, too, which model.custom does not; use the built-in encoders": (
+            model.custom is not None
+        ),
+        "it always has critics of its own; leave out model.separate_critic": model.separate_critic,
+        "learning.lr_schedule=kl_adaptive follows the steps of PPO; use constant, linear or cosine": (
+            learning.lr_schedule == "kl_adaptive"
+        ),
+        "learning.precision=bfloat16 is not supported; use float32": learning.precision == "bfloat16",
+        f"learning.ranks={learning.ranks}: it learns in one process; use learning.ranks=1": learning.ranks > 1,
+    }
+
+
+def check_sac_env(config: TrainConfig, spec: EnvSpec) -> None:
+    """ConfigError unless the environment's actions are numbers within bounds, and its rows fit into memory."""
+    if spec.action.kind != "continuous":
+        raise ConfigError(
+            f"learning.algorithm=sac needs continuous actions, {spec.name} has {spec.action.kind.replace('_', '-')} "
+            "ones; use learning.algorithm=appo"
+        )
+    rows = config.sac.capacity
+    if config.stop.frames:
+        rows = min(rows, -(-config.stop.frames // spec.frames_per_step))
+    columns = StoreSchema.for_env(spec).columns
+    needed = rows * sum(math.prod(column.shape) * column.numpy.itemsize for column in columns)
+    free = available_memory()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"sac.capacity={config.sac.capacity}: {rows:,} rows of {spec.name} take {needed / 1e9:.1f} GB, "
+            f"{free / 1e9:.1f} GB of memory are free; set a smaller sac.capacity"
+        )

@@ -1,0 +1,288 @@
+"""The whole configuration of a training run, and the checks that need more than one room's settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from pathlib import Path
+
+from rollmill.core.config import settings
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.envs.make import check_env_settings
+from rollmill.envs.settings import EnvSettings
+from rollmill.learning.sac_settings import SacSettings
+from rollmill.learning.settings import LearningSettings
+from rollmill.models.settings import ModelSettings
+from rollmill.monitor.wandb import WandbSettings, require_wandb
+from rollmill.recording.settings import RecordingSettings
+from rollmill.recording.window import Window
+from rollmill.runs.train.background_eval_settings import EvaluationSettings
+from rollmill.runs.train.observers import ObserverSettings
+from rollmill.runs.train.sac_checks import check_algorithm, check_sac_env
+from rollmill.sampling.settings import SamplingSettings
+
+
+@settings
+class RunSettings:
+    """Where the run lives, and the seed everything random grows from."""
+
+    dir: Path = Path("runs")
+    """Folder of all experiments."""
+
+    experiment: str = "default"
+    """Name of the experiment the run belongs to."""
+
+    name: str | None = None
+    """Name of the run; unset: environment and seed."""
+
+    seed: int = 0
+    """Root of the run's seed tree."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError("seed must not be negative")
+        for name in (self.experiment, self.name or "x"):
+            if not name or name.startswith(".") or "/" in name:
+                raise ValueError(f"{name!r} cannot be a folder name")
+
+
+@settings
+class StopSettings:
+    """When the run is over: whatever comes first."""
+
+    frames: int = 1_000_000
+    """Simulator frames (frame skip included); 0 is no limit."""
+
+    seconds: float = 0.0
+    """Seconds of training, earlier sessions of the same run included; 0 is no limit."""
+
+    mean_return: float | None = None
+    """Mean return of the last ``report.window`` episodes."""
+
+    batches: int = 0
+    """Training steps; 0 is no limit. ``stop.batches=1`` is a test run."""
+
+    def __post_init__(self) -> None:
+        if min(self.frames, self.seconds, self.batches) < 0:
+            raise ValueError("limits must be 0 (off) or positive")
+        if not self.frames and not self.seconds and not self.batches and self.mean_return is None:
+            raise ValueError("give at least one of frames, seconds, batches and mean_return")
+
+
+@settings
+class CheckpointSettings:
+    """How often the run is saved and what is kept."""
+
+    every_seconds: float = 120.0
+    """Seconds between checkpoints; one is always written at the end."""
+
+    keep_last: int = 3
+    """Newest checkpoints to keep; 0 keeps all."""
+
+    keep_best: int = 1
+    """Checkpoints with the highest mean return to keep besides."""
+
+    milestone_frames: int = 0
+    """Keep one checkpoint for ever every so many frames; 0 is off."""
+
+    min_free_mb: int = 200
+    """Never fill the disk below this many megabytes with a checkpoint."""
+
+    def __post_init__(self) -> None:
+        if min(self.every_seconds, self.keep_last, self.keep_best, self.milestone_frames, self.min_free_mb) < 0:
+            raise ValueError("checkpoint settings must not be negative")
+
+
+@settings
+class ReportSettings:
+    """What is written down while the run goes on."""
+
+    every_frames: int = 0
+    """Frames between rows of metrics; 0: about 500 rows over the run."""
+
+    console_seconds: float = 5.0
+    """Seconds between console lines when there is no live panel."""
+
+    window: int = 100
+    """Episodes behind a mean return."""
+
+    tensorboard: bool = True
+    """Write TensorBoard files beside metrics.jsonl."""
+
+    page: bool = True
+    """Write report.html, a page about the run, when it ends."""
+
+    sim_rate: float = 0.0
+    """Frames per second of bare simulators on this machine (``rollmill bench sim`` measures it); the panel then shows
+    the share of it that the training reaches. 0: not known."""
+
+    def __post_init__(self) -> None:
+        if min(self.every_frames, self.console_seconds, self.sim_rate) < 0 or self.window < 1:
+            raise ValueError("report settings must not be negative, and window must be at least 1")
+
+
+@settings
+class ProfileSettings:
+    """What ``--profile`` records."""
+
+    after: float = 5.0
+    """Seconds of training before the recording begins: the first steps are not typical."""
+
+    steps: int = 3
+    """Training steps in torch's trace of the main process."""
+
+    seconds: int = 10
+    """Seconds that py-spy records the Python stacks of every process, after that."""
+
+    rate: int = 100
+    """Stacks per second."""
+
+    py_spy: bool = True
+    """Record Python stacks; false takes torch's trace alone."""
+
+    def __post_init__(self) -> None:
+        if self.after < 0:
+            raise ValueError("after must not be negative")
+        for name in ("steps", "seconds", "rate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+@settings
+class TrainConfig:
+    """Everything ``rollmill train`` can be told."""
+
+    run: RunSettings = field(default_factory=RunSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    learning: LearningSettings = field(default_factory=LearningSettings)
+    sac: SacSettings = field(default_factory=SacSettings)
+    stop: StopSettings = field(default_factory=StopSettings)
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    observers: ObserverSettings = field(default_factory=ObserverSettings)
+    recording: RecordingSettings = field(default_factory=RecordingSettings)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder: ``<dir>/<experiment>/<name>``."""
+        plain = re.sub(r"[^\w.-]+", "-", self.env.id).strip(".-")
+        return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every row is learnt from by the weights that decided it (sync mode; SAC learns from a replay)."""
+        return self.sampling.mode == "sync" and self.learning.algorithm == "appo"
+
+    @property
+    def report_frames(self) -> int:
+        """Frames between two rows of metrics."""
+        return self.report.every_frames or (max(1, self.stop.frames // 500) if self.stop.frames else 10_000)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse what can be seen to be wrong before any process starts."""
+    check_env_settings(config.env)
+    check_algorithm(config)
+    s, learning = config.sampling, config.learning
+    if learning.recurrence and s.rollout % learning.recurrence:
+        raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
+    if learning.recurrence and config.model.memory == "none" and config.model.custom is None:
+        raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
+    _check_ranks(config)
+    _check_recording(config)
+    require_wandb(config.wandb)
+    if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.train.sizing`` decides
+        _segments(config, agents=1)  # what does not fit one agent fits several even less
+
+
+def _check_ranks(config: TrainConfig) -> None:
+    s, ranks = config.sampling, config.learning.ranks
+    if ranks == 1:
+        return
+    if s.mode == "serial":
+        raise ConfigError(
+            f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
+            "use sampling.mode=sync or async"
+        )
+    if config.env.dials:
+        raise ConfigError(f"env.dials reach the environments of rank 0 only: use learning.ranks=1, not {ranks}")
+    if s.workers % ranks:
+        raise ConfigError(
+            f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
+            f"near: {max(1, s.workers // ranks) * ranks}"
+        )
+
+
+def _check_recording(config: TrainConfig) -> None:
+    recording = config.recording
+    if not recording.on:
+        return
+    if config.learning.ranks > 1:
+        raise ConfigError(f"recording.keep={recording.keep}: only runs with learning.ranks=1 can record")
+    window, limit = Window.parse(recording.when), config.stop.frames
+    if window.needs_limit and not limit:
+        raise ConfigError(f"recording.when={recording.when} needs to know where the run ends: set stop.frames")
+    if limit and window.start(limit) >= limit:
+        raise ConfigError(f"recording.when={recording.when} begins after the end of the run (stop.frames={limit})")
+
+
+def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
+    """How many segments make a batch; ConfigError when they do not fit evenly, or cannot be trained on."""
+    if config.learning.exploration == "symmetric_kl" and not spec.action.discrete:
+        raise ConfigError("learning.exploration=symmetric_kl needs discrete actions; use learning.exploration=entropy")
+    if config.learning.algorithm == "sac":
+        check_sac_env(config, spec)
+    _check_policies(config, spec)
+    return _segments(config, spec.agents)
+
+
+def _check_policies(config: TrainConfig, spec: EnvSpec) -> None:
+    owners = config.env.policies
+    if owners and len(owners) != spec.agents:
+        raise ConfigError(f"env.policies names {len(owners)} agents, {spec.name} has {spec.agents}")
+    if config.env.policy_count > 1 and (config.learning.ranks > 1 or config.learning.algorithm != "appo"):
+        raise ConfigError("several policies (env.policies) need learning.ranks=1 and learning.algorithm=appo")
+
+
+def _segments(config: TrainConfig, agents: int) -> int:
+    s, learning = config.sampling, config.learning
+    if not s.envs_per_worker or not s.groups:
+        raise ConfigError("sampling.envs_per_worker and sampling.groups are automatic: runs.sizing.size decides them")
+    lanes = s.envs_per_worker // s.groups * agents
+    rows = s.rollout * lanes
+    if learning.batch_size % (rows * learning.ranks):
+        unit = rows * learning.ranks
+        shares = f", and of each of learning.ranks={learning.ranks} the same number" if learning.ranks > 1 else ""
+        near = sorted({max(1, learning.batch_size // unit) * unit, -(-learning.batch_size // unit) * unit})
+        raise ConfigError(
+            f"learning.batch_size={learning.batch_size} is not a multiple of a segment's {rows} rows "
+            f"(sampling.rollout={s.rollout} x {lanes} lanes of a group{shares}); near: {', '.join(map(str, near))}"
+        )
+    _check_on_policy(config, agents)
+    return learning.batch_size // rows
+
+
+def rows_in_flight(config: TrainConfig, agents: int = 1) -> int:
+    """Rows that all lanes of a resolved config are filling at a time: one segment each."""
+    s = config.sampling
+    return s.workers * s.envs_per_worker * s.rollout * agents
+
+
+def _check_on_policy(config: TrainConfig, agents: int) -> None:
+    """Sync mode learns from whole rounds: one segment of every lane, or several."""
+    s, batch, rows = config.sampling, config.learning.batch_size, rows_in_flight(config, agents)
+    if not config.on_policy or not rows or batch % rows == 0:
+        return
+    lanes, near = batch // (s.rollout * agents), max(1, round(batch / rows)) * rows
+    each = f"{s.workers} workers x {s.envs_per_worker} envs x {s.rollout} steps" + f" x {agents} agents" * (agents > 1)
+    raise ConfigError(
+        f"sampling.mode=sync learns from segments of all environments together, {rows:,} rows at a time ({each}), and "
+        f"learning.batch_size={batch} is no multiple of that. Set learning.batch_size={near}, or {lanes} environments "
+        "in all (sampling.workers x sampling.envs_per_worker; 0 chooses), or sampling.mode=async"
+    )

@@ -1,0 +1,210 @@
+"""How many workers, environments and threads a run gets when its config leaves them at 0 (automatic).
+
+``resolve`` is pure: the same config on the same ``Machine`` gives the same numbers, and numbers that are set
+are never changed. What it gives is what is printed, saved and resumed, so a run that continues elsewhere keeps them.
+
+====================  ==========================================================================================
+workers               one per core; with a GPU one core (of each rank) stays free for the thread that answers, unless
+                      that thread can share a core with a worker (async, one rank, images: simulators are slow).
+                      Sync mode: as many as make a batch a whole number of rounds of all environments
+envs_per_worker       16, or fewer where that many would be working on more than ``FRESH_BATCHES`` at once, or do not
+                      make whole rounds
+groups                2: one half is stepped while the other waits for its actions; 4 where a core stays free: answers
+                      from a GPU take longer than steps of fast environments
+batch_size            2048, or half of what all environments are filling at a time where that is more (sync: all of it)
+threads               (CPU, images) one per core, as long as each gets ``THREAD_ROWS`` rows of a minibatch; else 1
+precision             (if "auto") bfloat16 for images where the machine has units for it, else float32
+====================  ==========================================================================================
+
+Numbers are decided twice: before anything starts, and once more when the env's spec is known (agents, images).
+A batch must be a whole number of segments: envs and groups are chosen so that it is. Serial mode repeats bit for
+bit, so it must not depend on the machine: 1 worker, 8 envs, float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rollmill.core.fields import EnvSpec
+from rollmill.core.machine import available_cores, has_fast_bfloat16, may_have_gpu
+from rollmill.runs.train.settings import TrainConfig, check
+
+AUTOMATIC = (
+    *(("sampling", "workers"), ("sampling", "envs_per_worker"), ("sampling", "groups")),
+    *(("learning", "threads"), ("learning", "batch_size")),
+)
+"""(block, key) of the numbers that 0 leaves to ``resolve``."""
+BATCH = 2048
+ENVS = 16
+SERIAL_ENVS = 8
+GROUPS, APART_GROUPS = 2, 4
+THREAD_ROWS = 256
+"""Rows of a minibatch that keep a learner thread busy: with fewer, threads wait for each other."""
+FRESH_BATCHES = {"async": 4, "sync": 1}
+"""Batches that all lanes together may be filling: more would be learnt from when the policy has long moved on."""
+SPARE_CORE_FROM = 4
+"""From this many cores on, a worker less is cheaper than a main process that has to wait for its turn."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the numbers depend on."""
+
+    cores: int
+    gpu: bool = False
+    bfloat16: bool = False
+    """Units that multiply bfloat16."""
+
+    @classmethod
+    def here(cls, device: str = "auto") -> Machine:
+        """This machine, as seen by a run with ``learning.device=device``."""
+        gpu = _uses_gpu(device)
+        return cls(available_cores(), gpu, _gpu_has_bfloat16() if gpu else has_fast_bfloat16())
+
+
+def _uses_gpu(device: str) -> bool:
+    if device != "auto":
+        return device.startswith("cuda")
+    if not may_have_gpu():
+        return False
+    import torch  # only now: a machine without a GPU imports it while the env is being looked at
+
+    return torch.cuda.is_available()
+
+
+def _gpu_has_bfloat16() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def is_automatic(config: TrainConfig) -> bool:
+    """Whether ``resolve`` has something to decide."""
+    return config.learning.precision == "auto" or any(
+        getattr(getattr(config, block), name) == 0 for block, name in AUTOMATIC
+    )
+
+
+def size(config: TrainConfig, spec: EnvSpec | None = None) -> TrainConfig:
+    """The config with all numbers decided for this machine; ConfigError when it is wrong."""
+    check(config)  # before the machine is looked at, which may take seconds
+    if is_automatic(config):
+        config = resolve(config, Machine.here(config.learning.device), spec)
+        check(config)
+    return config
+
+
+def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) -> TrainConfig:
+    """Replace every automatic number. A batch that is no multiple of the smallest segment is left to ``check``."""
+    agents = spec.agents if spec else 1
+    if not config.learning.batch_size:
+        config = replace(config, learning=replace(config.learning, batch_size=_batch(config, machine, agents)))
+    s = config.sampling
+    serial, images = s.mode == "serial", _has_images(config, spec)
+    apart = machine.gpu and not (serial or (s.mode == "async" and config.learning.ranks == 1 and images))
+    workers = s.workers or (1 if serial else _workers(machine, config.learning.ranks, apart))
+    wanted = SERIAL_ENVS if serial else _fresh_envs(config, workers, agents)
+    best = APART_GROUPS if apart else GROUPS
+    if config.on_policy:
+        workers, groups, lanes = _whole_rounds(config, machine.cores, agents, best)
+    else:
+        groups, lanes = _fitting(config, wanted, agents, best)
+    threads = config.learning.threads or (1 if serial or machine.gpu or not images else _threads(config, machine.cores))
+    precision = config.learning.precision
+    if precision == "auto":
+        precision = "bfloat16" if images and machine.bfloat16 and not serial else "float32"
+    return replace(
+        config,
+        sampling=replace(s, workers=workers, envs_per_worker=groups * lanes, groups=groups),
+        learning=replace(config.learning, threads=threads, precision=precision),
+    )
+
+
+def _batch(config: TrainConfig, machine: Machine, agents: int) -> int:
+    """A batch for the environments that were asked for: 2048 rows, or half of what they are filling at a time.
+
+    Smaller ones would be many short steps, with most rows old before their turn comes. In sync mode it is all of it.
+    """
+    s, ranks = config.sampling, config.learning.ranks
+    unit = s.rollout * agents * ranks
+    if not s.envs_per_worker or config.learning.algorithm == "sac":
+        return -(-BATCH // unit) * unit
+    workers = s.workers or (1 if s.mode == "serial" else machine.cores // ranks * ranks or ranks)
+    rows = workers * s.envs_per_worker * s.rollout * agents
+    if config.on_policy:
+        return rows * max(1, BATCH // rows)
+    groups = s.groups or (GROUPS if s.envs_per_worker % GROUPS == 0 else 1)
+    segment = s.envs_per_worker // groups * unit
+    return -(-max(BATCH, rows // 2) // segment) * segment
+
+
+def _workers(machine: Machine, ranks: int, apart: bool) -> int:
+    """The same number for each rank, and at least one; ``apart``: the thread that answers wants a core of its own."""
+    cores = machine.cores // ranks
+    spare = apart and cores >= SPARE_CORE_FROM
+    return max(1, cores - 1 if spare else cores) * ranks
+
+
+def _fresh_envs(config: TrainConfig, workers: int, agents: int) -> int:
+    """Envs per worker, so many at most that experience is fresh when it is learnt from."""
+    limit = FRESH_BATCHES[config.sampling.mode] * config.learning.batch_size
+    return max(1, min(ENVS, limit // (workers * config.sampling.rollout * agents)))
+
+
+def _whole_rounds(config: TrainConfig, most: int, agents: int, best: int) -> tuple[int, int, int]:
+    """(workers, groups, envs of a group) of sync mode: a batch is a whole number of rounds of all lanes.
+
+    As many workers as possible, but two envs for each (one is stepped while the other waits), then as many envs. What
+    is set stays set, and ``check`` says what is wrong with it.
+    """
+    s, ranks = config.sampling, config.learning.ranks
+    lanes = config.learning.batch_size // (s.rollout * agents)
+    workers = [s.workers] if s.workers else [count for count in range(most, 0, -1) if count % ranks == 0]
+    envs = [s.envs_per_worker] if s.envs_per_worker else list(range(ENVS, 0, -1))
+    pairs = [(w, e) for w in workers for e in envs if lanes % (w * e) == 0 and e % (s.groups or 1) == 0]
+    pairs.sort(key=lambda pair: pair[1] < GROUPS)
+    count, each = next(iter(pairs), (workers[0], s.envs_per_worker or s.groups or 1))
+    groups = s.groups or next(g for g in range(best, 0, -1) if each % g == 0)
+    return count, groups, each // groups
+
+
+def _fitting(config: TrainConfig, wanted: int, agents: int, groups: int) -> tuple[int, int]:
+    """(groups, envs of a group), as near to what is wanted as a whole number of segments per batch allows."""
+    shapes = list(_shapes(config, wanted, groups))
+    rows = config.sampling.rollout * agents * config.learning.ranks
+    return next((shape for shape in shapes if config.learning.batch_size % (rows * shape[1]) == 0), shapes[-1])
+
+
+def _shapes(config: TrainConfig, wanted: int, best: int) -> Iterator[tuple[int, int]]:
+    """All allowed (groups, envs of a group), the best first and the smallest segments last."""
+    s = config.sampling
+    if s.envs_per_worker:
+        envs = s.envs_per_worker
+        counts = [s.groups] if s.groups else [count for count in range(1, envs + 1) if envs % count == 0]
+        counts.sort(key=lambda count: (abs(count - best), count))
+        # The last is what an error will be about: the smallest segments these envs can make.
+        counts.append(max(counts))
+        yield from ((count, envs // count) for count in counts)
+    else:
+        groups = s.groups or best
+        yield from ((groups, lanes) for lanes in range(max(1, wanted // groups), 0, -1))
+
+
+def thread_limit(config: TrainConfig) -> int:
+    """The most learner threads that find work: parts of a minibatch, or micro-batches where their size is set."""
+    rows = config.learning.batch_size // config.learning.ranks // config.learning.minibatches
+    return max(1, -(-rows // config.learning.micro_batch) if config.learning.micro_batch else rows // THREAD_ROWS)
+
+
+def _has_images(config: TrainConfig, spec: EnvSpec | None) -> bool:
+    """Whether the network has a convnet, as far as that is known."""
+    encoder = config.model.encoder
+    if encoder == "mlp":
+        return False
+    return any(field.is_image for field in spec.observation) if spec else encoder != "auto"
+
+
+def _threads(config: TrainConfig, cores: int) -> int:
+    # For images only: the passes of a small network are too short, its threads would wait for the interpreter.
+    return min(max(1, cores // config.learning.ranks), thread_limit(config))

@@ -1,0 +1,213 @@
+"""A page in the browser that shows what an agent does: a stream of JPEG pictures and a line of text.
+
+It listens on loopback only, answers GET (and HEAD) of four fixed paths, and refuses requests that were addressed to any
+other host name, so that a page of somebody else cannot read it through the browser.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from rollmill.core.errors import ConfigError, MissingExtraError
+from rollmill.core.fields import Array
+from rollmill.reports.video.stored_episodes import enlarge
+from rollmill.runs.watch.screen import Shown
+
+HOST = "127.0.0.1"
+VIEWERS = 8
+"""Streams at the same time."""
+BOUNDARY = "picture"
+WAIT_SECONDS = 5.0
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,">
+<link rel="stylesheet" href="/page.css"></head>
+<body><h1>{title}</h1><img id="picture" src="/stream" alt="what the agent does"><p id="text">waiting</p>
+<script src="/page.js"></script></body></html>
+"""
+STYLE = """
+body { background: #10141a; color: #e8ecf2; font: 15px system-ui, sans-serif; margin: 24px; text-align: center; }
+h1 { font-size: 17px; font-weight: 600; }
+img { max-width: 96vw; max-height: 78vh; min-width: min(640px, 96vw); image-rendering: pixelated; background: #000; }
+p { font-family: ui-monospace, monospace; color: #b6c0cc; white-space: pre-wrap; }
+"""
+SCRIPT = """
+"use strict";
+const text = document.getElementById("text");
+async function look() {
+  try {
+    const answer = await fetch("/status");
+    const value = await answer.json();
+    text.textContent = value.over ? value.text + "  (ended)" : value.text;
+  } catch (error) {
+    text.textContent = "ended: the command is no longer running";
+    return;
+  }
+  setTimeout(look, 250);
+}
+look();
+"""
+SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class PageScreen:
+    """The server; ``show`` never waits for a viewer, and a slow one misses pictures."""
+
+    closed = False
+
+    def __init__(self, title: str, port: int = 0) -> None:
+        self._encode = JpegEncoder()
+        self._news = threading.Condition()
+        self._jpeg = b""
+        self._count = 0
+        self._ended = False
+        self._viewers = threading.Semaphore(VIEWERS)
+        self.status: dict[str, Any] = {"text": "waiting", "over": False}
+        self.pages = {
+            "/": ("text/html; charset=utf-8", PAGE.format(title=html.escape(title)).encode()),
+            "/page.css": ("text/css; charset=utf-8", STYLE.encode()),
+            "/page.js": ("text/javascript; charset=utf-8", SCRIPT.encode()),
+        }
+        try:
+            self._server = _Server((HOST, port), _Handler, self)
+        except OSError as error:
+            raise ConfigError(f"--port {port}: cannot listen on {HOST}: {error.strerror or error}") from error
+        self.port = int(self._server.server_address[1])
+        self.url = f"http://{HOST}:{self.port}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="page", daemon=True)
+        self._thread.start()
+
+    def show(self, shown: Shown) -> None:
+        jpeg = self._encode(enlarge(shown.picture, fit=False))
+        with self._news:
+            self._jpeg, self._count = jpeg, self._count + 1
+            self.status = {"text": shown.text, "over": shown.over, "count": self._count}
+            self._news.notify_all()
+
+    def next_picture(self, seen: int) -> tuple[int, bytes] | None:
+        """The newest picture after number ``seen``; None when there will be no more."""
+        with self._news:
+            self._news.wait_for(lambda: self._count > seen or self._ended, WAIT_SECONDS)
+            return None if self._ended else (self._count, self._jpeg)
+
+    def admit(self) -> bool:
+        """Whether one more stream may begin; ``leave`` when it ends."""
+        return self._viewers.acquire(blocking=False)
+
+    def leave(self) -> None:
+        self._viewers.release()
+
+    def close(self) -> None:
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], screen: PageScreen) -> None:
+        self.screen = screen
+        super().__init__(address, handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 30.0
+
+    def do_GET(self) -> None:
+        if not self._is_addressed_here():
+            self._answer(403, "text/plain", b"this page is for loopback only\n")
+            return
+        screen = self.server.screen
+        if self.path in screen.pages:
+            self._answer(200, *screen.pages[self.path])
+        elif self.path == "/status":
+            self._answer(200, "application/json", json.dumps(screen.status).encode())
+        elif self.path == "/stream" and self.command == "GET":
+            self._stream(screen)
+        else:
+            self._answer(404, "text/plain", b"no such page\n")
+
+    do_HEAD = do_GET
+
+    def _is_addressed_here(self) -> bool:
+        """A name that somebody else has pointed at this machine stands in the Host header."""
+        port = self.server.screen.port
+        return self.headers.get("Host", "") in (f"{HOST}:{port}", f"localhost:{port}")
+
+    def _stream(self, screen: PageScreen) -> None:
+        if not screen.admit():
+            self._answer(503, "text/plain", f"{VIEWERS} viewers are watching already\n".encode())
+            return
+        try:
+            self.send_response(200)
+            self._headers(f"multipart/x-mixed-replace; boundary={BOUNDARY}")
+            self.end_headers()
+            seen = 0
+            while (found := screen.next_picture(seen)) is not None:
+                seen, jpeg = found
+                if jpeg:
+                    head = f"--{BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(jpeg)}\r\n\r\n"
+                    self.wfile.write(head.encode() + jpeg + b"\r\n")
+        except OSError:
+            self.close_connection = True  # the viewer has left
+        finally:
+            screen.leave()
+
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self._headers(kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _headers(self, kind: str) -> None:
+        self.send_header("Content-Type", kind)
+        for name, value in SECURITY.items():
+            self.send_header(name, value)
+
+    def version_string(self) -> str:
+        return "rollmill"
+
+    def log_message(self, *_: object) -> None:
+        """Requests are not worth a line each."""
+
+
+class JpegEncoder:
+    """RGB pictures to JPEG by PyAV, which films need as well."""
+
+    def __init__(self) -> None:
+        try:
+            import av
+        except ModuleNotFoundError as error:
+            raise MissingExtraError('watching in the browser needs PyAV: pip install "rollmill[video]"') from error
+        self._av: Any = av
+
+    def __call__(self, picture: Array) -> bytes:
+        file = io.BytesIO()
+        with self._av.open(file, "w", format="mjpeg") as container:
+            stream = container.add_stream("mjpeg", rate=1)
+            stream.height, stream.width, stream.pix_fmt = picture.shape[0], picture.shape[1], "yuvj444p"
+            stream.codec_context.thread_count = 1
+            stream.codec_context.qmin = stream.codec_context.qmax = 3  # 1 is best, 31 worst
+            container.mux(stream.encode(self._av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode())
+        return file.getvalue()

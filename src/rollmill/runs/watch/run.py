@@ -1,0 +1,242 @@
+"""``rollmill watch``: an agent plays, one episode after the other, at the speed of its simulator.
+
+A ``Player`` makes the pictures; where they go (a window, the terminal, a page in the browser) is in ``watch_screen``
+and ``watch_page``. Episode n has the same seed as in an evaluation with the same ``--seed``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from rollmill.core.checkpoints import load_checkpoint
+from rollmill.core.config import load_config
+from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.fields import Array, EnvSpec, Obs
+from rollmill.core.process_scope import household
+from rollmill.core.protocols import Env, Policy
+from rollmill.core.seeds import Seeds
+from rollmill.envs.make import check_env_settings
+from rollmill.runs.evaluate.options import check_chosen
+from rollmill.runs.evaluate.play import make_plan
+from rollmill.runs.evaluate.render_env import (
+    has_display,
+    make_shown,
+    picture,
+    pictures_per_second,
+    takes,
+    with_args,
+    with_pictures,
+    without_display,
+)
+from rollmill.runs.evaluate.run import trained_policy
+from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint, find_checkpoints, require_fit
+from rollmill.runs.evaluate.video import blank
+from rollmill.runs.stopping import Interrupt
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.watch.page import PageScreen
+from rollmill.runs.watch.screen import Screen, Shown, TerminalScreen, WindowScreen, has_pygame
+from rollmill.sampling.inference import Request
+from rollmill.sampling.policies.random import RandomPolicy
+from rollmill.sampling.schedule import EpisodeSchedule
+
+log = logging.getLogger("rollmill")
+
+Where = Literal["auto", "window", "terminal", "browser"]
+END_SECONDS = 0.7
+"""How long the last picture of an episode stays."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What to watch, and how."""
+
+    where: Where = "auto"
+    episodes: int = 0
+    """Episodes to play; 0 goes on until it is ended."""
+    deterministic: bool = False
+    best: bool = False
+    random: bool = False
+    """Watch a random policy in the run's environment instead."""
+    seed: int = 1
+    fps: float | None = None
+    """Pictures per second; unset: the simulator's own speed; 0: as fast as it goes."""
+    port: int = 0
+    """TCP port of the page in the browser; 0 takes a free one."""
+    overrides: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        for is_wrong, reason in (
+            (self.episodes < 0, "--episodes must be 0 (no end) or positive"),
+            (self.seed < 0, "--seed must not be negative"),
+            (self.fps is not None and not 0 <= self.fps <= 1000, "--fps must be 0 (no limit) to 1000"),
+            (not 0 <= self.port < 65536, "--port must be 0 (any free one) to 65535"),
+            (self.port and self.where not in ("auto", "browser"), f"--port is for the browser, not for --{self.where}"),
+            (self.random and self.deterministic, "--random and --deterministic exclude each other"),
+            (self.random and self.best, "--random and --best exclude each other: a random policy has no checkpoint"),
+        ):
+            if is_wrong:
+                raise ConfigError(str(reason))
+
+
+class Player:
+    """Plays episodes with the policy of a checkpoint; a run's newer checkpoints are taken over between episodes."""
+
+    def __init__(self, target: Path, options: WatchOptions) -> None:
+        self._target, self._options = target, options
+        self.loaded = find_checkpoint(target, options.best)
+        """The checkpoint whose weights are playing."""
+        if options.best:
+            check_chosen("--best", [target])
+        self.config = load_config(TrainConfig, [], options.overrides, base=self.loaded.state["config"])
+        check_env_settings(self.config.env)
+        self.spec = EnvSpec.from_dict(self.loaded.state["spec"])
+        # What the agent sees must not change; a picture for people comes from a twin, where that makes a difference.
+        own, large = with_pictures(self.config.env, large=False), with_pictures(self.config.env)
+        if options.where == "window" and takes(self.config.env, "visible"):
+            large = with_args(large, visible=True)
+        self._settings = (own, large)
+        self._schedule = EpisodeSchedule(Seeds(options.seed).branch("evaluation"), 1)
+        self._policy = self._make_policy()
+
+    @property
+    def policy_name(self) -> str:
+        return "random" if self._options.random else checkpoint_name(self.loaded).removesuffix(".ckpt")
+
+    @property
+    def shows_itself(self) -> bool:
+        """Whether the simulator has opened a window of its own."""
+        return bool(self._settings[1].args.get("visible"))
+
+    def _make_policy(self) -> Policy:
+        if self._options.random:
+            return RandomPolicy(self.spec, Seeds(self._options.seed).branch("random").integer())
+        plan = make_plan(self.config, self.spec, seed=self._options.seed, workers=1, envs=1, episodes=1)
+        seed = Seeds(self._options.seed).branch("actions").integer()
+        return trained_policy(self.config, self.loaded, plan.sampler, seed, self._options.deterministic)
+
+    def _follow(self) -> None:
+        """Take over a newer checkpoint of a run that is still training."""
+        if self._target.is_file() or self._options.random:
+            return
+        try:
+            newest = find_checkpoints(self._target, self._options.best)[0]
+            if newest != self.loaded.path:
+                self.loaded = load_checkpoint(newest)
+                self._policy = self._make_policy()
+        except CheckpointError as error:  # it may be gone again; the one at hand is good
+            log.warning("going on with the weights at hand: %s", error)
+
+    def scenes(self, on_rate: Callable[[float], None]) -> Generator[Shown]:
+        """Pictures without end; ``on_rate`` is told how many a second the simulator itself would show."""
+        own, large = self._settings
+        with contextlib.ExitStack() as stack:
+            env = stack.enter_context(contextlib.closing(make_shown(own)))
+            require_fit(self.spec, env.spec)
+            twin = stack.enter_context(contextlib.closing(make_shown(large))) if large != own else env
+            on_rate(pictures_per_second(env))
+            obs, unused = blank(env), blank(twin)
+            number = 0
+            while not self._options.episodes or number < self._options.episodes:
+                self._follow()
+                yield from self._episode(env, twin, obs, unused, number)
+                number += 1
+
+    def _episode(self, env: Env, twin: Env, obs: Obs, unused: Obs, number: int) -> Iterator[Shown]:
+        agents = self.spec.agents
+        seed = self._schedule.env_seed(0, number)
+        env.reset(seed, obs)
+        if twin is not env:
+            twin.reset(seed, unused)
+        so_far, step, limit = np.zeros(agents), 0, self.config.env.max_episode_steps
+        first, ended = np.ones(agents, bool), np.zeros(agents, bool)
+        yield Shown(picture(twin), self.policy_name, number, 0, 0.0, False)
+        while not ended.all():
+            action = self._policy.act(_request(obs, first)).action
+            reward, terminated, truncated, _ = env.step(action, obs)
+            if twin is not env:
+                twin.step(action, unused)
+            step += 1
+            so_far += np.where(ended, 0.0, np.asarray(reward, np.float64))
+            ended |= np.broadcast_to(np.asarray(terminated) | np.asarray(truncated), ended.shape)
+            ended |= bool(limit) and step >= limit
+            first[:] = False
+            yield Shown(picture(twin), self.policy_name, number, step, float(so_far.mean()), bool(ended.all()))
+
+
+def _request(obs: Obs, first: Array) -> Request:
+    """One environment's lanes, asked about outside of a sampler."""
+    none = np.zeros(0, np.int64)
+    return Request(first.copy(), np.arange(len(first)), none, none, none, none, lambda: obs)
+
+
+class Pace:
+    """Keeps pictures at a rate; late ones are not made up for."""
+
+    def __init__(
+        self,
+        fps: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.fps = fps
+        self._clock, self._sleep = clock, sleep
+        self._due = 0.0
+
+    def wait(self, extra: float = 0.0) -> None:
+        """Return when the next picture is due; ``extra`` seconds later than usual."""
+        if not self.fps:
+            return
+        now = self._clock()
+        self._due = max(self._due + 1.0 / self.fps, now) + extra
+        if self._due > now:
+            self._sleep(self._due - now)
+
+
+def watch(target: Path, options: WatchOptions, announce: Callable[[str], None]) -> int:
+    """Show the agent until the episodes are played, the window is closed or a signal comes; returns the exit code.
+
+    ``announce`` is told the address of the page, where there is one.
+    """
+    options.check()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(household(inside=True))
+        without_display()  # household restores the variables
+        player = Player(target, options)
+        interrupt = stack.enter_context(Interrupt())  # before anybody is told that Ctrl-C ends it
+        screen = stack.enter_context(contextlib.closing(_open_screen(player, options, announce)))
+        pace = Pace(options.fps)
+
+        def on_rate(fps: float) -> None:
+            pace.fps = fps if options.fps is None else options.fps
+
+        for shown in stack.enter_context(contextlib.closing(player.scenes(on_rate))):
+            screen.show(shown)
+            pace.wait(END_SECONDS if shown.over else 0.0)
+            if screen.closed or interrupt.signal is not None:
+                break
+    # Ctrl-C is the usual way to end it.
+    return 0 if interrupt.signal in (None, signal.SIGINT) else 128 + int(interrupt.signal)
+
+
+def _open_screen(player: Player, options: WatchOptions, announce: Callable[[str], None]) -> Screen:
+    where = options.where
+    if where == "auto":
+        where = "window" if has_display() and has_pygame() else "browser"
+    if where == "terminal":
+        return TerminalScreen()
+    if where == "window":
+        if not has_display():
+            raise ConfigError("--window: there is no display ($DISPLAY and $WAYLAND_DISPLAY are unset); use --browser")
+        return WindowScreen(f"rollmill: {player.policy_name}", own=player.shows_itself)
+    page = PageScreen(f"{player.config.env.id}: {player.policy_name}", options.port)
+    announce(page.url)
+    return page

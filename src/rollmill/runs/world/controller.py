@@ -1,0 +1,404 @@
+"""``rollmill world controller``: search for the weights of a controller, in the environment or in a dream of it.
+
+``train_controller`` shows the order: load the models, look at the environment, take the folder, go on where an earlier
+session stopped, play generations, evaluate, and write table, plots and the best controller after each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rollmill.core.config import to_dict
+from rollmill.core.errors import ConfigError, EnvError
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.process_scope import household
+from rollmill.envs.make import check_env_settings
+from rollmill.envs.probe import Probe, probe_here
+from rollmill.envs.settings import EnvSettings
+from rollmill.runs.evaluate.play import make_plan, play
+from rollmill.runs.evaluate.results import Score
+from rollmill.runs.train.build import choose_device
+from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.world.curves import GenerationRow, write_curves
+from rollmill.runs.world.stage import Progress, Stage, open_stage
+from rollmill.store.reader import Store
+from rollmill.worldmodel.controller.cmaes import Search, resume_search
+from rollmill.worldmodel.controller.model import (
+    CONTROLLER_FILE,
+    Mind,
+    Pilot,
+    SavedController,
+    load_controller,
+    make_shape,
+    picture_field,
+    save_controller,
+    start_weights,
+)
+from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
+from rollmill.worldmodel.controller.trials import ControllerPolicy, Played, Trials
+from rollmill.worldmodel.dream import DreamTrials
+from rollmill.worldmodel.dynamics.model import Dynamics, dynamics_checksum, load_dynamics
+from rollmill.worldmodel.dynamics.retrieval import Bank, build_bank
+from rollmill.worldmodel.encoder.file import ImageEncoder, encoder_checksum, load_encoder
+
+log = logging.getLogger("rollmill")
+
+KIND = "world controller"
+PROBE_SECONDS = 120.0
+EVALUATION, FINAL = 1_000_003, 2_000_003
+"""Added to the seed of evaluations: they play other episodes than the search, and the last one others still."""
+FREE = (
+    *("generations", "seconds", "envs", "workers", "mode", "lockstep", "device", "threads", "resume"),
+    *("evaluate_every", "evaluate_episodes", "final_episodes"),
+)
+"""Settings that may change when a search goes on."""
+
+
+class Evaluator(Protocol):
+    """Plays a generation: members ``[population, P]`` in, returns out."""
+
+    def play(self, members: Array) -> Played: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a controller sees the world through."""
+
+    encoder: ImageEncoder
+    dynamics: Dynamics | None
+    bank: Bank | None
+    device: torch.device
+
+    def pilot(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> Pilot:
+        return Pilot(self.encoder, self.mind(settings, spec, lanes))
+
+    def mind(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> Mind:
+        return Mind(settings, spec.action, self.encoder.size, self.dynamics, lanes, self.device, self.bank)
+
+
+@dataclass(frozen=True)
+class ControllerOutcome:
+    """How the stage ended."""
+
+    folder: Path
+    controller: Path
+    generations: int
+    env_steps: int
+    interrupted: bool
+    best_return: float | None
+    """Of the champion, in the evaluations during the search."""
+    final: Score | None
+    """Of the champion, on episodes that it was not chosen by."""
+
+    def to_dict(self) -> dict[str, Any]:
+        final = self.final
+        return {
+            "folder": str(self.folder),
+            "controller": str(self.controller),
+            "generations": self.generations,
+            "env_steps": self.env_steps,
+            "interrupted": self.interrupted,
+            "best_return": self.best_return,
+            "final_return": float(np.mean(final.returns)) if final else None,
+            "final_std": float(np.std(final.returns)) if final else None,
+            "final_episodes": len(final.returns) if final else 0,
+        }
+
+
+def train_controller(
+    settings: ControllerSettings,
+    env: EnvSettings,
+    encoder_path: Path,
+    dynamics_path: Path | None,
+    out: Path,
+    *,
+    dream: DreamSettings | None = None,
+    progress: Progress | None = None,
+) -> ControllerOutcome:
+    """Search for a controller, or go on with it; ``out/controller.bin`` is the best one.
+
+    ``dream``: the search happens in the dynamics model; evaluations are always in the environment. ``dynamics_path``
+    None: the controller sees latents alone. Raises RollmillError when it fails.
+    """
+    check_env_settings(env)
+    models = load_models(settings, encoder_path, dynamics_path)
+    if dream is not None and models.dynamics is None:
+        raise ConfigError("a dream needs a dynamics model")
+    with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(household(inside=settings.mode == "serial"))
+        serial = settings.mode == "serial"
+        spec = probe_here(env) if serial else Probe(env, environment).result(PROBE_SECONDS)
+        field = picture_field(spec, models.encoder)
+        _check_actions(models, spec)
+        inputs = {
+            "encoder": encoder_checksum(encoder_path),
+            "dynamics": dynamics_checksum(dynamics_path) if dynamics_path else "",
+            "environment": to_dict(env),
+            "dream": to_dict(dream) if dream else None,
+        }
+        stage = stack.enter_context(open_stage(out, KIND, settings, inputs, FREE))
+        scene = Scene(settings, env, spec, field, models, environment)
+        paths = (str(encoder_path), str(dynamics_path or ""))
+        run = _SearchRun(scene, stage, paths, progress)
+        with contextlib.closing(run.evaluator(dream)) as evaluator:
+            run.loop(evaluator)
+        final = run.finish() if not stage.stopped else None
+    return run.outcome(final)
+
+
+def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path: Path | None) -> Models:
+    """Read encoder and dynamics model, and remember what is to be retrieved."""
+    device = choose_device(settings.device)
+    torch.set_num_threads(settings.threads)
+    encoder = load_encoder(encoder_path, device)
+    dynamics = load_dynamics(dynamics_path, device) if dynamics_path else None
+    if settings.inputs == "zh" and (dynamics is None or not dynamics.memory_size):
+        raise ConfigError("inputs=zh needs a dynamics model with a memory; use inputs=z")
+    bank = None
+    if settings.retrieval.neighbours:
+        assert settings.retrieval.store is not None
+        with Store(settings.retrieval.store) as store:
+            bank = build_bank(store, dynamics, settings.retrieval, settings.seed).to(device)
+    return Models(encoder, dynamics, bank, device)
+
+
+def known_env(dynamics_path: Path | None) -> EnvSettings:
+    """The environment whose episodes a dynamics model was fitted to."""
+    if dynamics_path is None:
+        raise ConfigError("which environment? Name it with env=...")
+    origin = load_dynamics(dynamics_path).origin
+    return EnvSettings(id=origin.env_id, args=dict(origin.env_kwargs))
+
+
+def _check_actions(models: Models, spec: EnvSpec) -> None:
+    known = models.dynamics.origin.spec.action if models.dynamics is not None else spec.action
+    if known != spec.action:
+        raise ConfigError(
+            f"the dynamics model was fitted to other actions ({known}) than {spec.name} takes ({spec.action})"
+        )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a controller plays, and through which models."""
+
+    settings: ControllerSettings
+    env: EnvSettings
+    spec: EnvSpec
+    field: str
+    models: Models
+    environment: Mapping[str, str]
+
+    def evaluate(self, weights: Array, episodes: int, seed: int) -> Score:
+        """Play numbered episodes in the real environment, uncut but for its own limit."""
+        s = self.settings
+        config = TrainConfig(env=self.env)
+        workers = 1 if s.mode == "serial" else s.workers
+        plan = make_plan(config, self.spec, seed=seed, workers=workers, envs=s.envs, episodes=episodes)
+        sampling = replace(plan.sampler.settings, mode="serial" if s.mode == "serial" else "sync")
+        plan = replace(plan, sampler=replace(plan.sampler, settings=sampling, environment=self.environment))
+        pilot = self.models.pilot(s, self.spec, plan.lanes)
+        return play(plan, ControllerPolicy(pilot, weights, self.field), "controller")
+
+
+class _SearchRun:
+    """A search under way."""
+
+    def __init__(self, scene: Scene, stage: Stage, paths: tuple[str, str], progress: Progress | None) -> None:
+        self.scene, self.stage, self.settings = scene, stage, scene.settings
+        self._paths, self._progress = paths, progress
+        s, models = self.settings, scene.models
+        self.shape = make_shape(s, models.dynamics, models.encoder.size, scene.spec.action)
+        self.rows: list[GenerationRow] = []
+        self.champion = np.zeros(self.shape.weights, np.float32)
+        self.champion_return: float | None = None
+        self.seconds = 0.0
+        self.env_steps = 0
+        if stage.loaded is None:
+            start = start_weights(s.start, self.shape) if s.start is not None else None
+            size = self.shape.weights
+            self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
+        else:
+            self._load(stage.loaded.state, str(stage.loaded.path))
+        log.info("controllers of %d weights, %d in a generation", self.shape.weights, s.population)
+
+    def evaluator(self, dream: DreamSettings | None) -> Evaluator:
+        scene, s = self.scene, self.settings
+        first = self.search.generation
+        if dream is not None:
+            assert scene.models.dynamics is not None
+            mind = scene.models.mind(s, scene.spec, s.population * s.trials)
+            return DreamTrials(s, dream, scene.models.dynamics, mind, first)
+        on_gpu = scene.models.device.type == "cuda"
+        trials = Trials(s, scene.env, scene.spec, first, scene.environment, on_gpu)
+        trials.start(scene.models.pilot(s, scene.spec, trials.layout.envs), scene.field)
+        return trials
+
+    def loop(self, evaluator: Evaluator) -> None:
+        while not self._over():
+            begun = time.perf_counter()
+            members = self.search.ask()
+            played = evaluator.play(members)
+            returns = member_returns(played.returns)
+            self.search.tell(returns - self.settings.decay * np.square(members).mean(1))
+            self.env_steps += played.steps
+            evaluated = self._evaluate(members[int(returns.argmax())]) if self._due() else {}
+            self.seconds += time.perf_counter() - begun
+            self._note(returns, played, evaluated)
+            self._save()
+
+    def _over(self) -> bool:
+        s = self.settings
+        late = bool(s.seconds) and self.seconds >= s.seconds
+        return self.stage.stopped or late or self.search.generation >= s.generations
+
+    def _due(self) -> bool:
+        every = self.settings.evaluate_every
+        return bool(every) and self.search.generation % every == 0
+
+    def _evaluate(self, best: Array) -> dict[str, float]:
+        """Judge the generation's best member and the search's mean over many episodes; the better may be champion."""
+        return {"evaluated_best": self._judge(best), "evaluated_mean": self._judge(self.search.mean)}
+
+    def _judge(self, weights: Array) -> float:
+        """Mean return over the episodes of an evaluation; the best so far is the champion."""
+        s = self.settings
+        score = self.scene.evaluate(weights, s.evaluate_episodes, s.seed + EVALUATION)
+        value = float(np.mean(score.returns))
+        if self.champion_return is None or value > self.champion_return:
+            self.champion, self.champion_return = np.asarray(weights, np.float32), value
+        return value
+
+    def _note(self, returns: Array, played: Played, evaluated: Mapping[str, float]) -> None:
+        row = GenerationRow(
+            generation=self.search.generation,
+            env_steps=self.env_steps,
+            frames=self.env_steps * self.scene.spec.frames_per_step,
+            seconds=round(self.seconds, 3),
+            mean=float(returns.mean()),
+            best=float(returns.max()),
+            worst=float(returns.min()),
+            sigma=self.search.sigma,
+            lost=int(np.isnan(played.returns).sum()),
+            evaluated_best=evaluated.get("evaluated_best"),
+            evaluated_mean=evaluated.get("evaluated_mean"),
+            champion=self.champion_return,
+        )
+        self.rows.append(row)
+        metrics = {
+            f"search/{name}": float(v) for name, v in asdict(row).items() if v is not None and name != "generation"
+        }
+        last = self.rows[-2].seconds if len(self.rows) > 1 else 0.0
+        metrics["time/steps_per_s"] = played.steps / max(row.seconds - last, 1e-9)
+        self.stage.report(row.generation, metrics)
+        log.info(
+            "generation %d: mean %.2f, best %.2f, %s steps", row.generation, row.mean, row.best, f"{row.env_steps:,}"
+        )
+        if self._progress is not None:
+            self._progress(row.generation / self.settings.generations, metrics)
+
+    def finish(self) -> Score | None:
+        """The last evaluation, and the files."""
+        if self.rows and self.rows[-1].evaluated_mean is None:
+            # Generations since the last evaluation must not be in vain. The checkpoint does not learn of it: a search
+            # that goes on from there is the one that would have gone on at once.
+            value = self._judge(self.search.mean)
+            self.rows[-1] = replace(self.rows[-1], evaluated_mean=value, champion=self.champion_return)
+        self._write()
+        if not self.settings.final_episodes or not self.rows:
+            return None
+        score = self.scene.evaluate(self.champion, self.settings.final_episodes, self.settings.seed + FINAL)
+        log.info("%d episodes: %.1f +- %.1f", len(score.returns), np.mean(score.returns), np.std(score.returns))
+        self._write(final=float(np.mean(score.returns)))
+        return score
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        state = {
+            "search": self.search.state(),
+            "rows": [asdict(row) for row in self.rows],
+            "champion": self.champion,
+            "champion_return": self.champion_return,
+            "seconds": self.seconds,
+            "env_steps": self.env_steps,
+        }
+        self.stage.save(self.search.generation, state)
+        self._write()
+
+    def _write(self, **figures: float) -> None:
+        """The controller, the table and the plots."""
+        folder = self.stage.folder.path
+        chosen = self.champion if self.champion_return is not None else self.search.mean
+        metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **figures}
+        encoder, dynamics = self._paths
+        saved = SavedController(self.settings, chosen, encoder, dynamics, to_dict(self.scene.env), metadata)
+        save_controller(folder / CONTROLLER_FILE, saved)
+        write_curves(folder, self.rows)
+
+    def _load(self, state: Mapping[str, Any], where: str) -> None:
+        s = self.settings
+        self.search = resume_search(state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where)
+        self.rows = [GenerationRow(**row) for row in state["rows"]]
+        self.champion, self.champion_return = state["champion"], state["champion_return"]
+        self.seconds, self.env_steps = state["seconds"], state["env_steps"]
+
+    def outcome(self, final: Score | None) -> ControllerOutcome:
+        folder = self.stage.folder.path
+        return ControllerOutcome(
+            folder,
+            folder / CONTROLLER_FILE,
+            self.search.generation,
+            self.env_steps,
+            self.stage.stopped,
+            self.champion_return,
+            final,
+        )
+
+
+def member_returns(returns: Array) -> Array:
+    """``[members]``: means over the trials that were played to their end; members without any get the worst of all."""
+    played = ~np.isnan(returns)
+    if not played.any():
+        raise EnvError("no episode of the whole generation came to its end; the log names the faults")
+    count = played.sum(1)
+    sums = np.where(played, returns, 0.0).sum(1)
+    means = np.where(count > 0, sums / np.maximum(count, 1), np.inf)
+    worst = means[count > 0].min()
+    result: Array = np.where(count > 0, means, worst)
+    return result
+
+
+def evaluate_controller(
+    path: Path,
+    episodes: int = 100,
+    seed: int = 1,
+    *,
+    encoder_path: Path | None = None,
+    dynamics_path: Path | None = None,
+    env: EnvSettings | None = None,
+    workers: int = 0,
+    envs: int = 16,
+) -> Score:
+    """Play a saved controller in its environment (or ``env``); models are found where they were, unless given."""
+    saved = load_controller(path)
+    settings = replace(saved.settings, workers=workers, envs=envs)
+    dynamics = dynamics_path or (Path(saved.dynamics) if saved.dynamics else None)
+    models = load_models(settings, encoder_path or Path(saved.encoder), dynamics)
+    chosen = env or EnvSettings(**{**saved.env, "policies": tuple(saved.env.get("policies", ()))})
+    check_env_settings(chosen)
+    with household(inside=settings.mode == "serial") as environment:
+        spec = Probe(chosen, environment).result(PROBE_SECONDS)
+        scene = Scene(settings, chosen, spec, picture_field(spec, models.encoder), models, environment)
+        return scene.evaluate(saved.weights, episodes, seed)

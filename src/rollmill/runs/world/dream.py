@@ -1,0 +1,175 @@
+"""``rollmill world dream``: look into the model's dreams beside what really happened.
+
+Row by row an episode of the store: what was seen (where the pictures are at hand), what the encoder makes of it, and
+what the model dreams when it is shown the first steps and then goes on alone, with the same actions.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rollmill.core.config import settings
+from rollmill.core.errors import ConfigError, StoreError
+from rollmill.core.fields import Array
+from rollmill.core.seeds import Seeds
+from rollmill.store.convert.h264 import VideoFile
+from rollmill.store.images import choose_picture, read_pictures
+from rollmill.store.reader import Store
+from rollmill.worldmodel.dynamics.fit import MEAN, check_latents
+from rollmill.worldmodel.dynamics.mixture import draw
+from rollmill.worldmodel.dynamics.model import Dynamics, load_dynamics
+from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
+
+GAP = 4
+"""Pixels between two pictures."""
+BORDER = np.array([220, 120, 40], np.uint8)
+"""Colour of the gap from when on the model dreams alone."""
+
+
+@settings
+class DreamFilm:
+    """Which dreams are shown, and how."""
+
+    episodes: int = 4
+    """Episodes, one below the other."""
+
+    steps: int = 200
+    """Steps of the film."""
+
+    shown: int = 20
+    """Real steps that the model is shown first; half of an episode at most."""
+
+    temperature: float = 1.0
+    """Of the dreams; see DreamSettings."""
+
+    fps: float = 20.0
+    """Steps per second of the film."""
+
+    scale: int = 3
+    """Each pixel becomes a square of this many."""
+
+    seed: int = 0
+    """Which episodes, and which dreams."""
+
+    def __post_init__(self) -> None:
+        if min(self.episodes, self.steps, self.shown, self.scale) < 1 or self.shown >= self.steps:
+            raise ValueError("episodes, steps, shown and scale must be at least 1, and shown below steps")
+        if self.temperature < 0 or self.seed < 0:
+            raise ValueError("temperature and seed must not be negative")
+
+
+def film_dreams(
+    encoded_store: Path,
+    encoder_path: Path,
+    dynamics_path: Path,
+    out: Path,
+    options: DreamFilm | None = None,
+    raw_store: Path | None = None,
+) -> Path:
+    """Write the video ``out``; ``raw_store`` holds the pictures that the latents were made from."""
+    options = options or DreamFilm()
+    encoder, dynamics = load_encoder(encoder_path), load_dynamics(dynamics_path)
+    with Store(encoded_store) as store:
+        check_latents(store)
+        sizes = (int(store.schema[MEAN].shape[0]), encoder.size, dynamics.latent_size)
+        if len(set(sizes)) > 1:
+            raise ConfigError(
+                f"{encoded_store} holds latents of {sizes[0]} numbers, the encoder has {sizes[1]}, "
+                f"the dynamics model {sizes[2]}: they do not belong together"
+            )
+        chosen = _choose(store, options)
+        latents, dreams = zip(*(_dream(store, i, dynamics, options) for i in chosen), strict=True)
+        columns = [_pictures(encoder, latents), _pictures(encoder, dreams)]
+        if raw_store is not None:
+            columns.insert(0, _real(raw_store, store, chosen, options))
+    _write(out, columns, options)
+    return out
+
+
+def _choose(store: Store, options: DreamFilm) -> list[int]:
+    """The longest of some random episodes: short ones would stand still for most of the film."""
+    rng = Seeds(options.seed).branch("film").generator()
+    some = rng.permutation(len(store))[: 4 * options.episodes]
+    if not len(some):
+        raise StoreError(f"{store.path}: the store holds no finished episode")
+    order = np.argsort(-np.asarray(store.table.length)[some], kind="stable")
+    return [int(i) for i in some[order[: options.episodes]]]
+
+
+def _shown(steps: int, options: DreamFilm) -> int:
+    """Real steps of an episode that the model is shown."""
+    return min(options.shown, max(1, steps // 2))
+
+
+@torch.inference_mode()
+def _dream(store: Store, i: int, dynamics: Dynamics, options: DreamFilm) -> tuple[Array, Array]:
+    """Latents ``[n + 1, Z]``: those of the episode, and those dreamt with its actions."""
+    n = min(int(store.table.length[i]), options.steps)
+    read = store.read(i, 0, n, [MEAN, "action"], next_obs=True)
+    real, actions = torch.from_numpy(read[MEAN]), torch.from_numpy(read["action"])
+    generator = torch.Generator().manual_seed(Seeds(options.seed).branch("dream", i).integer())
+    memory, lane = dynamics.begin(1), torch.zeros(1, dtype=torch.int64)
+    now, dreamt = real[:1], [real[:1]]
+    for t in range(n):
+        said = dynamics.predict(dynamics.read(now, actions[t : t + 1], memory, lane)).latent
+        drawn = draw(said, options.temperature, generator)
+        drawn = now + drawn if dynamics.settings.differences else drawn
+        now = real[t + 1 : t + 2] if t + 1 < _shown(n, options) else drawn
+        dreamt.append(now)
+    return real.numpy(), torch.cat(dreamt).numpy()
+
+
+@torch.inference_mode()
+def _pictures(encoder: ImageEncoder, episodes: tuple[Array, ...]) -> list[Array]:
+    return [encoder.decode(torch.from_numpy(latents)).numpy() for latents in episodes]
+
+
+def _real(raw_store: Path, encoded: Store, chosen: list[int], options: DreamFilm) -> list[Array]:
+    """The pictures of the same episodes, found by their names (uid)."""
+    with Store(raw_store) as store:
+        picture = choose_picture(store.schema, None)
+        found = []
+        for i in chosen:
+            same = np.flatnonzero(store.table.uid == encoded.table.uid[i])
+            if not len(same):
+                raise StoreError(f"{raw_store}: does not hold episode {int(encoded.table.uid[i]):016x} of the latents")
+            pictures = np.concatenate(list(read_pictures(store, int(same[0]), picture)))
+            found.append(pictures[: options.steps + 1])
+        return found
+
+
+def _write(out: Path, columns: list[list[Array]], options: DreamFilm) -> None:
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    frames = max(len(pictures) for pictures in columns[-1])
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with VideoFile(draft, options.fps) as video:
+                for t in range(frames):
+                    video.add(_sheet(columns, t, options))
+            os.replace(draft, out)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StoreError(f"{out}: cannot be written: {error.strerror or error}") from error
+
+
+def _sheet(columns: list[list[Array]], t: int, options: DreamFilm) -> Array:
+    """One picture of the film; episodes that have ended stand still."""
+    rows = []
+    for row in range(len(columns[0])):
+        pictures = [column[row][min(t, len(column[row]) - 1)] for column in columns]
+        large = [p.repeat(options.scale, 0).repeat(options.scale, 1) for p in pictures]
+        gap = np.zeros((large[0].shape[0], GAP, 3), np.uint8)
+        alone = gap + BORDER if t >= _shown(len(columns[-1][row]) - 1, options) else gap
+        parts = [x for k, p in enumerate(large) for x in ((alone if k == len(large) - 1 else gap), p)]
+        rows.append(np.concatenate(parts, axis=1))
+        rows.append(np.zeros((GAP, rows[-1].shape[1], 3), np.uint8))
+    sheet: Array = np.concatenate(rows)
+    return sheet

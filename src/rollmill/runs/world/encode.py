@@ -1,0 +1,381 @@
+"""``rollmill world encode``: a store of pictures into a store of latents, by any number of instances and machines.
+
+Words
+-----
+share    the input shards an instance looks at: every ``shards``-th one, from number ``shard`` on.
+claim    a locked file that says who encodes an input shard right now; the lock ends with its holder.
+mark     a file that says that an input shard is in the new store, written last.
+
+An input shard becomes one output shard. It is written aside, in ``work/``, and put into the store by one hard link,
+which only one instance can win: whatever is killed or started twice, its episodes are there once or not yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollmill.core import atomic
+from rollmill.core.errors import ConfigError, StoreError, WorkerError
+from rollmill.runs.train.build import choose_device
+from rollmill.store.care.recover import recover
+from rollmill.store.derive.derivation import RECIPE_FILE, open_quietly
+from rollmill.store.episode import Episode
+from rollmill.store.format.schema import INDEX_FOLDER, SHARD_FOLDER, STORE_FILE, create_store
+from rollmill.store.format.shards import index_path, shard_path
+from rollmill.store.parallel import ProcessDiedError, map_unordered
+from rollmill.store.reader import Store
+from rollmill.store.writer import StoreWriter
+from rollmill.worldmodel.encoder.encode import EpisodeEncoder, latent_schema
+from rollmill.worldmodel.encoder.file import encoder_checksum, encoder_file, load_encoder
+from rollmill.worldmodel.encoder.images import picture_column
+
+log = logging.getLogger("rollmill")
+
+CLAIMS, MARKS, WORK = "claims", "done", "work"
+UNBOUNDED = 1 << 60
+"""Bytes of an output shard: as many as one input shard needs."""
+
+Progress = Callable[[int, int], None]
+"""Input shards done, and all there are."""
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """What is encoded with what, and which part of it."""
+
+    store: Path
+    encoder: Path
+    out: Path
+    shards: int = 1
+    shard: int = 0
+    sub_shards: int = 1
+    """Processes that divide this instance's share."""
+    gpu: int | None = None
+    batch_size: int = 256
+    field: str = ""
+    """Observation field with the pictures; empty: the only one there is."""
+
+    def check(self) -> None:
+        """ConfigError for what is wrong or contradicts itself."""
+        if self.shards < 1 or not 0 <= self.shard < self.shards:
+            raise ConfigError(
+                f"--shard {self.shard} of --shards {self.shards}: the first is 0, the last {max(0, self.shards - 1)}"
+            )
+        if self.sub_shards < 1 or self.batch_size < 1:
+            raise ConfigError("--sub-shards and --batch-size must be at least 1")
+        if self.store.absolute() == self.out.absolute():
+            raise ConfigError(f"--out {self.out} is the store that is read; choose another folder")
+        if self.gpu is not None and not 0 <= self.gpu < torch.cuda.device_count():
+            raise ConfigError(f"--gpu {self.gpu}: this machine has {torch.cuda.device_count()} usable GPUs")
+
+    @property
+    def device(self) -> torch.device:
+        return choose_device("auto" if self.gpu is None else f"cuda:{self.gpu}")
+
+
+@dataclass
+class Encoded:
+    """What an instance has done, and how the new store stands."""
+
+    out: Path
+    encoded: list[str] = field(default_factory=list)
+    """Input shards encoded by this instance."""
+    already: int = 0
+    """Of this share: done before, or by others."""
+    busy: list[str] = field(default_factory=list)
+    """Of this share: another instance is at it."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Input shards that cannot be encoded, and why."""
+    episodes: int = 0
+    pictures: int = 0
+    done: int = 0
+    """Input shards in the new store, of all instances."""
+    total: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every input shard is in the new store."""
+        return self.done == self.total and not self.failed
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.failed else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("encoded", "already", "busy", "failed", "episodes", "pictures", "done", "total", "complete")
+        return {"out": str(self.out), **{name: getattr(self, name) for name in names}}
+
+    def text(self) -> str:
+        lines = [
+            f"{self.out}: encoded {len(self.encoded):,} shards ({self.episodes:,} episodes, {self.pictures:,} "
+            f"pictures), {self.already:,} were done; {self.done:,} of all {self.total:,} shards are there"
+        ]
+        if self.busy:
+            lines.append(f"{len(self.busy):,} shards are being encoded by other instances")
+        lines += [f"not encoded: {name}: {why}" for name, why in self.failed.items()]
+        if self.failed:
+            lines.append("`rollmill data repair` makes a store of what is still good; the same command does the rest")
+        return "\n".join(lines)
+
+    def add(self, other: Encoded) -> None:
+        """Take in what a process with a part of this share has done."""
+        self.encoded += other.encoded
+        self.busy += other.busy
+        self.failed |= other.failed
+        self.already += other.already
+        self.episodes += other.episodes
+        self.pictures += other.pictures
+
+
+def encode_store(options: EncodeOptions, progress: Progress | None = None) -> Encoded:
+    """Encode this instance's share. Bad input shards are listed in the outcome; other errors are raised."""
+    options.check()
+    job = _Job(options)
+    job.prepare()
+    result = Encoded(options.out)
+    if options.sub_shards == 1:
+        job.work(result, progress or (lambda done, total: None))
+    else:
+        _in_processes(options, result)
+    result.failed |= job.unreadable()
+    job.settle(result)
+    if progress is not None:
+        progress(result.done, result.total)
+    return result
+
+
+class _Job:
+    """One instance's view of source, encoder and target."""
+
+    def __init__(self, options: EncodeOptions) -> None:
+        self.options = options
+        self.out = options.out.absolute()
+        self.source = open_quietly(options.store)
+        self.column = picture_column(self.source.schema, options.field, str(options.store))
+        self._file = encoder_file(options.encoder)
+        self._checksum = encoder_checksum(self._file)
+        self._host = re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname()) or "host"
+        self._numbers = {ref.name: number for number, ref in enumerate(self.source.shards)}
+
+    @property
+    def sealed(self) -> list[str]:
+        """Names of the input shards, sorted."""
+        return sorted(ref.name for ref in self.source.shards if ref.sealed)
+
+    def unreadable(self) -> dict[str, str]:
+        """Input shards of this share that cannot even be tried: missing, or not sealed."""
+        problems = [p for p in self.source.problems if p.shard in _lost(self.source, self._numbers)]
+        lost = {problem.shard: problem.reason for problem in reversed(problems)}
+        lost |= {
+            ref.name: "it is not sealed: its writer is at work, or died (`rollmill data repair` seals it)"
+            for ref in self.source.shards
+            if not ref.sealed
+        }
+        names = sorted(lost)[self.options.shard :: self.options.shards]
+        return {name: lost[name] for name in names}
+
+    # -- the new store -------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Begin the new store, or agree with the one that is there."""
+        encoder = load_encoder(self._file)
+        if tuple(self.column.shape) != tuple(encoder.image_shape):
+            raise ConfigError(
+                f"{self._file} encodes pictures of {encoder.image_shape}, {self.options.store} has {self.column.shape}"
+            )
+        recipe = {
+            "tool": "world encode",
+            "source": str(self.source.path),
+            "field": self.column.name,
+            "encoder": str(self._file.absolute()),
+            "encoder_checksum": self._checksum,
+            "latent_size": encoder.size,
+        }
+        self._agree(recipe)
+        create_store(self.out, latent_schema(self.source.schema, self.column, encoder.size))
+        for folder in (CLAIMS, MARKS, WORK):
+            (self.out / folder).mkdir(exist_ok=True)
+
+    def _agree(self, recipe: dict[str, Any]) -> None:
+        """Write the recipe if there is none: it comes before anything else, so every folder can be told from others."""
+        path = self.out / RECIPE_FILE
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if (self.out / STORE_FILE).exists() and not path.exists():
+                raise StoreError(f"{self.out} holds other data; choose another --out")
+            atomic.create_bytes(path, [json.dumps({**recipe, "finished": False}, indent=2).encode()])
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} cannot be used: {error}") from error
+        for name in ("tool", "source", "field", "encoder_checksum"):
+            if found.get(name) != recipe[name]:
+                raise StoreError(
+                    f"{self.out} was begun with {name}={found.get(name)!r}, not {recipe[name]!r}; choose another --out"
+                )
+        self._recipe = recipe
+
+    def settle(self, result: Encoded) -> None:
+        """Count what is there; note the end when everything is."""
+        recover(self.out)  # an instance that died between a shard and its index has left only the shard
+        marks = {entry.name.removesuffix(".json") for entry in (self.out / MARKS).iterdir()}
+        result.total = len(self.source.shards) + len(_lost(self.source, self._numbers))
+        result.done = len(marks.intersection(self.sealed))
+        if result.complete:
+            atomic.write_json(self.out / RECIPE_FILE, {**self._recipe, "finished": True, "shards": result.done})
+
+    # -- the work ------------------------------------------------------------------------------
+
+    def work(self, result: Encoded, progress: Progress) -> None:
+        """Encode what is left of this share."""
+        share = self.sealed[self.options.shard :: self.options.shards]
+        torch.set_num_threads(1)  # --sub-shards brings more cores to work, without changing a single bit
+        encoder = load_encoder(self._file, self.options.device)
+        encode = EpisodeEncoder(encoder, self.column.name, self.options.batch_size)
+        for number, name in enumerate(share):
+            progress(number, len(share))
+            if self._mark(name).exists():
+                result.already += 1
+                continue
+            with self._claim(name) as held:
+                if not held:
+                    result.busy.append(name)
+                elif self._mark(name).exists():
+                    result.already += 1
+                else:
+                    self._take(name, encode, result)
+
+    def _mark(self, name: str) -> Path:
+        return self.out / MARKS / f"{name}.json"
+
+    @contextlib.contextmanager
+    def _claim(self, name: str) -> Iterator[bool]:
+        """Whether this process may encode the shard now; True where the file system cannot lock, too.
+
+        Without locks two instances may do the same work; the link that publishes it still lets only one through.
+        """
+        descriptor = os.open(self.out / CLAIMS / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    raise
+                log.warning("%s: this file system has no locks; instances may do the same work twice", self.out)
+            yield True
+        finally:
+            os.close(descriptor)
+
+    def _take(self, name: str, encode: EpisodeEncoder, result: Encoded) -> None:
+        """Encode one input shard and put it into the new store; a damaged one is noted and left out as a whole."""
+        self._sweep(name)
+        work = self.out / WORK / f"{name}.{self._host}.{secrets.token_hex(4)}"
+        try:
+            episodes = pictures = 0
+            with StoreWriter(work, self._schema, shard_bytes=UNBOUNDED, sync="seal", name=name) as writer:
+                for found in self._episodes(name):
+                    if isinstance(found, str):
+                        result.failed[name] = found
+                        return
+                    writer.add_episode(encode(found))
+                    episodes, pictures = episodes + 1, pictures + len(found) + 1
+            for shard in writer.shards:
+                self._publish(work, shard)
+            atomic.write_json(self._mark(name), {"episodes": episodes, "pictures": pictures})
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        result.encoded.append(name)
+        result.episodes += episodes
+        result.pictures += pictures
+
+    @property
+    def _schema(self) -> Any:
+        return latent_schema(self.source.schema, self.column, self._recipe["latent_size"])
+
+    def _episodes(self, name: str) -> Iterator[Episode | str]:
+        """The episodes of an input shard; where it is damaged, a sentence that says so, and nothing more."""
+        for problem in self.source.problems:
+            if problem.shard == name and not problem.harmless:
+                yield str(problem)
+                return
+        number = self._numbers[name]
+        for i in (self.source.table.shard == number).nonzero()[0].tolist():
+            try:
+                episode = self.source.episode(i)
+            except StoreError as error:
+                yield str(error)
+                return
+            yield episode
+
+    def _publish(self, work: Path, shard: str) -> None:
+        """Put a sealed shard of the private store into the new one, unless somebody else was faster."""
+        try:
+            os.link(shard_path(work, shard, True), shard_path(self.out, shard, True))
+        except FileExistsError:
+            return  # its mark is missing: an earlier instance died just before writing it
+        except OSError as error:
+            raise StoreError(f"{self.out}: shard {shard} cannot be put there: {error.strerror or error}") from error
+        os.replace(index_path(work, shard), index_path(self.out, shard))
+        for folder in (SHARD_FOLDER, INDEX_FOLDER):
+            atomic.sync_folder(self.out / folder)
+
+    def _sweep(self, name: str) -> None:
+        """Remove what dead instances of this machine have left of the shard; its claim is held, so nobody is at it."""
+        for entry in (self.out / WORK).iterdir():
+            if entry.name.startswith(f"{name}.{self._host}."):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _lost(source: Store, numbers: dict[str, int]) -> set[str]:
+    return {problem.shard for problem in source.problems if not problem.harmless} - set(numbers)
+
+
+def _in_processes(options: EncodeOptions, result: Encoded) -> None:
+    """Divide a share among processes; the share of one is a share of the whole store, too."""
+    parts = [
+        replace(
+            options,
+            shards=options.shards * options.sub_shards,
+            shard=options.shard + options.shards * number,
+            sub_shards=1,
+        )
+        for number in range(options.sub_shards)
+    ]
+    try:
+        for _, done in map_unordered(_part, parts, len(parts)):
+            result.add(done)
+    except ProcessDiedError as error:
+        raise WorkerError(
+            f"{options.out}: a process that encodes was killed (out of memory?); the same command does the rest"
+        ) from error
+
+
+def _part(options: EncodeOptions) -> Encoded:
+    job = _Job(options)
+    job.prepare()
+    result = Encoded(options.out)
+    job.work(result, lambda done, total: None)
+    return result
+
+
+def done_marks(out: Path) -> int:
+    """Input shards that are in the new store so far."""
+    folder = out / MARKS
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

@@ -1,0 +1,314 @@
+"""``rollmill world vae``: learn an image encoder from the pictures of a store.
+
+``train_vae`` shows everything in the order it happens: look at the store, take the folder, build, load a checkpoint if
+asked, fit, write the encoder and the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rollmill.core import atomic
+from rollmill.core.checkpoints import Checkpoints, Loaded
+from rollmill.core.config import differences, dump_yaml, to_dict
+from rollmill.core.diary import Diary
+from rollmill.core.errors import CheckpointError, ConfigError, RollmillError, StoreError
+from rollmill.core.fields import Array
+from rollmill.core.run_folder import RunFolder, open_log
+from rollmill.core.seeds import Seeds
+from rollmill.monitor.console import Row, count_text
+from rollmill.runs.stopping import Interrupt
+from rollmill.runs.train.build import choose_device
+from rollmill.runs.train.reporting import live_panel
+from rollmill.runs.train.run import Request
+from rollmill.runs.world.page import write_stage_page
+from rollmill.runs.world.reporting import StageReporter, sheet
+from rollmill.runs.world.settings import VaeConfig
+from rollmill.runs.world.stage import Progress
+from rollmill.store.format.schema import Column
+from rollmill.store.reader import Store
+from rollmill.store.split import Split
+from rollmill.worldmodel.encoder.file import ENCODER_FILE, build_encoder, save_encoder
+from rollmill.worldmodel.encoder.fit import EncoderFitter, precision
+from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures, picture_column
+
+log = logging.getLogger("rollmill")
+
+KIND = "world vae"
+CHECKPOINT_FORMAT = 1
+VALIDATION_PICTURES = 256
+SHOWN = 8
+"""Pictures on a sheet of reconstructions."""
+ROWS = (
+    Row("loss", "learn/loss"),
+    Row("reconstruction", "learn/reconstruction"),
+    Row("KL", "learn/kl"),
+    Row("active latents", "learn/active", lambda n: f"{n:.0f}"),
+    Row("held-out loss", "validation/loss"),
+    Row("pixel error", "validation/pixel_error"),
+    Row("pictures/s", "time/pictures_per_s", count_text),
+    Row("waits for data", "data/wait_share", lambda share: f"{share:.1%}"),
+    Row("learning rate", "learn/learning_rate"),
+)
+
+
+@dataclass(frozen=True)
+class VaeOutcome:
+    """How the training of an encoder ended."""
+
+    state: Literal["finished", "interrupted"]
+    reason: str
+    steps: int
+    folder: Path
+    encoder: Path | None
+    """The encoder's file; None before it is finished."""
+    metrics: Mapping[str, float]
+    signal: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "steps": self.steps,
+            "folder": str(self.folder),
+            "encoder": None if self.encoder is None else str(self.encoder),
+            "metrics": dict(self.metrics),
+        }
+
+
+def train_vae(
+    config: VaeConfig, store_path: Path, out: Path, request: Request | None = None, progress: Progress | None = None
+) -> VaeOutcome:
+    """Train an encoder in the folder ``out``. Raises RollmillError when it fails; the folder says why, too."""
+    request = request or Request()
+    device = choose_device(config.fit.device)
+    precision(config.fit, device)  # a wish this machine cannot grant is refused before anything is there
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store(store_path))
+        column = picture_column(store.schema, config.pictures.field, str(store_path))
+        if not len(store):
+            raise StoreError(f"{store_path} has no episodes; fill it with `rollmill collect --out {store_path}`")
+        loaded = _find_checkpoint(out, request)
+        folder = stack.enter_context(RunFolder.create(out, request.mode))
+        handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
+        stack.callback(handle.close)
+        diary = _open_diary(folder, config, request, loaded)
+        run = VaeRun(config, store, column, folder, device, request, progress)
+        with _ending(run, folder, diary):
+            if loaded is not None:
+                run.load_state(loaded)
+            run.loop()
+            run.save()
+            if not run.interrupt.signal:
+                run.finish()
+        log.info("report %s", write_stage_page(out, "encoder"))  # when its folder says how it ended
+    return run.outcome()
+
+
+class VaeRun:
+    """A training in progress."""
+
+    def __init__(
+        self,
+        config: VaeConfig,
+        store: Store,
+        column: Column,
+        folder: RunFolder,
+        device: torch.device,
+        request: Request,
+        progress: Progress | None = None,
+    ) -> None:
+        self.config, self.store, self.folder, self._progress = config, store, folder, progress
+        self.interrupt = Interrupt()
+        self.metrics: dict[str, float] = {}
+        self.stop_reason = ""
+        self.encoder_path: Path | None = None
+        seeds = Seeds(config.seed)
+        if device.type == "cpu":
+            torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``worldmodel.encoder.fit``
+        torch.manual_seed(seeds.branch("weights").integer())
+        height, width, depth = column.shape
+        encoder = build_encoder(config.encoder.kind, (height, width, depth), **config.encoder.arguments()).to(device)
+        training, held_out = Split(config.pictures.validation, config.seed)(store.table)
+        data = seeds.branch("data").integer()
+        batches = PictureBatches(store, column.name, training, config.pictures, config.fit.batch_size, data)
+        pictures = held_out_pictures(store, column.name, held_out, VALIDATION_PICTURES, data)
+        self._shown = _spread(pictures if len(pictures) else batches.pool(0))
+        self.fitter = EncoderFitter(encoder, batches, pictures, config.fit, seeds.branch("fit").integer())
+        self._checkpoints = Checkpoints(folder.checkpoints, keep_last=2, keep_best=0)
+        self._reporter = StageReporter(folder, request.console, ROWS, f"{config.encoder.kind}: {folder.path}")
+        log.info(
+            "%s: %s episodes to learn from, %s held out; pictures %dx%dx%d, latents of %d numbers, on %s",
+            *(store.path, f"{len(training):,}", f"{len(held_out):,}", height, width, depth, encoder.size, device),
+        )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far."""
+        return self.fitter.step
+
+    def loop(self) -> None:
+        """Fit until the last step, or a signal."""
+        fit, config = self.config.fit, self.config
+        self._reporter.open(self.steps, fit.steps, self.fitter.seconds, config.tensorboard, config.console_seconds)
+        with self.interrupt:
+            while not self._over():
+                self.fitter.train_step()
+                self._reporter.refresh()
+                if self.steps % fit.every_steps == 0:
+                    self._report()
+                if self.steps % fit.save_steps == 0 and self.steps < fit.steps:
+                    self._save_or_complain()
+                    self.draw()
+        if self.fitter.fresh:
+            self._report()
+
+    def _over(self) -> bool:
+        if self.interrupt.signal is not None:
+            self.stop_reason = f"{self.interrupt.signal.name} received"
+        elif self.steps >= self.config.fit.steps:
+            self.stop_reason = f"limit of {self.config.fit.steps:,} optimizer steps"
+        return bool(self.stop_reason)
+
+    def _report(self) -> None:
+        self.metrics |= {**self.fitter.metrics(), **self.fitter.validate()}
+        self._reporter.write(self.steps, self.metrics)
+        if self._progress is not None:
+            self._progress(self.steps / self.config.fit.steps, self.metrics)
+
+    def draw(self) -> None:
+        """A sheet: pictures above, what is left of them after encoding and decoding below."""
+        self._reporter.picture(
+            self.steps, "reconstructions", sheet([self._shown, self.fitter.reconstructions(self._shown)])
+        )
+
+    def finish(self) -> None:
+        """Write the encoder."""
+        self.draw()
+        metadata = {
+            "store": str(self.store.path),
+            "steps": self.steps,
+            "seconds": round(self.fitter.seconds, 1),
+            "metrics": dict(self.metrics),
+            "config": to_dict(self.config),
+        }
+        self.encoder_path = self.folder.path / ENCODER_FILE
+        save_encoder(self.encoder_path, self.fitter.encoder, metadata)
+        log.info("encoder %s", self.encoder_path)
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
+        path = self._checkpoints.save(self.state(), self.steps, None)
+        log.info("checkpoint %s", path)
+        return path
+
+    def _save_or_complain(self) -> None:
+        try:
+            self.save()
+        except CheckpointError as error:
+            log.error("no checkpoint was written, training goes on: %s", error)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "format": CHECKPOINT_FORMAT,
+            "kind": KIND,
+            "config": to_dict(self.config),
+            "store": str(self.store.path),
+            "fit": self.fitter.state(),
+        }
+
+    def load_state(self, loaded: Loaded) -> None:
+        self.fitter.load_state(loaded.state["fit"], str(loaded.path))
+        self._checkpoints.set_aside_after(self.steps)
+        log.info("continuing from %s (%s optimizer steps)", loaded.path, f"{self.steps:,}")
+
+    def outcome(self) -> VaeOutcome:
+        number = self.interrupt.signal
+        state: Literal["finished", "interrupted"] = "interrupted" if number else "finished"
+        return VaeOutcome(
+            state,
+            self.stop_reason,
+            self.steps,
+            self.folder.path,
+            self.encoder_path,
+            self.metrics,
+            int(number) if number else 0,
+        )
+
+    def close(self) -> None:
+        self.fitter.close()
+        self._reporter.close()
+
+
+def _spread(pictures: Array) -> Array:
+    """``SHOWN`` of the pictures, from all over."""
+    return pictures[:: max(1, len(pictures) // SHOWN)][:SHOWN]
+
+
+def _find_checkpoint(out: Path, request: Request) -> Loaded | None:
+    """The checkpoint to go on from, read and verified before anything is changed."""
+    if request.restore is not None:
+        raise ConfigError("an encoder's training goes on with --resume; --restore means nothing to it")
+    if request.mode != "resume" or not out.is_dir():
+        return None
+    checkpoints = Checkpoints(RunFolder(out).checkpoints)
+    if checkpoints.newest() is None and RunFolder(out).config.is_file():
+        log.info("%s: no checkpoint was written yet: beginning again", out)
+        return None
+    loaded = checkpoints.load_newest()
+    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an encoder's training")
+    return loaded
+
+
+def _open_diary(folder: RunFolder, config: VaeConfig, request: Request, loaded: Loaded | None) -> Diary:
+    changes = differences(loaded.state["config"], to_dict(config)) if loaded else {}
+    resumed = request.mode == "resume" and folder.diary.exists()
+    diary = Diary.open(folder.diary) if resumed else Diary.create(folder.diary, request.command)
+    diary.begin_session(request.command, loaded.frames if loaded else 0, changes)
+    atomic.write_text(folder.config, dump_yaml(config))
+    for key, (old, new) in changes.items():
+        log.info("changed since the checkpoint: %s: %s -> %s", key, old, new)
+    return diary
+
+
+@contextlib.contextmanager
+def _ending(run: VaeRun, folder: RunFolder, diary: Diary) -> Iterator[None]:
+    """Writes how the run ended into its folder."""
+    state: Literal["finished", "interrupted", "failed"] = "failed"
+    reason = ""
+    begun = time.monotonic()
+    try:
+        folder.set_state("running", frames=run.steps)
+        yield
+        outcome = run.outcome()
+        state, reason = outcome.state, outcome.reason
+    except KeyboardInterrupt:
+        state, reason = "interrupted", "interrupted twice, ended at once"
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        run.close()
+        level = logging.ERROR if state == "failed" else logging.INFO
+        log.log(level, "%s after %.0f s: %s", state, time.monotonic() - begun, reason)
+        try:
+            folder.set_state(state, reason, run.steps)
+            diary.end_session(f"{state}: {reason}"[:2000], run.steps)
+        except RollmillError as second:  # a full disk: the first error is the one to report
+            log.error("how the run ended could not be written down: %s", second)

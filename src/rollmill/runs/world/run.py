@@ -1,0 +1,387 @@
+"""``rollmill world run``: all stages of a world model in turn, in one folder.
+
+Words
+-----
+stage     collect, vae, encode, dynamics, controller, report: each reads what earlier ones have left in the folder.
+record    ``stages/<stage>.json``: the settings and inputs a stage was run with, and how it ended.
+aside     a stage whose settings or inputs have changed is not continued; its folder is moved to ``aside/``.
+
+Running it again skips what is done, continues what was interrupted, and redoes what changed and all that depends
+on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rollmill.core import atomic
+from rollmill.core.config import completed, differences, dump_yaml, to_dict
+from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
+from rollmill.core.machine import available_cores
+from rollmill.core.run_folder import RunFolder, open_log
+from rollmill.envs.make import check_env_settings
+from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
+from rollmill.runs.collect.run import Figures, collect
+from rollmill.runs.train.run import Request
+from rollmill.runs.world.controller import FREE as CONTROLLER_FREE
+from rollmill.runs.world.controller import train_controller
+from rollmill.runs.world.dream import film_dreams
+from rollmill.runs.world.dynamics import FREE as DYNAMICS_FREE
+from rollmill.runs.world.dynamics import train_dynamics
+from rollmill.runs.world.encode import EncodeOptions, encode_store
+from rollmill.runs.world.encoder import train_vae
+from rollmill.runs.world.panel import StagePanel
+from rollmill.runs.world.results import FILM, write_world_page
+from rollmill.runs.world.settings import FOLDERS, RECORDS, STAGES, VaeConfig, WorldConfig
+from rollmill.store.format.schema import STORE_FILE
+from rollmill.store.reader import Store
+from rollmill.worldmodel.controller.settings import ControllerSettings
+from rollmill.worldmodel.dynamics.model import DYNAMICS_FILE, dynamics_checksum
+from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+from rollmill.worldmodel.encoder.file import ENCODER_FILE, encoder_checksum
+
+log = logging.getLogger("rollmill")
+
+ASIDE = "aside"
+
+MACHINE = (
+    *("device", "threads", "workers", "envs", "mode", "processes", "gpu"),
+    *("report_steps", "save_steps", "save_seconds", "tensorboard", "console_seconds"),
+)
+"""Last words of settings that say how a stage runs, not what comes out: changing them redoes nothing."""
+CONTINUED: Mapping[str, tuple[str, ...]] = {
+    "collect": ("episodes",),
+    "dynamics": DYNAMICS_FREE,
+    "controller": CONTROLLER_FREE,
+}
+"""Settings whose change lets a stage go on where it ended, instead of beginning anew."""
+
+
+@dataclass(frozen=True)
+class WorldOutcome:
+    """How a pipeline ended."""
+
+    folder: Path
+    state: Literal["finished", "interrupted"]
+    stages: Mapping[str, str]
+    """done, skipped or waiting, by stage."""
+    results: Mapping[str, Any]
+    """What each stage says about itself."""
+
+    @property
+    def exit_code(self) -> int:
+        return 130 if self.state == "interrupted" else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "state": self.state,
+            "stages": dict(self.stages),
+            "results": dict(self.results),
+        }
+
+
+class Interrupted(Exception):
+    """A stage was asked to stop; it can be continued."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: what decides its outcome, and the function that runs it and returns what it has to say."""
+
+    name: str
+    settings: Mapping[str, Any]
+    inputs: Callable[[], Mapping[str, Any]]
+    run: Callable[[], Mapping[str, Any]]
+    defaults: object | None = None
+    """Settings for keys that the record of an earlier version does not have."""
+
+
+@dataclass
+class Record:
+    """What is known about an earlier run of a stage."""
+
+    state: str = ""
+    """begun or done; empty: never run."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def run_world(
+    config: WorldConfig, out: Path, *, until: str = STAGES[-1], console: Literal["auto", "off"] = "auto"
+) -> WorldOutcome:
+    """Run all stages up to ``until`` in the folder ``out``. Raises RollmillError when one fails."""
+    check_env_settings(config.env)
+    for policy in config.collect.episodes:
+        find_policy(CollectOptions(out / "raw", policy, episodes=1))
+    with RunFolder.create(out, "resume" if (out / "config.yaml").is_file() else "new") as folder:
+        panel = StagePanel(f"world model: {out}", STAGES, live=False if console == "off" else None)
+        handle = open_log(folder, to_console=console != "off" and not panel.is_live)
+        try:
+            atomic.write_text(folder.config, dump_yaml(config))
+            return World(config, out, panel).run(until)
+        finally:
+            panel.close()
+            handle.close()
+
+
+class World:
+    """The stages of one folder."""
+
+    def __init__(self, config: WorldConfig, out: Path, panel: StagePanel) -> None:
+        self.config, self.out, self.panel = config, out, panel
+        (out / RECORDS).mkdir(exist_ok=True)
+        c = config
+        self.stages = [
+            Stage("collect", {"seed": c.seed, "env": to_dict(c.env), **to_dict(c.collect)}, dict, self._collect),
+            Stage("vae", to_dict(c.vae), lambda: {"pictures": self._pictures()}, self._vae, VaeConfig()),
+            Stage("encode", to_dict(c.encode), self._encode_inputs, self._encode),
+            Stage("dynamics", to_dict(c.dynamics), self._encode_inputs, self._dynamics, DynamicsSettings()),
+            Stage(
+                "controller",
+                self._controller_settings(),
+                self._controller_inputs,
+                self._controller,
+                ControllerSettings(),
+            ),
+            Stage("report", {"film": c.film}, self._report_inputs, self._report),
+        ]
+
+    def run(self, until: str) -> WorldOutcome:
+        """Every stage that is not done, in turn."""
+        states: dict[str, str] = dict.fromkeys(STAGES, "waiting")
+        results: dict[str, Any] = {}
+        for stage in self.stages:
+            try:
+                states[stage.name] = self._settle(stage)
+            except Interrupted:
+                return WorldOutcome(self.out, "interrupted", states, results)
+            except RollmillError as error:
+                self.panel.end(stage.name, "failed", str(error).splitlines()[0])
+                raise
+            results[stage.name] = self.record(stage.name).result
+            if stage.name == until:
+                break
+        return WorldOutcome(self.out, "finished", states, results)
+
+    def _settle(self, stage: Stage) -> str:
+        """Run a stage unless its record says that it is done with these settings and inputs."""
+        inputs = json.loads(json.dumps(dict(stage.inputs())))
+        settings = json.loads(json.dumps(dict(stage.settings), default=str))
+        before = self.record(stage.name)
+        if before.state and stage.defaults is not None:
+            before = replace(before, settings=completed(before.settings, stage.defaults))
+        changed = what_changed(stage.name, before, settings, inputs)
+        if changed.restart:
+            self._set_aside(stage.name, changed.restart)
+            before = Record()
+        elif before.state == "done" and not changed.goes_on and self._is_there(stage.name):
+            self.panel.end(stage.name, "skipped", "was done before", before.seconds)
+            return "skipped"
+        for line in changed.goes_on:
+            log.info("%s goes on: %s", stage.name, line)
+        self._write(stage.name, Record("begun", settings, inputs, {}, before.seconds))
+        self.panel.begin(stage.name)
+        begun = time.monotonic()
+        try:
+            result = json.loads(json.dumps(dict(stage.run()), default=str))
+        finally:
+            seconds = before.seconds + time.monotonic() - begun
+            self._write(stage.name, Record("begun", settings, inputs, {}, seconds))
+        self._write(stage.name, Record("done", settings, inputs, result, seconds))
+        self.panel.end(stage.name, "done")
+        return "done"
+
+    # -- records -------------------------------------------------------------------------------
+
+    def record(self, name: str) -> Record:
+        path = self.out / RECORDS / f"{name}.json"
+        try:
+            return Record(**json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return Record()
+        except (OSError, ValueError, TypeError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}; remove it, and the stage is run again") from error
+
+    def _write(self, name: str, record: Record) -> None:
+        path = self.out / RECORDS / f"{name}.json"
+        try:
+            atomic.write_json(path, {**vars(record), "seconds": round(record.seconds, 1)})
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def _set_aside(self, name: str, why: list[str]) -> None:
+        """Move what a stage has left out of the way; nothing that was computed is deleted."""
+        folder = self.out / FOLDERS.get(name, name)
+        words = "; ".join(why)
+        if name not in FOLDERS or not folder.exists():
+            log.info("%s is run again: %s", name, words)
+            return
+        target = self.out / ASIDE / f"{folder.name}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        target.parent.mkdir(exist_ok=True)
+        os.rename(folder, target)
+        log.warning("%s is run again: %s. What it had made is now in %s", name, words, target)
+
+    def _is_there(self, name: str) -> bool:
+        return name not in FOLDERS or self._place(name).is_dir()
+
+    def _place(self, name: str) -> Path:
+        return self.out / FOLDERS[name]
+
+    # -- stages --------------------------------------------------------------------------------
+
+    def _collect(self) -> Mapping[str, Any]:
+        """Episodes of every policy that are not there yet."""
+        c, raw = self.config.collect, self._place("collect")
+        settings = self.out / RECORDS / "env.yaml"
+        atomic.write_json(settings, {"env": to_dict(self.config.env)})  # JSON is YAML
+        wanted, before = sum(c.episodes.values()), 0
+        for policy, count in c.episodes.items():
+            hold = c.hold if policy == SMOOTHED else None
+            name = find_policy(CollectOptions(raw, policy, episodes=1, hold=hold)).name
+            before += min(count, there := self._episodes_by(name))
+            if there >= count:
+                continue
+            options = CollectOptions(raw, policy, episodes=count - there, seed=self.config.seed, hold=hold)
+            done = collect(options, (settings,), (f"sampling.workers={c.workers}",), self._tell_collect(before, wanted))
+            if done.signal:
+                raise Interrupted
+            before += done.figures.episodes
+        with Store(raw) as store:
+            return {"episodes": len(store), "steps": store.table.steps, "return": float(store.table.return_.mean())}
+
+    def _episodes_by(self, policy: str) -> int:
+        raw = self._place("collect")
+        if not (raw / STORE_FILE).is_file():
+            return 0
+        with Store(raw) as store:
+            whole = ~store.table["partial_end"] & (store.table["policy"] == policy)
+            return int(whole.sum()) // store.schema.env.agents
+
+    def _tell_collect(self, before: int, wanted: int) -> Callable[[Figures], None]:
+        return lambda f: self.panel.progress(
+            (before + f.episodes) / wanted, {"episodes": before + f.episodes, "steps_per_s": f.steps_per_s}
+        )
+
+    def _vae(self) -> Mapping[str, Any]:
+        out = self._place("vae")
+        mode: Literal["resume", "new"] = "resume" if (out / "config.yaml").is_file() else "new"
+        request = Request(mode, None, ("rollmill", "world", "run"), "off")
+        outcome = train_vae(self.config.vae, self._place("collect"), out, request, self.panel.progress)
+        if outcome.signal:
+            raise Interrupted
+        return {"steps": outcome.steps, "encoder": str(outcome.encoder), **outcome.metrics}
+
+    def _encode(self) -> Mapping[str, Any]:
+        c = self.config.encode
+        source, out = self._place("collect"), self._place("encode")
+        options = EncodeOptions(
+            *(source, self._place("vae"), out), gpu=c.gpu, batch_size=c.batch_size, field=self.config.vae.pictures.field
+        )
+        with Store(source) as store:
+            shards = len(store.shards)
+        processes = c.processes or (1 if options.device.type == "cuda" else available_cores())
+        options = EncodeOptions(**{**vars(options), "sub_shards": max(1, min(processes, shards))})
+        done = encode_store(options, lambda n, total: self.panel.progress(n / max(1, total), {"shards": n}))
+        if not done.complete:
+            raise StoreError(done.text())
+        with Store(out) as store:
+            return {"episodes": len(store), "steps": store.table.steps}
+
+    def _dynamics(self) -> Mapping[str, Any]:
+        latents, out = self._place("encode"), self._place("dynamics")
+        outcome = train_dynamics(self.config.dynamics, latents, out, self.panel.progress)
+        if outcome.interrupted:
+            raise Interrupted
+        return outcome.to_dict()
+
+    def _controller(self) -> Mapping[str, Any]:
+        outcome = train_controller(
+            *(self.config.controller, self.config.env, self._place("vae"), self._place("dynamics") / DYNAMICS_FILE),
+            self._place("controller"),
+            dream=self.config.dream if self.config.search_in == "dream" else None,
+            progress=self.panel.progress,
+        )
+        if outcome.interrupted:
+            raise Interrupted
+        return outcome.to_dict()
+
+    def _report(self) -> Mapping[str, Any]:
+        film = self.out / FILM
+        film.unlink(missing_ok=True)
+        if self.config.film:
+            try:
+                dynamics, raw = self._place("dynamics") / DYNAMICS_FILE, self._place("collect")
+                film_dreams(self._place("encode"), self._place("vae"), dynamics, film, raw_store=raw)
+            except MissingExtraError as error:
+                log.warning("no film of dreams: %s", error)
+        return {"page": str(write_world_page(self.out))}
+
+    # -- what they are made from ---------------------------------------------------------------
+
+    def _pictures(self) -> str:
+        """Names the episodes in the store of pictures."""
+        with Store(self._place("collect")) as store:
+            uids = sorted(store.table.uid.tolist())
+        return hashlib.sha256(json.dumps(uids).encode()).hexdigest()
+
+    def _encode_inputs(self) -> Mapping[str, Any]:
+        return {"pictures": self._pictures(), "encoder": encoder_checksum(self._place("vae") / ENCODER_FILE)}
+
+    def _controller_settings(self) -> Mapping[str, Any]:
+        dream = to_dict(self.config.dream) if self.config.search_in == "dream" else None
+        return {**to_dict(self.config.controller), "dream": dream}
+
+    def _controller_inputs(self) -> Mapping[str, Any]:
+        return {
+            "env": to_dict(self.config.env),
+            "encoder": encoder_checksum(self._place("vae") / ENCODER_FILE),
+            "dynamics": dynamics_checksum(self._place("dynamics") / DYNAMICS_FILE),
+        }
+
+    def _report_inputs(self) -> Mapping[str, Any]:
+        return {name: vars(self.record(name)) for name in STAGES if name != "report"}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """In which ways a stage differs from its record, in words."""
+
+    restart: list[str] = field(default_factory=list)
+    """It has to begin anew."""
+    goes_on: list[str] = field(default_factory=list)
+    """It continues where it ended."""
+
+
+def what_changed(name: str, before: Record, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> Changes:
+    """Compare a stage with its record; nothing has changed where there is none."""
+    changes = Changes()
+    if not before.state:
+        return changes
+    if name == "report":
+        moved = before.inputs != inputs or before.settings != settings
+        return Changes(goes_on=["an earlier stage has changed"] if moved else [])
+    for key, (old, new) in differences(before.settings, settings).items():
+        line = f"{key}: {_short(old)} -> {_short(new)}"
+        first, last = key.split(".")[0], key.split(".")[-1]
+        if name == "encode" or (last in MACHINE and first != "env"):
+            continue  # latents depend on encoder and pictures alone
+        (changes.goes_on if first in CONTINUED.get(name, ()) else changes.restart).append(line)
+    changes.restart.extend(f"another {key}" for key in inputs if before.inputs.get(key) != inputs[key])
+    return changes
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

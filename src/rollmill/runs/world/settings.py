@@ -1,0 +1,108 @@
+"""The configuration of world models: of the stages that deal with pictures, and of all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from rollmill.core.config import settings
+from rollmill.envs.settings import EnvSettings
+from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
+from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, PictureSettings
+
+STAGES = ("collect", "vae", "encode", "dynamics", "controller", "report")
+"""The stages of a world model, in their order."""
+RECORDS = "stages"
+"""Where each stage writes down how it was run: ``stages/<stage>.json``."""
+FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}
+"""Where each stage leaves what it makes."""
+
+
+@settings
+class VaeConfig:
+    """Everything ``rollmill world vae`` can be told."""
+
+    seed: int = 0
+    """Of weights, data order and noise."""
+
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    pictures: PictureSettings = field(default_factory=PictureSettings)
+    fit: EncoderFitSettings = field(default_factory=EncoderFitSettings)
+
+    tensorboard: bool = True
+    """Write TensorBoard files beside metrics.jsonl."""
+
+    console_seconds: float = 5.0
+    """Seconds between console lines when there is no live panel."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0 or self.console_seconds < 0:
+            raise ValueError("seed and console_seconds must not be negative")
+
+
+@settings
+class CollectStage:
+    """Stage 1: which episodes are played."""
+
+    episodes: dict[str, int] = field(default_factory=lambda: {"smoothed-random": 100, "random-controller": 50})
+    """Episodes by policy, as ``rollmill collect --policy`` names it. A raised number adds what is missing."""
+
+    hold: int = 8
+    """smoothed-random: mean steps that an action lasts."""
+
+    workers: int = 0
+    """Processes that play; 0: one per core."""
+
+    def __post_init__(self) -> None:
+        if not self.episodes or min(self.episodes.values()) < 1:
+            raise ValueError("episodes: at least one policy with at least one episode is needed")
+        if self.hold < 1 or self.workers < 0:
+            raise ValueError("hold must be at least 1, workers not negative")
+
+
+@settings
+class EncodeStage:
+    """Stage 3: how pictures become latents."""
+
+    processes: int = 0
+    """Processes that share the work; 0: one per core on CPUs, one on a GPU."""
+
+    gpu: int | None = None
+    """Number of the GPU; unset: the CPU, or the only GPU there is."""
+
+    batch_size: int = 256
+    """Pictures encoded at a time."""
+
+    def __post_init__(self) -> None:
+        if self.processes < 0 or self.batch_size < 1:
+            raise ValueError("processes must not be negative, batch_size at least 1")
+
+
+@settings
+class WorldConfig:
+    """Everything ``rollmill world run`` can be told: a block for each stage."""
+
+    seed: int = 0
+    """Of the collected episodes; the other stages have seeds of their own."""
+
+    env: EnvSettings = field(default_factory=lambda: EnvSettings(id="car_racing", args={"size": 64}))
+
+    collect: CollectStage = field(default_factory=CollectStage)
+    vae: VaeConfig = field(default_factory=VaeConfig)
+    encode: EncodeStage = field(default_factory=EncodeStage)
+    dynamics: DynamicsSettings = field(default_factory=DynamicsSettings)
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+
+    search_in: Literal["env", "dream"] = "env"
+    """Where controllers play while they are searched: the environment, or the model's dream of it. They are always
+    judged in the environment."""
+
+    dream: DreamSettings = field(default_factory=DreamSettings)
+
+    film: bool = True
+    """Film dreams beside what really happened, for the page (needs PyAV)."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError("seed must not be negative")

@@ -1,0 +1,83 @@
+"""Several policies as one: each acts for its own agents of every environment (``env.policies``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollmill.core.fields import Array
+from rollmill.core.protocols import ActAnswer, ActRequest, Policy
+from rollmill.core.slots import Arena
+from rollmill.sampling.inference import Request
+from rollmill.sampling.policies.random import RandomAnswer
+
+
+class Team:
+    """Asks policy ``owners[a]`` about the lanes of agent ``a``; lanes count the agents of one environment first."""
+
+    def __init__(self, members: Sequence[Policy], owners: Sequence[int]) -> None:
+        if sorted(set(owners)) != list(range(len(members))):
+            raise ValueError(f"{len(members)} policies, and agents that are played by {sorted(set(owners))}")
+        self._members = members
+        self._owners = np.asarray(owners)
+        self.version = max(member.version for member in members)
+        self.state_size = members[0].state_size
+
+    def attach(self, arena: Arena) -> None:
+        for member in self._members:
+            member.attach(arena)
+
+    def detach(self) -> None:
+        for member in self._members:
+            member.detach()
+
+    def refresh(self) -> int:
+        self.version = max(member.refresh() for member in self._members)
+        return self.version
+
+    def act(self, request: ActRequest) -> ActAnswer:
+        owner = self._owners[request.lanes % len(self._owners)]
+        parts = [np.nonzero(owner == k)[0] for k in range(len(self._members))]
+        asked = [(mine, member) for mine, member in zip(parts, self._members, strict=True) if mine.size]
+        answers = [(mine, member.act(_part(request, mine))) for mine, member in asked]
+        return RandomAnswer(
+            action=_joined(owner.size, [(mine, answer.action) for mine, answer in answers]),
+            log_prob=_joined(owner.size, [(mine, answer.log_prob) for mine, answer in answers]),
+            value=_joined(owner.size, [(mine, answer.value) for mine, answer in answers]),
+            state=_states(owner.size, answers),
+        )
+
+
+def lane_owners(owners: Sequence[int], groups: int, lanes: int) -> Array:
+    """[groups, lanes] int16: which policy acts for every lane, where groups are whole environments."""
+    owner: Array = np.tile(np.asarray(owners, np.int16), groups * lanes // len(owners)).reshape(groups, lanes)
+    return owner
+
+
+def _part(request: ActRequest, mine: Array) -> Request:
+    """Some of the lanes only; these are no longer whole groups."""
+    none = request.groups[:0]
+    return Request(
+        request.first[mine],
+        request.lanes[mine],
+        none,
+        none,
+        none,
+        none,
+        gather=lambda: {name: array[mine] for name, array in request.obs.items()},
+    )
+
+
+def _states(count: int, answers: Sequence[tuple[Array, ActAnswer]]) -> Array | None:
+    known = [(mine, answer.state) for mine, answer in answers if answer.state is not None]
+    return _joined(count, known) if len(known) == len(answers) else None
+
+
+def _joined(count: int, parts: Sequence[tuple[Array, Array]]) -> Array:
+    """``[count, ...]`` from (positions, rows) that cover it."""
+    first = parts[0][1]
+    whole = np.empty((count, *first.shape[1:]), first.dtype)
+    for mine, rows in parts:
+        whole[mine] = rows
+    return whole

@@ -1,0 +1,130 @@
+"""Which columns of a store can be looked at, and how a row becomes an RGB picture.
+
+A picture is a uint8 column ``[height, width]``, ``[height, width, channels]`` or ``[channels, height, width]``. One
+with 1 or 3 channels is shown as it is. More channels are several pictures in one row (a stack): the last, newest one
+is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollmill.core.errors import StoreError
+from rollmill.core.fields import Array
+from rollmill.core.slots import OBS
+from rollmill.store.format.schema import Column, StoreSchema
+from rollmill.store.reader import Store
+
+SMALLEST = 8
+"""Pixels of the shorter side below which an array is a map or a vector, not a picture."""
+_NOT_SEEN = ("depth", "label", "segment", "mask", "automap")
+"""Words in names of one-channel fields that hold no view: H x W numbers of another kind."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A column that can be shown."""
+
+    column: Column
+    channels: int
+    channel_first: bool
+
+    @property
+    def name(self) -> str:
+        return self.column.name.removeprefix(OBS)
+
+    @property
+    def shown(self) -> int:
+        """Channels that are shown: 1 or 3."""
+        return 3 if self.channels % 3 == 0 else 1
+
+    @property
+    def why_not(self) -> str:
+        """Why nobody should take this for what the agent saw, unless told to; "" if it can be."""
+        if self.channels not in (1, 3):
+            return f"{self.channels} channels are several pictures stacked, not a view"
+        if self.channels == 1 and any(word in self.name.lower() for word in _NOT_SEEN):
+            return "by its name it holds depth or labels, not a view"
+        return ""
+
+    @property
+    def note(self) -> str:
+        if self.channels == self.shown:
+            return ""
+        part = "channel" if self.shown == 1 else "three channels"
+        return f"the last {part} of {self.channels}"
+
+    def rgb(self, rows: Array) -> Array:
+        """Rows ``[n, ...]`` of the column as ``[n, height, width, 3]`` uint8."""
+        if rows.ndim == 3:
+            rows = rows[..., None]
+        elif self.channel_first:
+            rows = rows.transpose(0, 2, 3, 1)
+        rows = rows[..., -self.shown :]
+        return np.ascontiguousarray(np.broadcast_to(rows, (*rows.shape[:3], 3)))
+
+
+def picture_of(column: Column) -> Picture | None:
+    """How to show a column; None if it is no picture."""
+    shape = column.shape
+    if column.dtype != "uint8" or len(shape) not in (2, 3):
+        return None
+    if len(shape) == 2:
+        return Picture(column, 1, False) if min(shape) >= SMALLEST else None
+    # The channels are the short axis; in doubt the last one.
+    first = shape[0] < shape[2]
+    height, width = shape[1:] if first else shape[:2]
+    if min(height, width) < SMALLEST:
+        return None
+    return Picture(column, shape[0] if first else shape[2], first)
+
+
+def pictures(schema: StoreSchema) -> list[Picture]:
+    found = (picture_of(column) for column in schema.columns)
+    return [picture for picture in found if picture is not None]
+
+
+def choose_picture(schema: StoreSchema, field: str | None) -> Picture:
+    """The picture to film: the one asked for, else the only view, colours before grey.
+
+    Depth and stacked pictures are taken only when they are asked for.
+    """
+    known = {picture.name: picture for picture in pictures(schema)}
+    names = ", ".join(known) or "none"
+    if field is not None:
+        if field.removeprefix(OBS) not in known:
+            raise StoreError(f"there is no picture {field!r} in this store (pictures: {names})")
+        return known[field.removeprefix(OBS)]
+    if not known:
+        columns = ", ".join(column.name.removeprefix(OBS) for column in schema.obs_columns)
+        raise StoreError(f"this store holds no pictures (observations: {columns}); there is nothing to film")
+    views = [picture for picture in known.values() if not picture.why_not]
+    if not views:
+        reasons = "; ".join(f"{picture.name}: {picture.why_not}" for picture in known.values())
+        raise StoreError(f"no picture of this store is a view ({reasons}); name one with --field to film it anyway")
+    best = [picture for picture in views if picture.shown == 3] or views
+    if len(best) > 1:
+        raise StoreError(f"several pictures can be filmed, choose one with --field: {', '.join(p.name for p in best)}")
+    return best[0]
+
+
+def read_pictures(store: Store, i: int, picture: Picture) -> Iterator[Array]:
+    """All pictures of episode ``i`` in pieces ``[k, height, width, 3]``: one more than steps if they are
+    observations. Memory is that of one block.
+    """
+    name, length = picture.column.name, int(store.table.length[i])
+    block = int(store.table["block"][i])
+    for start in range(0, length, block):
+        stop = min(start + block, length)
+        yield picture.rgb(store.read(i, start, stop, [name], next_obs=stop == length)[name])
+
+
+def read_picture(store: Store, i: int, row: int, picture: Picture) -> Array:
+    """Picture ``row`` of episode ``i``, ``[height, width, 3]``; row ``length`` is the final observation."""
+    name, length = picture.column.name, int(store.table.length[i])
+    stop = min(row + 1, length)
+    rows = store.read(i, min(row, stop), stop, [name], next_obs=row == length)[name]
+    return np.asarray(picture.rgb(rows)[-1])

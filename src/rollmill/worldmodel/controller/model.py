@@ -1,0 +1,236 @@
+"""The controller: few weights between what is seen (latent, memory) and what is done; many of them at once.
+
+Words
+-----
+features  what a controller reads at step t: the latent z_t, then h_t (see ``sequence``) or its first ``components``,
+          then what was retrieved.
+weights   all numbers of one controller in a row, ``[P]``; a population is ``[members, P]``.
+pilot     encoder, memory and a controller for every lane: pictures in, actions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollmill.core.config import to_dict
+from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.fields import ActionSpec, Array, EnvSpec
+from rollmill.core.tree_file import load_tree, save_tree
+from rollmill.worldmodel.actions import ActionMap
+from rollmill.worldmodel.controller.settings import ControllerSettings, RetrievalSettings
+from rollmill.worldmodel.dynamics.model import Dynamics
+from rollmill.worldmodel.dynamics.retrieval import Bank
+from rollmill.worldmodel.encoder.file import ImageEncoder
+
+FORMAT = "controller"
+VERSION = 1
+CONTROLLER_FILE = "controller.bin"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many numbers go in, through and out; ``hidden`` 0: a linear controller."""
+
+    features: int
+    hidden: int
+    outputs: int
+
+    @property
+    def weights(self) -> int:
+        """Numbers of one controller (P)."""
+        if not self.hidden:
+            return (self.features + 1) * self.outputs
+        return (self.features + 1) * self.hidden + (self.hidden + 1) * self.outputs
+
+
+def outputs(shape: Shape, features: Tensor, weights: Tensor) -> Tensor:
+    """``[n, outputs]`` of n controllers ``[n, P]``, each for its own features ``[n, F]``, in one pass."""
+    if not shape.hidden:
+        return _layer(features, weights, shape.outputs)
+    first = (shape.features + 1) * shape.hidden
+    hidden = torch.tanh(_layer(features, weights[:, :first], shape.hidden))
+    return _layer(hidden, weights[:, first:], shape.outputs)
+
+
+def _layer(x: Tensor, weights: Tensor, size: int) -> Tensor:
+    """``weights`` ``[n, (F + 1) * size]``: a matrix ``[size, F]``, then offsets ``[size]``."""
+    count, width = x.shape
+    matrix = weights[:, : width * size].reshape(count, size, width)
+    return torch.einsum("noi,ni->no", matrix, x) + weights[:, width * size :]
+
+
+def feature_count(settings: ControllerSettings, dynamics: Dynamics | None, latent: int) -> int:
+    """Features of a controller with these settings."""
+    memory = dynamics.memory_size if dynamics is not None and settings.inputs == "zh" else 0
+    if memory and settings.components:
+        memory = settings.components
+    retrieved = latent + 1 if settings.retrieval.neighbours else 0
+    return latent + memory + retrieved
+
+
+def make_shape(settings: ControllerSettings, dynamics: Dynamics | None, latent: int, action: ActionSpec) -> Shape:
+    return Shape(feature_count(settings, dynamics, latent), settings.hidden, ActionMap(action, settings.squash).outputs)
+
+
+def _axes(settings: ControllerSettings, dynamics: Dynamics | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean ``[H]`` and directions ``[H, components]`` of the memory."""
+    count = settings.components
+    if dynamics is None or dynamics.axes is None:
+        raise ConfigError(f"components={count}: this dynamics model knows no axes of its memory; fit it again")
+    if count > dynamics.memory_size:
+        raise ConfigError(f"components={count} of a memory of {dynamics.memory_size} numbers")
+    mean, directions = dynamics.axes.mean, dynamics.axes.directions[:, :count]
+    return torch.from_numpy(mean.copy()).to(device), torch.from_numpy(directions.copy()).to(device)
+
+
+class Mind:
+    """Memory and a controller for every lane; latents in, actions out."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        action: ActionSpec,
+        latent: int,
+        dynamics: Dynamics | None,
+        lanes: int,
+        device: torch.device,
+        bank: Bank | None = None,
+    ) -> None:
+        if dynamics is not None and dynamics.latent_size != latent:
+            raise ConfigError(f"the dynamics model reads latents of {dynamics.latent_size} numbers, not {latent}")
+        self.shape = make_shape(settings, dynamics, latent, action)
+        self.device = device
+        self._map = ActionMap(action, settings.squash)
+        self._reads_memory = settings.inputs == "zh"
+        self._axes = _axes(settings, dynamics, device) if self._reads_memory and settings.components else None
+        # Without a look at the memory there is no need to keep one.
+        uses = (self._reads_memory or bank is not None) and dynamics is not None and dynamics.memory_size > 0
+        self._dynamics = dynamics if uses else None
+        self._memory = dynamics.begin(lanes) if dynamics is not None and uses else None
+        self._bank = bank
+        self._weights = torch.zeros(lanes, self.shape.weights, device=device)
+
+    def take(self, lanes: Tensor, weights: Tensor) -> None:
+        """These lanes ``[n]`` begin an episode, under controllers ``[n, P]`` (or ``[P]``)."""
+        self._weights[lanes] = weights.to(self._weights)
+        if self._memory is not None and self._dynamics is not None:
+            self._dynamics.forget(self._memory, lanes)
+
+    def decide(self, lanes: Tensor, latents: Tensor) -> Tensor:
+        """Actions ``[n, ...]`` of lanes ``[n]`` that see ``[n, Z]``; the step goes into their memory."""
+        parts = [latents]
+        h = self._memory.h[lanes] if self._memory is not None else None
+        if h is not None and self._reads_memory:
+            parts.append(h if self._axes is None else (h - self._axes[0]) @ self._axes[1])
+        if self._bank is not None:
+            parts.append(self._bank.recall(latents, h))
+        actions = self._map(outputs(self.shape, torch.cat(parts, -1), self._weights[lanes]))
+        if self._dynamics is not None and self._memory is not None:
+            self._dynamics.read(latents, actions, self._memory, lanes)
+        return actions
+
+
+class Pilot:
+    """A mind behind an encoder: pictures in, actions out."""
+
+    def __init__(self, encoder: ImageEncoder, mind: Mind) -> None:
+        self._encoder, self.mind = encoder, mind
+
+    def take(self, lanes: Array, weights: Tensor) -> None:
+        self.mind.take(torch.from_numpy(lanes).to(self.mind.device), weights)
+
+    @torch.inference_mode()
+    def decide(self, lanes: Array, pictures: Array) -> Array:
+        """Actions ``[n, ...]`` of lanes ``[n]`` that see uint8 ``[n, H, W, C]``."""
+        device = self.mind.device
+        latents, _ = self._encoder.encode(torch.from_numpy(pictures).to(device))
+        actions: Array = self.mind.decide(torch.from_numpy(lanes).to(device), latents).cpu().numpy()
+        return actions
+
+
+def picture_field(spec: EnvSpec, encoder: ImageEncoder) -> str:
+    """The observation that the encoder reads; ConfigError where there is none, or several."""
+    if spec.agents > 1 or spec.masked:
+        raise ConfigError(f"{spec.name}: controllers play environments with one agent and without action masks")
+    fitting = [f.name for f in spec.observation if f.is_image and f.shape == tuple(encoder.image_shape)]
+    if len(fitting) == 1:
+        return fitting[0]
+    shown = ", ".join(f"{f.name} {f.dtype} {f.shape}" for f in spec.observation)
+    raise ConfigError(
+        f"{spec.name}: the encoder reads one picture of {tuple(encoder.image_shape)}, the environment shows {shown}"
+        f"{'; set env.args.size (or width and height)' if not fitting else ''}"
+    )
+
+
+# -- the file ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavedController:
+    """What a controller file holds; paths are where encoder and dynamics model were when it was made."""
+
+    settings: ControllerSettings
+    weights: Array
+    encoder: str
+    dynamics: str
+    env: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def save_controller(path: Path, saved: SavedController) -> None:
+    """Write a controller atomically."""
+    tree = {
+        "format": FORMAT,
+        "version": VERSION,
+        "settings": to_dict(saved.settings),
+        "weights": np.asarray(saved.weights, np.float32),
+        "encoder": saved.encoder,
+        "dynamics": saved.dynamics,
+        "env": dict(saved.env),
+        "metadata": dict(saved.metadata),
+    }
+    save_tree(path, tree)
+
+
+def load_controller(path: Path | str) -> SavedController:
+    """The controller in a file; a folder stands for the ``controller.bin`` in it."""
+    file = Path(path) / CONTROLLER_FILE if Path(path).is_dir() else Path(path)
+    tree = load_tree(file)
+    if not isinstance(tree, Mapping) or tree.get("format") != FORMAT:
+        raise CheckpointError(f"{file}: not a controller (`rollmill world controller` writes {CONTROLLER_FILE})")
+    if tree["version"] > VERSION:
+        raise CheckpointError(f"{file}: written by a newer version of rollmill (controller format {tree['version']})")
+    return SavedController(
+        settings=settings_from(tree["settings"]),
+        weights=tree["weights"],
+        encoder=tree["encoder"],
+        dynamics=tree["dynamics"],
+        env=tree["env"],
+        metadata=tree["metadata"],
+    )
+
+
+def settings_from(values: Mapping[str, Any]) -> ControllerSettings:
+    """Settings as they were saved."""
+    retrieval = dict(values["retrieval"])
+    if retrieval["store"] is not None:
+        retrieval["store"] = Path(retrieval["store"])
+    start = Path(values["start"]) if values["start"] is not None else None
+    return ControllerSettings(**{**values, "start": start, "retrieval": RetrievalSettings(**retrieval)})
+
+
+def start_weights(path: Path, shape: Shape) -> Array:
+    """The weights of a saved controller to begin a search at; ConfigError where it has another shape."""
+    weights: Array = load_controller(path).weights
+    if weights.shape != (shape.weights,):
+        raise ConfigError(
+            f"start={path}: it has {len(weights)} weights, controllers of these settings have {shape.weights}"
+        )
+    return weights

@@ -1,0 +1,312 @@
+"""The dynamics model: a memory over (latent, action) steps, and heads that say what comes next.
+
+Words
+-----
+h_t      the memory before step t: all that was read of steps 0 .. t - 1; zero at the first step of an episode. A
+         controller that decides at step t sees the latent z_t and h_t.
+reading  step t's latent and action go into the memory and give h_{t+1}; the heads predict z_{t+1}, the reward of step
+         t and whether the episode ends with it from h_{t+1}.
+lane     one stream of steps; lanes are read together and restart one by one.
+
+``forward`` reads whole sequences, for learning; ``Dynamics.read`` reads one step of some lanes. Both give the same
+numbers. A model file holds the architecture too: a path is all one needs to load it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rollmill.core.config import to_dict
+from rollmill.core.errors import CheckpointError
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.tree_file import load_tree, save_tree, stored_checksum
+from rollmill.models.transformer import Memory as TrunkMemory
+from rollmill.models.transformer import Trunk
+from rollmill.worldmodel.actions import ActionCode
+from rollmill.worldmodel.dynamics.mixture import Mixture, split_mixture
+from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+from rollmill.worldmodel.encoder.file import load_weights, weights_of
+
+FORMAT = "dynamics"
+VERSION = 1
+DYNAMICS_FILE = "dynamics.bin"
+LONGEST_WAVE = 1_000.0
+"""Of the sines that tell a transformer which step it is at, in steps."""
+
+
+class Prediction(NamedTuple):
+    """What follows a step. Latents as a mixture ``[..., Z, K]``; reward and logit of an end ``[...]``."""
+
+    latent: Mixture
+    reward: Tensor
+    done: Tensor
+
+
+@dataclass
+class LaneMemory:
+    """The memories of all lanes."""
+
+    h: Tensor
+    """``[lanes, size]``: h_t of every lane."""
+    cell: Tensor
+    """``[lanes, size]``: the LSTM's cells; empty for others."""
+    trunk: TrunkMemory | None = None
+
+
+class LstmCore(nn.Module):
+    """One layer of LSTM."""
+
+    def __init__(self, inputs: int, s: DynamicsSettings) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, s.size, batch_first=True)
+
+    def forward(self, x: Tensor, step: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.lstm(x)[0]
+        return out
+
+    def begin(self, lanes: int) -> LaneMemory:
+        blank = next(self.parameters()).new_zeros((lanes, self.lstm.hidden_size))
+        return LaneMemory(blank, blank.clone())
+
+    def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
+        state = (memory.h[lanes][None], memory.cell[lanes][None])
+        out, (_, cell) = self.lstm(x[:, None], state)
+        memory.cell[lanes] = cell[0]
+        h: Tensor = out[:, 0]
+        return h
+
+    def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
+        memory.cell[lanes] = 0
+
+
+class TransformerCore(nn.Module):
+    """A causal transformer with one token per step, which sees the last ``context`` of them."""
+
+    def __init__(self, inputs: int, s: DynamicsSettings) -> None:
+        super().__init__()
+        self.size = s.size
+        self.embed = nn.Linear(inputs, s.size)
+        self.trunk = Trunk(size=s.size, layers=s.layers, heads=s.heads, tokens=1, context=s.context)
+
+    def forward(self, x: Tensor, step: Tensor, mask: Tensor) -> Tensor:
+        tokens = self.embed(x) + step_waves(step, self.size)
+        out: Tensor = self.trunk(tokens[:, :, None], mask)[:, :, 0]
+        return out
+
+    def begin(self, lanes: int) -> LaneMemory:
+        blank = self.embed.weight.new_zeros((lanes, self.size))
+        trunk = self.trunk.memory(lanes)
+        # The trunk counts a step when the one after it begins; its lanes stand before step 0 from the start.
+        trunk.age += 1
+        return LaneMemory(blank, blank[:, :0], trunk)
+
+    def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
+        assert memory.trunk is not None
+        step = memory.trunk.age[lanes] - 1
+        token = self.embed(x) + step_waves(step, self.size)
+        out: Tensor = self.trunk.act(token[:, None], memory.trunk, lanes, torch.zeros_like(lanes, dtype=torch.bool))
+        return out[:, 0]
+
+    def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
+        assert memory.trunk is not None
+        memory.trunk.age[lanes] = 1
+
+
+class PresentCore(nn.Module):
+    """No memory: an MLP on the present step."""
+
+    def __init__(self, inputs: int, s: DynamicsSettings) -> None:
+        super().__init__()
+        sizes = [inputs, *[s.size] * s.layers]
+        self.layers = nn.Sequential(
+            *(part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.SiLU()))
+        )
+        self.size = s.size
+
+    def forward(self, x: Tensor, step: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+    def begin(self, lanes: int) -> LaneMemory:
+        blank = next(self.parameters()).new_zeros((lanes, self.size))
+        return LaneMemory(blank, blank[:, :0])
+
+    def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+    def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
+        return None
+
+
+CORES: Mapping[str, type[LstmCore] | type[TransformerCore] | type[PresentCore]] = {
+    "lstm": LstmCore,
+    "transformer": TransformerCore,
+    "none": PresentCore,
+}
+
+
+def step_waves(step: Tensor, size: int) -> Tensor:
+    """``[..., size]``: sines and cosines of a step's number, of wavelengths up to ``LONGEST_WAVE``."""
+    half = (size + 1) // 2
+    rates = torch.exp(torch.arange(half, device=step.device) * (-math.log(LONGEST_WAVE) / max(1, half - 1)))
+    angle = step[..., None].float() * rates
+    return torch.cat([angle.sin(), angle.cos()], -1)[..., :size]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was fitted to."""
+
+    spec: EnvSpec
+    """Of the store of latents; its action is what matters."""
+    env_id: str
+    env_kwargs: dict[str, Any]
+    latent_size: int
+    reward_mean: float = 0.0
+    reward_std: float = 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "spec": self.spec.to_dict(),
+            "env_id": self.env_id,
+            "env_kwargs": dict(self.env_kwargs),
+            "latent_size": self.latent_size,
+            "reward_mean": self.reward_mean,
+            "reward_std": self.reward_std,
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Origin:
+        return Origin(**{**data, "spec": EnvSpec.from_dict(data["spec"])})
+
+
+@dataclass
+class Starts:
+    """First latents of real episodes, where dreams begin: means and standard deviations ``[N, Z]``."""
+
+    mean: Array
+    std: Array
+
+
+@dataclass
+class Axes:
+    """Directions in which the memory varies over the data, the strongest first: h in few, comparable numbers."""
+
+    mean: Array
+    """``[size]``"""
+    directions: Array
+    """``[size, size]``: ``(h - mean) @ directions`` has variance 1 in every column, and no two columns go together."""
+
+
+class Dynamics(nn.Module):
+    """See the top of this module."""
+
+    def __init__(self, settings: DynamicsSettings, origin: Origin) -> None:
+        super().__init__()
+        self.settings, self.origin = settings, origin
+        self.latent_size = origin.latent_size
+        self.code = ActionCode(origin.spec.action)
+        self.core = CORES[settings.memory](self.latent_size + self.code.size, settings)
+        self.latent_head = nn.Linear(settings.size, 3 * self.latent_size * settings.mixtures)
+        self.outcome_head = nn.Linear(settings.size, 2)
+        # Components that begin alike learn alike: spread their means over where latents lie.
+        with torch.no_grad():
+            _, means, _ = self.latent_head.bias.view(3, self.latent_size, settings.mixtures)
+            means.uniform_(-1.0, 1.0)
+        self.starts = Starts(*(torch.zeros(0, self.latent_size).numpy() for _ in range(2)))
+        self.axes: Axes | None = None
+        """Known after the fit; None too for files of older versions."""
+        self.metadata: dict[str, Any] = {}
+
+    @property
+    def memory_size(self) -> int:
+        """Numbers of h that a controller may read; 0 for a model without memory."""
+        return 0 if self.settings.memory == "none" else self.settings.size
+
+    @property
+    def device(self) -> torch.device:
+        return self.latent_head.weight.device
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def forward(self, latents: Tensor, actions: Tensor, step: Tensor, mask: Tensor) -> Tensor:
+        """Memories after every step, ``[B, L, size]``, of latents ``[B, L, Z]`` and actions ``[B, L, ...]``.
+
+        ``step`` ``[B, L]``: numbers of the steps in their episodes; ``mask`` ``[B, L]``: True where a step is real.
+        """
+        h: Tensor = self.core(torch.cat([latents, self.code(actions)], -1), step, mask)
+        return h
+
+    def predict(self, h: Tensor) -> Prediction:
+        """What follows, by the memory after a step ``[..., size]``; rewards in their own units."""
+        mixture = split_mixture(self.latent_head(h), self.latent_size, self.settings.mixtures)
+        reward, done = self.outcome_head(h).unbind(-1)
+        return Prediction(mixture, reward * self.origin.reward_std + self.origin.reward_mean, done)
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def begin(self, lanes: int) -> LaneMemory:
+        """Empty memory for so many lanes."""
+        return self.core.begin(lanes)
+
+    def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
+        """These lanes begin an episode."""
+        memory.h[lanes] = 0
+        self.core.forget(memory, lanes)
+
+    def read(self, latents: Tensor, actions: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
+        """Take in one step of lanes ``[n]``: latents ``[n, Z]``, actions ``[n, ...]``; the memory after it."""
+        h = self.core.read(torch.cat([latents, self.code(actions)], -1), memory, lanes)
+        memory.h[lanes] = h
+        return h
+
+
+def save_dynamics(path: Path, model: Dynamics, metadata: Mapping[str, Any]) -> None:
+    """Write the model atomically; ``metadata``: plain JSON values."""
+    tree = {
+        "format": FORMAT,
+        "version": VERSION,
+        "settings": to_dict(model.settings),
+        "origin": model.origin.to_dict(),
+        "starts": {"mean": model.starts.mean, "std": model.starts.std},
+        "axes": {"mean": model.axes.mean, "directions": model.axes.directions} if model.axes is not None else None,
+        "metadata": dict(metadata),
+        "weights": weights_of(model),
+    }
+    save_tree(path, tree)
+
+
+def load_dynamics(path: Path | str, device: torch.device | str = "cpu") -> Dynamics:
+    """The model in a file, ready to act (no gradients). A folder stands for the ``dynamics.bin`` in it."""
+    file = dynamics_file(path)
+    tree = load_tree(file)
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise CheckpointError(f"{file}: not a dynamics model (`rollmill world dynamics` writes one as {DYNAMICS_FILE})")
+    if tree["version"] > VERSION:
+        raise CheckpointError(f"{file}: written by a newer version of rollmill (dynamics format {tree['version']})")
+    model = Dynamics(DynamicsSettings(**tree["settings"]), Origin.from_dict(tree["origin"]))
+    load_weights(model, tree["weights"], str(file))
+    model.starts = Starts(**tree["starts"])
+    model.axes = Axes(**tree["axes"]) if tree.get("axes") is not None else None
+    model.metadata = tree["metadata"]
+    return model.to(device).eval().requires_grad_(False)
+
+
+def dynamics_file(path: Path | str) -> Path:
+    """The file that ``path`` means: itself, or the model of a folder."""
+    given = Path(path)
+    return given / DYNAMICS_FILE if given.is_dir() else given
+
+
+def dynamics_checksum(path: Path | str) -> str:
+    """Hex SHA-256 that names a model file."""
+    return stored_checksum(dynamics_file(path))

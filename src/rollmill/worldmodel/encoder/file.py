@@ -1,0 +1,141 @@
+"""The role of an image encoder, and its file: architecture and weights together, so that a path is all one needs.
+
+Words
+-----
+latent   the ``size`` numbers that stand for a picture: a mean and a standard deviation each.
+kind     which encoder it is; ``KINDS`` maps it to the class.
+
+An encoder file is a ``core.tree_file``: checksummed, nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.imports import import_object
+from rollmill.core.tree_file import load_tree, save_tree, stored_checksum
+
+KINDS: dict[str, str] = {
+    "vae": "rollmill.worldmodel.encoder.vae:VariationalEncoder",
+    "autoencoder": "rollmill.worldmodel.encoder.autoencoder:NoisyAutoencoder",
+}
+FORMAT = "image_encoder"
+VERSION = 1
+ENCODER_FILE = "encoder.bin"
+"""Its name in the folder of a training."""
+
+Figures = dict[str, Tensor]
+
+
+class ImageEncoder(nn.Module):
+    """Pictures to latents and back. Pictures are uint8 ``[n, H, W, C]`` everywhere outside.
+
+    A new kind derives from this, sets ``kind``, answers the four methods below and joins ``KINDS``.
+    """
+
+    kind: ClassVar[str]
+    divisible: ClassVar[bool] = True
+    """Whether threads may each train with a part of the batch: nothing but gradients comes from it."""
+
+    def __init__(self, image_shape: tuple[int, int, int], size: int) -> None:
+        super().__init__()
+        self.image_shape = image_shape
+        """``(height, width, channels)`` of a picture."""
+        self.size = size
+        """Numbers of a latent."""
+        self.metadata: dict[str, Any] = {}
+        """What ``save_encoder`` was told: where it comes from, how far it was trained."""
+
+    def architecture(self) -> dict[str, Any]:
+        """Keyword arguments that build this network again; plain JSON values."""
+        raise NotImplementedError
+
+    def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """``(mean, std)`` of uint8 pictures ``[n, H, W, C]``: float32 ``[n, size]`` each."""
+        raise NotImplementedError
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Pictures uint8 ``[n, H, W, C]`` of latents ``[n, size]``."""
+        raise NotImplementedError
+
+    def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Figures]:
+        """What training makes smaller (a mean over the batch), and figures of it by name.
+
+        ``generator`` is the only source of noise: same weights, pictures and generator state, same loss.
+        """
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+def build_encoder(kind: str, image_shape: tuple[int, int, int], **arguments: Any) -> ImageEncoder:
+    """A new encoder of a kind; ``arguments`` as of its class."""
+    if kind not in KINDS:
+        raise ConfigError(f"unknown encoder {kind!r} (known: {', '.join(KINDS)})")
+    encoder = import_object(KINDS[kind], "encoder")(image_shape, **arguments)
+    assert isinstance(encoder, ImageEncoder)
+    return encoder
+
+
+def save_encoder(path: Path, encoder: ImageEncoder, metadata: Mapping[str, Any]) -> None:
+    """Write the encoder atomically. ``metadata``: plain JSON values, kept in ``encoder.metadata`` when it is loaded."""
+    save_tree(
+        path,
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": encoder.kind,
+            "image_shape": list(encoder.image_shape),
+            "architecture": encoder.architecture(),
+            "metadata": dict(metadata),
+            "weights": weights_of(encoder),
+        },
+    )
+
+
+def load_encoder(path: Path | str, device: torch.device | str = "cpu") -> ImageEncoder:
+    """The encoder in a file, ready to encode (no gradients). A folder stands for the ``encoder.bin`` in it."""
+    file = encoder_file(path)
+    tree = load_tree(file)
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise CheckpointError(f"{file}: not an encoder (`rollmill world vae` writes one as {ENCODER_FILE})")
+    if tree["version"] > VERSION:
+        raise CheckpointError(f"{file}: written by a newer version of rollmill (encoder format {tree['version']})")
+    height, width, channels = tree["image_shape"]
+    encoder = build_encoder(tree["kind"], (height, width, channels), **tree["architecture"])
+    load_weights(encoder, tree["weights"], str(file))
+    encoder.metadata = tree["metadata"]
+    return encoder.to(device).eval().requires_grad_(False)
+
+
+def encoder_file(path: Path | str) -> Path:
+    """The file that ``path`` means: itself, or the encoder of a folder."""
+    given = Path(path)
+    return given / ENCODER_FILE if given.is_dir() else given
+
+
+def encoder_checksum(path: Path | str) -> str:
+    """Hex SHA-256 that names an encoder file; stores of latents are marked with it."""
+    return stored_checksum(encoder_file(path))
+
+
+def weights_of(module: nn.Module) -> dict[str, Any]:
+    """The weights as numpy arrays by name."""
+    return {name: x.detach().cpu().numpy().copy() for name, x in module.state_dict().items()}
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
+    """Copy saved weights into a network; CheckpointError unless both have the same names and shapes."""
+    try:
+        module.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights.items()}, strict=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{where}: the saved weights do not fit this network: {error}") from error

@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+import pytest
+from picturing import damage_pictures, picture_store, tiny_encoder
+from running import Call
+
+from rollmill.cli.world.verbs import SUBVERBS, load
+
+SMALL = ("encoder.size=3", "encoder.channels=[4, 8]", "fit.batch_size=8", "fit.steps=2", "fit.device=cpu")
+
+
+def test_verbs_are_listed_and_found(call: Call) -> None:
+    listed = call("world", "--help")
+    assert listed.code == 0
+    assert all(name in listed.out for name in SUBVERBS)
+    assert call("world").code == 2
+    wrong = call("world", "encod")
+    assert wrong.code == 2
+    assert "encode" in wrong.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", SUBVERBS)
+def test_every_verb_resolves_and_explains_itself(call: Call, name: str) -> None:
+    assert callable(load(name))
+    shown = call("world", name, "--help")
+    assert shown.code == 0
+    assert "usage: rollmill world" in shown.out
+
+
+def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
+    picture_store(tmp_path / "raw", 6)
+    trained = call("world", "vae", "raw", "--out", "vae", *SMALL)
+    assert trained.code == 0
+    assert "encoder: vae/encoder.bin" in trained.out
+    assert "2 optimizer steps" in trained.out
+    assert call("world", "vae", "raw", "--out", "vae", *SMALL).code == 2  # it is there
+    longer = call("world", "vae", "raw", "--out", "vae", "--resume", "fit.steps=4", "--json")
+    assert longer.json["steps"] == 4
+    encoded = call("world", "encode", "raw", "vae", "--out", "latents", "--json")
+    assert encoded.code == 0
+    assert encoded.json["complete"]
+    assert call("data", "verify", "latents").code == 0
+    both = call("world", "vae", "raw", "--out", "vae", "--resume", "--overwrite")
+    assert (both.code, "exclude each other" in both.err) == (2, True)
+    assert call("world", "vae", "raw", "--out", "vae", "--overwrite", *SMALL, "--json").json["steps"] == 2
+
+
+def test_shares_are_encoded_one_by_one_and_damage_is_named(call: Call, tmp_path: Path) -> None:
+    store = picture_store(tmp_path / "raw", 5, shard_bytes=1)
+    tiny_encoder(tmp_path / "e.bin")
+    bad = damage_pictures(store, 3)
+    first = call("world", "encode", "raw", "e.bin", "--out", "z", "--shards", "2", "--shard", "0")
+    assert first.code == 0
+    second = call("world", "encode", "raw", "e.bin", "--out", "z", "--shards", "2", "--shard", "1")
+    assert second.code == 1
+    assert f"not encoded: {bad}" in second.out
+    assert "4 of all 5 shards are there" in second.out
+    assert call("world", "encode", "raw", "e.bin", "--out", "z", "--shards", "2", "--shard", "2").code == 2
+
+
+def test_a_pipeline_runs_up_to_a_stage(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "my_world.yaml").write_text(
+        "env: {id: toy_image, args: {size: 16, length: 4}}\n"
+        "collect: {episodes: {random: 3}, workers: 1}\n"
+        "vae:\n  encoder: {size: 3, channels: [4, 8]}\n  fit: {steps: 2, batch_size: 8}\n  tensorboard: false\n"
+    )
+    words = ("world", "run", "--config", "my_world.yaml", "--until", "vae")
+    done = call(*words)
+    assert done.code == 0, done.err
+    assert "finished: collect done, vae done, encode waiting" in done.out
+    again = call(*words, "--json")
+    assert json.loads(again.out)["stages"]["vae"] == "skipped"
+    assert (tmp_path / "runs" / "world" / "my_world" / "vae" / "encoder.bin").is_file()
+    assert call("world", "run").code == 2
+    assert "did you mean" in call(*words, "vae.fit.stepz=3").err

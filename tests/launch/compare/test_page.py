@@ -1,0 +1,66 @@
+"""The page of an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from experimenting import offline, online, write_run
+
+from rollmill.launch.compare.aggregate import aggregate
+from rollmill.launch.compare.page import render
+
+
+def parsed(folder: Path) -> tuple[str, ElementTree.Element]:
+    page = render(aggregate(folder))
+    return page, ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+
+
+def test_the_page_is_one_well_formed_file_and_escapes_names(tmp_path: Path) -> None:
+    for gamma, seed in [(g, s) for g in (0.9, 0.99) for s in range(3)]:
+        write_run(tmp_path / f"r{gamma}{seed}", online(seed, learning={"gamma": gamma}), [gamma * k for k in range(20)])
+    write_run(tmp_path / "odd", online(env="<script>alert(1)</script>"), [1.0])
+    page, root = parsed(tmp_path)
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert len(root.findall(".//svg")) == 3, "both groups together, each of them; the odd one has no curve"
+    assert [title.text for title in root.iter("h2")] == ["<script>alert(1)</script>", "CartPole-v1"]
+    assert "gamma-0.99 (n = 3)" in page
+
+
+def test_few_seeds_are_thin_lines_and_five_a_band(tmp_path: Path) -> None:
+    for gamma, count in ((0.9, 3), (0.99, 5)):
+        for seed in range(count):
+            write_run(tmp_path / f"g{gamma}s{seed}", online(seed, learning={"gamma": gamma}), [1.0 * seed] * 20)
+    page, _ = parsed(tmp_path)
+    assert page.count('class="seed') == 2 * 3, "all groups together, and each by itself"
+    assert page.count('class="band') == 2
+    assert "n = 3, 1 (0 to 2)" in page
+    assert "n = 5, 2 (± 1.96)" in page
+
+
+def test_a_section_for_each_environment_and_offline_runs_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "pole", online(), [500.0] * 3)
+    write_run(tmp_path / "doom", online(env="doom_basic"), [80.0] * 3)
+    write_run(tmp_path / "dt", offline(tmp_path / "gone"), [2.0, 1.0], metric="validation/loss")
+    write_run(tmp_path / "w", {"seed": 0, "collect": {}, "dynamics": {}, "controller": {}}, [])
+    page, root = parsed(tmp_path)
+    titles = [title.text for title in root.iter("h2")]
+    assert titles == ["CartPole-v1", "doom_basic", "environment not known, learnt offline"]
+    assert "What matters" not in page
+    assert "Not compared: w (world)." in page
+    assert "the lowest is best" in page
+
+
+def test_many_settings_share_a_column_and_say_what_deviates(tmp_path: Path) -> None:
+    plain = {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}
+    write_run(tmp_path / "one", online(learning=plain), [1.0, 2.0])
+    write_run(tmp_path / "two", online(1, learning=plain), [1.0, 2.0])
+    write_run(tmp_path / "odd", online(learning={**plain, "a": 2, "c": 3}), [1.0, 2.0])
+    write_run(tmp_path / "other", online(learning={**plain, "b": 2, "d": 3, "e": 4}), [1.0, 2.0])
+    _, root = parsed(tmp_path)
+    table = next(table for table in root.iter("table") if table.findtext("thead/tr/th[2]") == "differs from most in")
+    rows = {row.findtext("td[1]"): row.findtext("td[2]") for row in table.findall("tbody/tr")}
+    assert rows["odd"] == "learning.a 2, learning.c 3"
+    assert rows["other"] == "learning.b 2, learning.d 3, learning.e 4"
+    assert "nothing" in rows.values()

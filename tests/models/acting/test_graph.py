@@ -1,0 +1,143 @@
+"""Acting through the mirror gives the same decisions as acting on gathered arrays (on a CPU: without the graph)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rollmill.core.fields import MASK_FIELD, ActionSpec, EnvSpec, Field
+from rollmill.core.slots import OBS, Arena, SegmentLayout
+from rollmill.models.acting.graph import GraphPolicy
+from rollmill.models.acting.policy import TorchPolicy
+from rollmill.models.acting.weights import WeightBoard
+from rollmill.models.actor_critic import build_model
+from rollmill.models.settings import ModelSettings
+from rollmill.sampling.inference import Inference
+from rollmill.sampling.mailbox import Mailbox
+
+GROUPS, LANES, STEPS = 5, 2, 4
+DISCRETE = ActionSpec("discrete", nvec=(5,), start=(0,))
+SPECS = {
+    "vector": EnvSpec("vector", (Field("obs", "float32", (3,)),), DISCRETE),
+    "masked": EnvSpec("masked", (Field("obs", "float32", (3,)), Field(MASK_FIELD, "int8", (5,))), DISCRETE),
+    "continuous": EnvSpec(
+        "continuous",
+        (Field("obs", "float32", (3,)),),
+        ActionSpec("continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    ),
+    "image": EnvSpec(
+        "image", (Field("obs", "uint8", (36, 36, 3)),), ActionSpec("multi_discrete", nvec=(2, 3), start=(0, 0))
+    ),
+}
+
+
+CPU = torch.device("cpu")
+
+
+def run(spec: EnvSpec, memory: str, kind: str, device: torch.device = CPU) -> tuple[Arena, object]:
+    """Let one policy decide the same made-up rows over two segments; returns the filled arena."""
+    settings = ModelSettings(mlp=(8,), fc=(8,), memory=memory, hidden_size=4)
+    torch.manual_seed(0)
+    model = build_model(spec, settings).to(device)
+    board = WeightBoard(model)
+    acting = build_model(spec, settings).to(device)
+    policy: TorchPolicy | GraphPolicy
+    if kind == "graph":
+        policy = GraphPolicy(acting, board, GROUPS, seed=1, deterministic=True)
+    else:
+        policy = TorchPolicy(acting, board, GROUPS * LANES, seed=1, deterministic=True)
+    arena = Arena(SegmentLayout(spec, STEPS, LANES, model.state_size, 2 if memory != "none" else 0), slots=12)
+    box = Mailbox(GROUPS, 1, GROUPS * LANES)
+    policy.attach(arena)
+    inference = Inference(arena, box, [policy])
+    rng = np.random.default_rng(3)
+    box.row[:] = -1
+    for step in range(STEPS + 3):
+        groups = np.array([[0, 1, 2], [1], [0, 2, 3, 4, 1]][step % 3])
+        for group in groups:
+            fill_row(arena, int(box.slot[group]), int(box.row[group]) + 1, rng)
+        inference.answer(groups)
+    return arena, policy
+
+
+def fill_row(arena: Arena, slot: int, row: int, rng: np.random.Generator) -> None:
+    arena["first"][slot, row] = rng.random(LANES) < 0.3
+    for name, array in arena.obs.items():
+        shape = array[slot, row].shape
+        if name == MASK_FIELD:
+            array[slot, row] = 1
+            array[slot, row, :, 0] = 0
+        elif array.dtype == np.uint8:
+            array[slot, row] = rng.integers(0, 255, shape)
+        else:
+            array[slot, row] = rng.normal(size=shape)
+
+
+@pytest.mark.parametrize("memory", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("name", SPECS)
+def test_the_same_decisions_as_without_a_mirror(name, memory):
+    plain, _ = run(SPECS[name], memory, "plain")
+    mirrored, policy = run(SPECS[name], memory, "graph")
+    for field in ("action", "log_prob", "value", "version"):
+        np.testing.assert_allclose(mirrored[field], plain[field], rtol=1e-4, atol=1e-5, err_msg=field)
+    segments = policy.mirror.segments([0, 2])
+    expected = plain.gather([0, 2])
+    for field in (f for f in expected if f.startswith(OBS) or f == "state"):
+        np.testing.assert_allclose(segments[field].numpy(), expected[field], rtol=1e-5, atol=1e-6, err_msg=field)
+
+
+def test_batches_are_padded_to_the_next_size_with_lanes_of_their_own():
+    """Three groups run as four: the fourth must not write into a slot or a lane of the run."""
+    _, policy = run(SPECS["vector"], "gru", "graph")
+    assert [r.groups for r in policy._recordings] == [1, 2, 4, 5]
+    assert policy._states.shape[0] == (GROUPS + 1) * LANES
+    assert policy.mirror.state.shape[0] == policy.mirror.spare + 1
+
+
+def test_padding_writes_nothing_of_its_own():
+    """Decisions of padding would land in some slot: all rows that were not asked about stay as they were."""
+    spec = SPECS["vector"]
+    torch.manual_seed(0)
+    model = build_model(spec, ModelSettings(mlp=(8,), fc=(8,)))
+    policy = GraphPolicy(build_model(spec, ModelSettings(mlp=(8,), fc=(8,))), WeightBoard(model), GROUPS, seed=1)
+    arena = Arena(SegmentLayout(spec, STEPS, LANES), slots=7)
+    for slot in range(7):
+        arena.poison(slot)
+    policy.attach(arena)
+    inference = Inference(arena, Mailbox(GROUPS, 1, GROUPS * LANES), [policy])
+    rng = np.random.default_rng(3)
+    for asked in ([0, 1, 2], [4, 1, 0], [3], [2, 0, 1, 4, 3]):
+        places = (np.array(asked), np.array([k % STEPS for k in asked]))
+        for slot, row in zip(*places):
+            fill_row(arena, int(slot), int(row), rng)
+        before = {name: arena[name].copy() for name in ("action", "log_prob", "value")}
+        inference.decide(np.array(asked), *places, None)
+        untouched = np.ones(arena["value"].shape[:2], bool)
+        untouched[places] = False
+        for name, old in before.items():
+            np.testing.assert_array_equal(arena[name][untouched], old[untouched])
+            assert np.isfinite(arena[name][places]).all()
+            assert (arena["action"][places] < 5).all()
+
+
+class Done:
+    """A CUDA event that is over at the third look; counts how it is waited for."""
+
+    def __init__(self) -> None:
+        self.looks = self.waits = 0
+
+    def query(self) -> bool:
+        self.looks += 1
+        return self.looks == 3
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize(("pause", "looks", "waits"), [(None, 0, 1), (0.0, 0, 1), (1e-6, 3, 0)])
+def test_it_looks_now_and_then_where_others_need_the_core(pause, looks, waits):
+    model = build_model(SPECS["vector"], ModelSettings(mlp=(8,)))
+    done = Done()
+    GraphPolicy(model, WeightBoard(model), GROUPS, seed=1, pause=pause)._wait(done)
+    assert (done.looks, done.waits) == (looks, waits)

@@ -1,0 +1,47 @@
+"""Pages say which kind they are, and never take the place of another kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from rollmill.reports.html.document import document, kind_of, place_for, tiles, write_page
+
+
+def test_a_page_is_well_formed_and_says_its_kind(tmp_path: Path) -> None:
+    text = document("experiment", "a < b", tiles([("1", "run")]), "p { margin: 0; }")
+    root = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+    assert root.findtext("head/title") == "a < b"
+    page = write_page(tmp_path / "report.html", "experiment", text)
+    assert page == tmp_path / "report.html"
+    assert kind_of(page) == "experiment"
+
+
+def test_a_page_of_the_same_kind_is_replaced(tmp_path: Path) -> None:
+    for title in ("old", "new"):
+        assert write_page(tmp_path / "report.html", "run", document("run", title, "")) == tmp_path / "report.html"
+    assert "<title>new</title>" in (tmp_path / "report.html").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("there", [document("comparison", "t", ""), "<html>by hand</html>", ""])
+def test_whatever_else_lies_there_stays(tmp_path: Path, there: str) -> None:
+    report = tmp_path / "report.html"
+    report.write_text(there)
+    for _ in range(2):
+        assert write_page(report, "run", document("run", "t", "")) == tmp_path / "report-run.html"
+    assert report.read_text() == there
+
+
+def test_a_name_that_is_taken_as_well_is_passed_over(tmp_path: Path) -> None:
+    for name in ("report.html", "report-run.html", "report-run-2.html"):
+        (tmp_path / name).write_text("mine")
+    assert place_for(tmp_path / "report.html", "run") == tmp_path / "report-run-3.html"
+
+
+def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(OSError):
+        write_page(tmp_path / "report.html", "run", "text")

@@ -1,0 +1,98 @@
+"""The command and the folder of a run: new, --resume, --overwrite, and two at a time."""
+
+import hashlib
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from running import SERIAL, Run, command_words
+
+from rollmill.cli.main import main
+from rollmill.core.checkpoints import Checkpoints
+from rollmill.core.config import load_config
+from rollmill.core.run_folder import RunFolder
+from rollmill.runs.train.settings import TrainConfig
+
+TARGET = (*SERIAL, "env=toy_target", "stop.batches=2")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder and the sum of its content."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def sessions(folder: RunFolder) -> int:
+    return len(json.loads(folder.diary.read_text())["sessions"])
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> RunFolder:
+    assert main([*command_words(tmp_path, *TARGET), "learning.gamma=0.9"]) == 0
+    return RunFolder(tmp_path / "x/run")
+
+
+def test_an_existing_run_is_left_alone(tmp_path: Path, finished: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(tmp_path)
+    assert main(command_words(tmp_path, *TARGET, "run.seed=1")) == 2
+    message = capsys.readouterr().err
+    assert f"{finished.path}: exists and is not empty" in message
+    for way_out in ("--resume", "--overwrite", "another name"):
+        assert way_out in message
+    assert contents(tmp_path) == before
+
+
+def test_overwrite_leaves_nothing_of_the_old_run(tmp_path: Path, finished: RunFolder) -> None:
+    old = Checkpoints(finished.checkpoints).newest()
+    assert old is not None
+    assert main([*command_words(tmp_path, *TARGET, "stop.batches=3"), "--overwrite"]) == 0
+    assert not old.path.exists()
+    assert sessions(finished) == 1
+    assert load_config(TrainConfig, [finished.config], []).learning.gamma == 0.99
+
+
+def test_overwrite_of_nothing_is_a_new_run(tmp_path: Path) -> None:
+    assert main([*command_words(tmp_path, *TARGET), "--overwrite"]) == 0
+
+
+def test_resume_keeps_the_settings_of_the_run_below_the_given_ones(tmp_path: Path, finished: RunFolder) -> None:
+    where = ["train", f"run.dir={tmp_path}", "run.experiment=x", "run.name=run", "--resume"]
+    assert main([*where, "stop.batches=4", "learning.lam=0.8"]) == 0
+    config = load_config(TrainConfig, [finished.config], [])
+    assert config.learning.gamma == 0.9
+    assert config.learning.lam == 0.8
+    assert config.sampling.mode == "serial"
+    assert sessions(finished) == 2
+    assert finished.read_state()["reason"] == "limit of 4 batches"  # type: ignore[index]
+
+
+def test_resume_of_a_missing_run_names_near_ones(
+    tmp_path: Path, finished: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(tmp_path)
+    assert main([*command_words(tmp_path, *TARGET, "run.name=runn"), "--resume"]) == 2
+    message = capsys.readouterr().err
+    assert "runn: nothing to resume" in message
+    assert "there are run\n" in message
+    assert contents(tmp_path) == before
+
+
+def test_two_trainings_in_one_folder(tmp_path: Path, rollmill: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second one is refused in every mode; the first does not notice."""
+    words = command_words(tmp_path, *SERIAL, "env=toy_target", "stop.frames=100000000", "checkpoints.every_seconds=0.2")
+    first = rollmill(*words)
+    first.wait_for_text("checkpoint ")
+    for flag, reason in (("--resume", "in use by pid"), ("--overwrite", "in use by pid"), ("", "is not empty")):
+        capsys.readouterr()
+        assert main([*words, *filter(None, [flag])]) == 2
+        message = capsys.readouterr().err
+        assert reason in message
+        if flag:
+            assert f"in use by pid {first.process.pid} on " in message
+    first.wait_for_text("checkpoint ", times=first.text.count("checkpoint ") + 1)
+    first.send(signal.SIGINT)
+    assert first.wait() == 130
+    assert "Traceback" not in first.text
+    assert sessions(RunFolder(tmp_path / "x/run")) == 1
+    assert main([*words, "stop.batches=1", "--resume"]) == 0  # and the lock is free again

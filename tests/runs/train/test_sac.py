@@ -1,0 +1,146 @@
+"""SAC on the same sampling engine: whole runs in every mode, warm-up, resume, evaluation, refusals."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import ROOT, SERIAL, assert_same, config_of, rows_of, saved_state, train_here
+
+from rollmill.core.config import load_config
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.runs.train import sac_checks
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.settings import TrainConfig, check, segments_per_batch
+
+SAC = (
+    "env=Pendulum-v1",
+    "learning.algorithm=sac",
+    "model.action_distribution=tanh_gaussian",
+    "model.log_std=state",
+    "learning.minibatches=4",
+    "learning.epochs=4",
+    "sac.warmup=100",
+    "sac.minibatch=16",
+    "sac.capacity=1000",
+    "sac.updates_per_step=0.25",
+)
+"""A tiny run; minibatches and epochs are put back to their defaults, which SAC wants untouched."""
+
+
+class Watch(Observer):
+    """Keeps the actions and versions of every batch."""
+
+    def __init__(self) -> None:
+        self.actions: list[np.ndarray] = []
+        self.versions: list[np.ndarray] = []
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self.actions.append(run.segments["action"][:-1].copy())
+        self.versions.append(run.segments["version"][:-1].copy())
+
+
+@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
+def test_a_run_warms_up_with_random_actions_and_then_learns(tmp_path: Path, mode: str) -> None:
+    watch = Watch()
+    # Batches, not frames: in async mode a learner that is kept waiting has seen few of those.
+    words = (f"sampling.mode={mode}", "stop.frames=0", "stop.batches=20")
+    outcome, folder = train_here(tmp_path, *SAC, *words, observers=[watch])
+    assert outcome.state == "finished"
+    actions, versions = np.concatenate(watch.actions, axis=1), np.concatenate(watch.versions, axis=1)
+    first = actions[versions == 0]
+    assert len(first) >= 100
+    assert np.abs(first).max() <= 2
+    assert np.abs(first).std() == pytest.approx(2 / 12**0.5, rel=0.25), "uniform over -2..2"
+    assert versions.max() >= 1, "its own policy acts afterwards"
+    rows = rows_of(folder)
+    assert rows[-1]["learn/updates"] == 8
+    assert rows[-1]["learn/replay_rows"] >= 300
+    assert rows[-1]["sample/dropped_segments"] == 0
+    explained = re.findall(r"^\| `(learn/\w+)`", (ROOT / "docs/sac.md").read_text(), re.MULTILINE)
+    assert set(explained) == {name for name in rows[-1] if name.startswith("learn/")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """The end of a run that was not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return saved_state(train_here(folder, *SAC, *SERIAL, "stop.frames=512")[1])
+
+
+@pytest.mark.parametrize("stop", [64, 256])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, whole: dict, stop: int) -> None:
+    """Stopped while warming up, or while learning."""
+    train_here(tmp_path, *SAC, *SERIAL, f"stop.frames={stop}")
+    _, folder = train_here(tmp_path, *SAC, *SERIAL, "stop.frames=512", mode="resume")
+    state = saved_state(folder)
+    assert_same(state["learners"], whole["learners"])
+    assert_same(state["policies"], whole["policies"])
+
+
+def test_a_run_resumed_without_its_replay_fills_it_again(tmp_path: Path) -> None:
+    options = (*SAC, *SERIAL, "sac.save_replay=false")
+    _, folder = train_here(tmp_path, *options, "stop.frames=256")
+    before = saved_state(folder)["learners"][0]
+    assert before["replay"] is None
+    watch = Watch()
+    _, folder = train_here(tmp_path, *options, "stop.frames=448", mode="resume", observers=[watch])
+    after = saved_state(folder)["learners"][0]
+    assert min(versions.min() for versions in watch.versions) > 0, "its own policy acts"
+    assert after["version"] > before["version"]
+    assert after["optimizer_steps"] - before["optimizer_steps"] < (448 - 256) * 0.25, "nothing is learnt meanwhile"
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.memory=gru", "replayed rows have no recurrent state"),
+        ("model.action_distribution=gaussian", r"set model\.action_distribution=tanh_gaussian"),
+        ("model.custom=my:Net", r"model\.custom"),
+        ("model.separate_critic=true", "critics of its own"),
+        ("learning.lr_schedule=kl_adaptive", "follows the steps of PPO"),
+        ("learning.precision=bfloat16", "bfloat16 is not supported"),
+        ("learning.ranks=2", r"use learning\.ranks=1"),
+        ("learning.clip=0.1", r"learning\.clip=0\.1 is about PPO"),
+        ("learning.max_grad_norm=0.5", r"learning\.max_grad_norm=0\.5 is about PPO"),
+        ("learning.entropy_end=0.1", r"learning\.entropy_end=0\.1 is about PPO"),
+        ("learning.algorithm=appo", r"sac\.\* is set"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_reason(override: str, message: str) -> None:
+    check(config_of(Path(), *SAC))
+    with pytest.raises(ConfigError, match=message):
+        check(config_of(Path(), *SAC, override))
+
+
+@pytest.mark.parametrize(
+    ("action", "what"),
+    [
+        (ActionSpec("discrete", nvec=(3,), start=(0,)), "has discrete ones"),
+        (ActionSpec("multi_discrete", nvec=(3, 2), start=(0, 0)), "has multi-discrete ones"),
+        (ActionSpec("mixed", nvec=(3,), start=(0,), shape=(1,), low=(0,), high=(1,)), "has mixed ones"),
+    ],
+)
+def test_actions_must_be_numbers(action: ActionSpec, what: str) -> None:
+    spec = EnvSpec("game", (Field("x", "float32", (1,)),), action)
+    with pytest.raises(ConfigError, match=f"game {what}; use learning.algorithm=appo"):
+        segments_per_batch(config_of(Path(), *SAC), spec)
+
+
+def test_the_replay_buffer_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    action = ActionSpec("continuous", shape=(1,), low=(0,), high=(1,))
+    spec = EnvSpec("film", (Field("picture", "uint8", (100, 100, 10)),), action, frames_per_step=4)
+    monkeypatch.setattr(sac_checks, "available_memory", lambda: 4e7)
+    segments_per_batch(config_of(Path(), *SAC, "stop.frames=1200"), spec)  # 300 rows will ever be there
+    with pytest.raises(ConfigError, match=r"sac.capacity=1000: 1,000 rows of film take 0.1 GB, 0.0 GB of memory"):
+        segments_per_batch(config_of(Path(), *SAC, "stop.frames=0", "stop.batches=9"), spec)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*_sac.yaml")), ids=lambda file: file.stem)
+def test_the_shipped_configs_are_accepted(file: Path) -> None:
+    check(load_config(TrainConfig, [file], []))

@@ -1,0 +1,50 @@
+"""Curves of world models: training and held out in different colours, on axes that hide nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rollmill.runs.world.curves import BY_GENERATION, GenerationRow, write_curves
+from rollmill.runs.world.page import metric_curves, search_plots
+
+
+def rows(first: float) -> list[dict[str, float]]:
+    """A loss that begins at ``first`` and then falls from 2 to 1; held out it is higher."""
+    training = [first, *(2 - k / 50 for k in range(50))]
+    return [{"frames": 10 * k, "learn/loss": y, "validation/loss": 1.1 * y} for k, y in enumerate(training)]
+
+
+def test_training_and_held_out_share_a_plot_and_have_colours_and_a_legend() -> None:
+    text = metric_curves(rows(2.0))
+    assert text.count("<svg") == 1
+    assert 'class="line c0"' in text
+    assert 'class="line c1"' in text
+    assert "<span>training</span>" in text
+    assert "<span>held out</span>" in text
+
+
+def test_the_first_values_are_drawn_where_they_are() -> None:
+    """A tenth of the values lies above the ninetieth percentile: they must not become one flat line."""
+    falling = [{"frames": k, "learn/loss": 100.0 - k} for k in range(100)]
+    (path,) = re.findall(r'class="line" d="M([^"]*)"', metric_curves(falling))
+    heights = [float(point.split()[1]) for point in path.split("L")]
+    assert len(set(heights)) == 100
+    assert "logarithmic axis" in metric_curves(rows(100.0))
+    assert "The same from 130 on" in metric_curves(rows(10_000.0)), "there a logarithm would still be flat"
+
+
+def test_metrics_that_exist_on_one_side_only_say_which() -> None:
+    text = metric_curves([{"frames": k, "validation/pixel_error": 1.0 / (k + 1)} for k in range(4)])
+    assert ">held out</text>" in text
+    assert "legend" not in text
+    assert metric_curves([{"frames": 1, "learn/loss": 2.0, "learn/learning_rate": 1.0}]) == "", "one point is no curve"
+
+
+def test_the_plots_of_a_search_are_shown(tmp_path: Path) -> None:
+    write_curves(
+        tmp_path, [GenerationRow(k, k, k, 1.0, 1.0 * k, 2.0 * k, 0.0, 0.1, 0, None, None, None) for k in (1, 2)]
+    )
+    text = search_plots(tmp_path)
+    assert text.count("data:image/svg+xml") == 2
+    assert BY_GENERATION.removesuffix(".svg").replace("_", " ") in text

@@ -1,0 +1,247 @@
+"""The workers as the sampler sees them, when they die before they have begun."""
+
+import os
+import subprocess
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from faulty_envs import Marker
+from marking import MarkPolicy
+from running import wait_until
+
+from rollmill.core.errors import WorkerError
+from rollmill.core.machine import usable_cores
+from rollmill.core.seeds import Seeds
+from rollmill.envs.make import EnvInstance
+from rollmill.envs.settings import EnvSettings
+from rollmill.sampling import pool as crew_module
+from rollmill.sampling.pool import NAP_SECONDS, Place, ProcessCrew, _Handle, answering_place
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.sampling.settings import SamplingSettings
+
+
+def sampler_of(*, stay_apart: bool = False, **settings: Any) -> tuple[Sampler, ProcessCrew]:
+    values = {"mode": "sync", "workers": 2, "envs_per_worker": 1, "groups": 1, "rollout": 4, **settings}
+    spec = Marker(EnvInstance()).spec
+    env = EnvSettings(id="faulty_envs:Marker")
+    plan = SamplerPlan(
+        SamplingSettings(**values), env, spec, Seeds(0), 1, environment=os.environ, stay_apart=stay_apart
+    )
+    sampler = Sampler(plan, [MarkPolicy(spec)])
+    assert isinstance(sampler.crew, ProcessCrew)
+    return sampler, sampler.crew
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_workers_that_die_before_they_read_their_setup(monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
+    """Nobody reads the pipe any more when the setup is written; the next looks around find them dead."""
+
+    class DeadAtOnce(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, words: list[str], **options: Any) -> None:
+            super().__init__(["false"], **options)
+            self.wait()
+
+    monkeypatch.setattr(crew_module.subprocess, "Popen", DeadAtOnce)
+    monkeypatch.setattr(crew_module, "WATCH_SECONDS", 0.0)
+    sampler, crew = sampler_of(worker_restarts=restarts)
+    sampler.start()
+    with pytest.raises(WorkerError, match=rf"exit code 1 outside of any call of an env; replaced {restarts} times"):
+        wait_until(lambda: sampler.round(0) < 0)
+    sampler.stop()
+    assert crew.report.worker_restarts >= restarts
+    assert crew.pids() == []
+
+
+def test_output_without_end_does_not_hold_anybody_up() -> None:
+    """The worker is gone, and what it has started writes on into its pipe."""
+    _, crew = sampler_of(workers=1)
+    process = subprocess.Popen(["true"])
+    process.wait()
+    handle = _Handle(process, os.open("/dev/null", os.O_RDONLY), os.open("/dev/zero", os.O_RDONLY))
+    crew._handles[0] = handle
+    reader = threading.Thread(target=crew._drain, args=(handle,), daemon=True)
+    reader.start()
+    wait_until(lambda: not reader.is_alive(), what="it to stop reading")
+    crew._end(0, handle)
+
+
+def test_a_worker_has_a_process_group_of_its_own() -> None:
+    """Ctrl-C in a terminal goes to the group of the run."""
+    sampler, crew = sampler_of()
+    sampler.start()
+    try:
+        assert [os.getpgid(pid) for pid in crew.pids()] == crew.pids()
+    finally:
+        sampler.stop()
+
+
+def test_workers_step_back_from_the_thread_that_answers_them() -> None:
+    sampler, crew = sampler_of(nice=7)
+    sampler.start()
+    try:
+        nicer = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)  # 19 is the nicest there is
+        wait_until(lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in crew.pids()] == [nicer] * 2)
+    finally:
+        sampler.stop()
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_thread_that_answers_can_have_a_core_to_itself(apart: bool) -> None:
+    cores = usable_cores()
+    sampler, crew = sampler_of(workers=1, stay_apart=apart)
+    other = threading.Event()
+    thread = threading.Thread(target=other.wait)
+    thread.start()
+    sampler.start()
+    sampler.crew.settle()
+    try:
+        wait_until(lambda: os.sched_getaffinity(crew.pids()[0]) == {cores[0]})
+        assert sorted(os.sched_getaffinity(0)) == ([cores[1]] if apart else cores)
+        assert thread.native_id is not None
+        others = [cores[0], *cores[2:]] if apart else cores
+        assert sorted(os.sched_getaffinity(thread.native_id)) == others, "other threads keep off that core"
+        while sampler.steps == 0:
+            sampler.round()
+    finally:
+        sampler.stop()
+        other.set()
+        thread.join()
+    assert usable_cores() == cores, "and all are free again afterwards"
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
+def test_where_every_core_has_a_worker_the_last_one_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = usable_cores()
+    monkeypatch.setattr(crew_module, "SHARED_FROM", 2)
+    sampler, crew = sampler_of(mode="async", workers=len(cores), stay_apart=True)
+    sampler.start()
+    sampler.crew.settle()
+    try:
+        assert sorted(os.sched_getaffinity(0)) == cores[-1:]
+        while sampler.box.done.min() < 2:  # all serve
+            sampler.round()
+        policies = [os.sched_getscheduler(pid) for pid in crew.pids()]
+        assert policies == [os.SCHED_BATCH] * (len(cores) - 1) + [os.SCHED_IDLE]
+    finally:
+        sampler.stop()
+    assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings", "expected"),
+    [
+        (7, {}, Place(17, pause=0.0)),  # a core without a worker
+        (8, {}, Place(17, pause=NAP_SECONDS)),  # shared with the last worker
+        (9, {}, Place(17, pause=NAP_SECONDS)),
+        (8, {"mode": "sync"}, None),  # all wait for the slowest: nobody steps aside
+        (7, {"mode": "sync"}, Place(17, pause=0.0)),
+        (7, {"affinity": False}, None),
+    ],
+)
+def test_where_the_thread_that_answers_runs(
+    monkeypatch: pytest.MonkeyPatch, workers: int, settings: dict[str, Any], expected: Place | None
+) -> None:
+    monkeypatch.setattr(crew_module, "usable_cores", lambda: list(range(10, 18)))
+    monkeypatch.setattr(crew_module, "available_cores", lambda: 8)
+    assert answering_place(SamplingSettings(**settings), workers) == expected
+
+
+def test_it_does_not_stay_awake_on_time_that_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that sees 8 cores and may use the time of 4."""
+    monkeypatch.setattr(crew_module, "usable_cores", lambda: list(range(8)))
+    monkeypatch.setattr(crew_module, "available_cores", lambda: 4)
+    assert answering_place(SamplingSettings(), 3) == Place(3, pause=0.0)
+    assert answering_place(SamplingSettings(), 4) == Place(4, pause=NAP_SECONDS)
+
+
+def test_two_cores_are_too_few_to_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "usable_cores", lambda: [0, 1])
+    assert answering_place(SamplingSettings(), 2) is None
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001])
+def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(
+    monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    sampler, crew = sampler_of(workers=1)
+    box = sampler.box
+    assert crew._watch_workers(0.0) is False, "every group is ready: it is something else that is waited for"
+    box.command[:] += 1
+    assert crew._watch_workers(0.0) is False, "nobody became ready in time"
+    monkeypatch.setattr(crew_module, "AWAKE_SECONDS", 100.0)
+    finish = threading.Timer(0.1, lambda: box.done.__setitem__(slice(None), box.command))
+    finish.start()
+    assert crew._watch_workers(pause) is True
+    finish.join()
+    sampler.stop()
+
+
+def test_naps_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, crew = sampler_of(workers=4)
+    box, naps = sampler.box, []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        box.done[len(naps) - 1] += 1  # a group becomes ready
+
+    box.wanted[0] = 3
+    box.command[:] += 1
+    monkeypatch.setattr(crew_module.time, "sleep", nap)
+    monkeypatch.setattr(crew_module, "LONGEST_NAP_SECONDS", 1.25)
+    assert crew._watch_workers(0.5) is True
+    assert naps == [1.25, 1.0, 0.5]
+    assert box.missing() == 0
+    box.done[3:] = box.command[3:]
+    assert box.missing() == 0, "more than enough"
+    monkeypatch.undo()
+    sampler.stop()
+
+
+class Chime:
+    """Counts rings."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+
+    def ring(self) -> None:
+        self.rings += 1
+
+
+def test_only_sleeping_workers_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, crew = sampler_of(workers=3, envs_per_worker=2, groups=2)
+    chimes = [Chime() for _ in range(3)]
+    monkeypatch.setattr(crew, "_bells", chimes)
+    sampler.box.asleep[:] = [1, 0, 1]
+    crew.post(np.array([0, 1, 2, 3]))
+    assert [chime.rings for chime in chimes] == [1, 0, 0], "worker 1 is awake, worker 2 was given nothing"
+
+
+def test_a_worker_that_missed_its_bell_is_woken_by_the_next_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, crew = sampler_of(workers=2)
+    chimes = [Chime() for _ in range(2)]
+    monkeypatch.setattr(crew, "_bells", chimes)
+    crew.check()
+    assert [chime.rings for chime in chimes] == [1, 1]
+    crew.check()
+    assert [chime.rings for chime in chimes] == [1, 1], "not at every call"
+
+
+def test_workers_ring_only_while_somebody_listens() -> None:
+    sampler, crew = sampler_of(workers=1)
+    box = sampler.box
+    sampler.start()
+    try:
+        wait_until(lambda: box.ready().size == 1)
+        wait_until(lambda: box.asleep[0] == 1)
+        for listens in (0, 1, 0):
+            crew._bell.hush()
+            box.listens[0] = listens
+            box.row[0], box.command[0] = 0, box.command[0] + 1
+            crew.post(np.array([0]))
+            wait_until(lambda: box.ready().size == 1 and box.asleep[0] == 1)
+            assert crew._bell.wait(0) is bool(listens)
+    finally:
+        sampler.stop()
