@@ -69,10 +69,24 @@ def offline(
 
 def _load(store: Path | None, files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool) -> OfflineConfig:
     settings = _with_store(load_config(OfflineConfig, files, overrides), store)
-    saved = RunFolder(settings.folder).config
-    if resume and saved.is_file():
-        return _with_store(load_config(OfflineConfig, (saved, *files), overrides), store)
-    return settings
+    if not resume:
+        return settings
+    found = _as_found(settings)
+    saved = RunFolder(found.folder).config
+    if not saved.is_file():
+        return settings
+    settings = _with_store(load_config(OfflineConfig, (saved, *files), overrides), store)
+    return replace(settings, run=replace(settings.run, name=found.run.name))
+
+
+def _as_found(settings: OfflineConfig) -> OfflineConfig:
+    """Called as version 0.1 called it, where that is the run that has learnt from this store."""
+    old = settings.as_named_by_0_1()
+    saved = RunFolder(old.folder).config
+    if settings.folder.exists() or settings.store is None or not saved.is_file():
+        return settings
+    learnt_from = load_config(OfflineConfig, (saved,), ()).store
+    return old if learnt_from is not None and learnt_from.resolve() == settings.store.resolve() else settings
 
 
 def _with_store(settings: OfflineConfig, store: Path | None) -> OfflineConfig:

@@ -35,6 +35,37 @@ def test_whatever_else_lies_there_stays(tmp_path: Path, there: str) -> None:
     assert report.read_text() == there
 
 
+HEAD_0_1 = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta http-equiv="Content-Security-Policy" content="default-src &#x27;none&#x27;; img-src data:"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{}</title>
+<style>
+"""
+
+
+@pytest.mark.parametrize(
+    ("title", "kind"),
+    [
+        ("target: run report", "run"),
+        ("World model car", "world"),
+        ("Encoder vae", "encoder"),
+        ("Experiment demo", "experiment"),
+        ("CartPole-v1: data", "store"),
+        ("doom_basic, dt", "offline"),
+        ("package.module:Env", "comparison"),
+    ],
+)
+def test_pages_of_version_0_1_are_told_by_their_titles(tmp_path: Path, title: str, kind: str) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(HEAD_0_1.format(title))
+    assert kind_of(page) == kind
+    page.write_text(HEAD_0_1.format(title).replace("Content-Security-Policy", "refresh"))
+    assert kind_of(page) is None, "somebody else's"
+
+
 def test_a_name_that_is_taken_as_well_is_passed_over(tmp_path: Path) -> None:
     for name in ("report.html", "report-run.html", "report-run-2.html"):
         (tmp_path / name).write_text("mine")

@@ -23,6 +23,20 @@ _POLICY = (
 )
 _MARK = re.compile(rb'<meta name="rollmill-page" content="([a-z]+)"/>')
 _HEAD_BYTES = 4096
+_HEAD_0_1 = re.compile(
+    rb'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n<meta http-equiv="Content-Security-Policy" '
+    rb"[^<]*\n(?:<(?!title)[^<]*\n)*<title>([^<]*)</title>"
+)
+_TITLES_0_1: tuple[tuple[Kind, re.Pattern[bytes]], ...] = (
+    ("run", re.compile(rb": run report$")),
+    ("world", re.compile(rb"^World model ")),
+    ("encoder", re.compile(rb"^Encoder ")),
+    ("experiment", re.compile(rb"^Experiment ")),
+    ("store", re.compile(rb": ")),
+    ("offline", re.compile(rb", ")),
+    ("comparison", re.compile(rb"")),  # whatever the environment is called
+)
+"""Pages of version 0.1 have no mark, but titles that tell: the first of these that fits."""
 
 
 def document(kind: Kind, title: str, body: str, style: str = "") -> str:
@@ -38,10 +52,14 @@ def document(kind: Kind, title: str, body: str, style: str = "") -> str:
 
 
 def kind_of(path: Path) -> str | None:
-    """Which kind of page a file is; None where it is none of ours. Pages of version 0.1 do not say."""
+    """Which kind of page a file is; None where it is none of ours."""
     with open(path, "rb") as file:
-        found = _MARK.search(file.read(_HEAD_BYTES))
-    return found[1].decode() if found else None
+        head = file.read(_HEAD_BYTES)
+    if found := _MARK.search(head):
+        return found[1].decode()
+    if old := _HEAD_0_1.match(head):
+        return next(kind for kind, title in _TITLES_0_1 if title.search(old[1]))
+    return None
 
 
 def place_for(path: Path, kind: Kind) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from rollmill.core.config import settings
@@ -63,8 +63,16 @@ class OfflineConfig:
         """The run's folder: ``<dir>/<experiment>/<name>``."""
         place = self.store.absolute() if self.store else Path("store")
         name = (place.name == "data" and place.parent.name) or place.name  # a recording is called as its run
-        plain = re.sub(r"[^\w.-]+", "-", name).strip(".-")
-        return self.run.dir / self.run.experiment / (self.run.name or f"{self.algorithm}-{plain}-s{self.run.seed}")
+        return self.run.dir / self.run.experiment / (self.run.name or self._name_after(name))
+
+    def _name_after(self, data: str) -> str:
+        plain = re.sub(r"[^\w.-]+", "-", data).strip(".-")
+        return f"{self.algorithm}-{plain}-s{self.run.seed}"
+
+    def as_named_by_0_1(self) -> OfflineConfig:
+        """With the name that version 0.1 would have given the run: after the folder of its store, ``dt-data-s0``."""
+        name = self._name_after(self.store.absolute().name if self.store else "store")
+        return replace(self, run=replace(self.run, name=self.run.name or name))
 
     @property
     def plays(self) -> bool:
