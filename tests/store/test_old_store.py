@@ -1,4 +1,4 @@
-"""A store that version 0.1 wrote (``written_by_0_1``, never to be written again) is read as it was meant."""
+"""A store that version 0.1 wrote (``written_by_0_1/store``, never to be written again) is read as it was meant."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def counted(schema: StoreSchema, steps: int, seed: int) -> Episode:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    return shutil.copytree(Path(__file__).parent / "written_by_0_1", tmp_path / "store")
+    return shutil.copytree(Path(__file__).parents[1] / "written_by_0_1/store", tmp_path / "store")
 
 
 def check(store: Store) -> None:
