@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
+from running import Call, Result
 
 from rollmill.cli.main import main
-from running import Call, Result
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
 from disks import mounted
-from rollmill.core import janitor_main
 from running import Call
+
+from rollmill.core import janitor_main
 
 
 def test_a_fit_machine(call: Call) -> None:

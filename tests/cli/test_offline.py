@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-
 from offlining import skilled_store
 from running import Call
 

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+from running import SERIAL, Call, command_words, saved_state
+
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
-from running import SERIAL, Call, command_words, saved_state
 
 
 def test_two_policies_learn_and_play(tmp_path: Path, call: Call) -> None:

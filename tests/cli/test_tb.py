@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running import Call, Command, wait_until
 
 from rollmill.core.janitor_main import is_alive
 from rollmill.monitor.tensorboard import TensorBoardSink
-from running import Call, Command, wait_until
 
 
 def write_run(root: Path, name: str) -> None:

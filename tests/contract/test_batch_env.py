@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from driving import SEEDS
+
 from rollmill.core.fields import Array, EnvSpec, Obs
 from rollmill.core.protocols import BatchEnv
 from rollmill.core.seeds import Seeds

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running import wait_until
 
 from rollmill.core.errand import Errand
 from rollmill.core.janitor_main import is_alive
-from running import wait_until
 
 ECHO = """
 import os, sys, subprocess, time

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from unprivileged import run_unprivileged
 
 from rollmill.core.opening import plain_file, read_text, why_not_readable
-from unprivileged import run_unprivileged
 
 
 def make_socket(path: Path) -> None:

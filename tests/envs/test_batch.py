@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driving import SEEDS, Drive
+from faulty_envs import Marker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driving import SEEDS, Drive
-from faulty_envs import Marker
 from rollmill.core.errors import EnvError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import Env, StepReturn

@@ -5,8 +5,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-
 from faulty_envs import Zoo
+
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import MASK_FIELD, Obs
 from rollmill.envs.gym_env import GymEnv

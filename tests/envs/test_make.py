@@ -9,10 +9,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import faulty_envs
 import gymnasium as gym
 import pytest
 
-import faulty_envs
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.imports import import_object
 from rollmill.envs.gym_env import GymEnv

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running import wait_until
 
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.janitor_main import is_alive
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
-from running import wait_until
 
 FAULTY = "faulty_envs:Misbehave"
 SPEC = probe_here(EnvSettings(id=FAULTY, args={"where": "nowhere"}))

@@ -9,9 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import VectorEnv
-
 from driving import SEEDS, Drive
+from gymnasium.vector import VectorEnv
+from vector_envs import Counter
+
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.batch import CLOSE, MAKE, RESET, STEP
@@ -19,7 +20,6 @@ from rollmill.envs.make import check_env_settings, make_env, make_vector_env
 from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.vector import VectorLane
-from vector_envs import Counter
 
 COUNTER = "vector_envs:Counter"
 OUTCOMES = ("reward", "terminated", "truncated", "valid", "episode_return", "first", "step", "episode")

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from running import wait_until
 
 from rollmill.monitor.usage import Usage, descendants, read_process, tree_of
-from running import wait_until
 
 # Starts a child of its own, four threads, takes 50 MB, says so, and waits to be told to end.
 PROGRAM = """

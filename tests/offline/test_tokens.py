@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-
 from offlining import HAND_SPEC, hand_episode, hand_store
+
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec
 from rollmill.offline.tokens import Inputs, check_actions, inputs, make_windows

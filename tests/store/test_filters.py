@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from storing import make_episode, tiny_schema
 
 from rollmill.core.errors import ConfigError
 from rollmill.store.episode import Episode, EpisodeInfo
@@ -13,7 +14,6 @@ from rollmill.store.filters import Filter
 from rollmill.store.reader import Store
 from rollmill.store.table import EpisodeTable
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, tiny_schema
 
 SCHEMA = tiny_schema()
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from damaging import only_shard
+from storing import make_episode, small_schema, write_episodes
+
 from rollmill.store.episode import EpisodeInfo
 from rollmill.store.info import Spread, describe_store
 from rollmill.store.reader import store_bytes
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, small_schema, write_episodes
 
 
 def test_figures_are_those_of_the_episodes(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from running import wait_until
 
 from rollmill.core.errors import StoreError
 from rollmill.store.parallel import cores, map_unordered
-from running import wait_until
 
 
 def square(item: int) -> int:

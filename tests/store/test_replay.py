@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storing import make_episode, same, small_schema, write_episodes
 
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.reader import Store
 from rollmill.store.replay import ReplayBuffer
-from storing import make_episode, same, small_schema, write_episodes
 
 SCHEMA = small_schema()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storing import make_episode, tiny_schema
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.seeds import Seeds
@@ -13,7 +14,6 @@ from rollmill.store.reader import Store
 from rollmill.store.shuffle import Shuffle
 from rollmill.store.split import Split, mix, position
 from rollmill.store.writer import StoreWriter
-from storing import make_episode, tiny_schema
 
 UIDS = st.lists(st.integers(0, 2**64 - 1), max_size=50)
 

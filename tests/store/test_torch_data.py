@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storing import small_schema, write_episodes
 from torch.utils.data import DataLoader
 
 from rollmill.core.errors import ConfigError
@@ -17,7 +18,6 @@ from rollmill.store.reader import Store
 from rollmill.store.streams import Order, stream_windows
 from rollmill.store.torch_data import Batches, ObservationStream, ViewDataset, WindowStream
 from rollmill.store.views import Observations, Transitions, Windows
-from storing import small_schema, write_episodes
 
 LENGTHS = [7, 1, 20, 33, 8, 16, 5]
 

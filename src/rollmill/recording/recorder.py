@@ -426,7 +426,7 @@ def closing_words(recorder: Recorder, folder: Path) -> str:
         "episodes given up for lack of memory": tally.overflows,
     }
     text += "".join(f"; {count:,} {what}" for what, count in missed.items() if count)
-    if not counts["rows"]:
-        text += "; nothing was kept: the run ended before recording.when began, or no episode met recording.min_return"
     state = STATES[counts["state"]]
+    if not counts["rows"] and state == "recording":
+        text += "; nothing was kept: the run ended before recording.when began, or no episode met recording.min_return"
     return text if state == "recording" else f"{text}; recording stopped before the end: {state}"

@@ -89,7 +89,7 @@ class RecordingSettings:
         try:
             Column("x", "uint8", (1, 1, 3), "obs", self.image_codec)
         except StoreError as error:
-            raise ValueError(f"image_codec: {error}") from error
+            raise ValueError(str(error).replace("column x", "image_codec")) from error
 
     @property
     def on(self) -> bool:

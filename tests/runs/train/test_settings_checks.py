@@ -1,12 +1,13 @@
 """Settings that contradict each other, the environment or the machine are refused, with what to do."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from running import SERIAL, config_of, train_here
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
@@ -186,3 +187,19 @@ def test_a_wrong_name_of_a_network_is_refused_before_there_is_a_folder(tmp_path:
     with pytest.raises(ConfigError, match=r"model\.custom=marking:NoSuchNet: marking has no 'NoSuchNet'"):
         train_here(tmp_path, *SERIAL, "model.custom=marking:NoSuchNet")
     assert not list(tmp_path.iterdir())
+
+
+# -- recording ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["jpeg:900", "jpeg:0", "planes:99", "zstd:999", "nonsense", "jpeg", "raw:1"])
+def test_codecs_that_cannot_be_are_refused_when_the_configuration_is_read(codec: str) -> None:
+    with pytest.raises(ConfigError, match=rf"recording: image_codec: .*{codec}.*command line 'recording.image_codec"):
+        config(f"recording.image_codec={codec}")
+
+
+def test_jpeg_needs_opencv_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    check(config("recording.image_codec=jpeg:90"))  # nothing is recorded
+    with pytest.raises(MissingExtraError, match="jpeg columns need OpenCV"):
+        check(config("recording=all", "recording.image_codec=jpeg:90"))

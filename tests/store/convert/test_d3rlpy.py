@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from converting import schema_of, write_store
+
 from rollmill.core.fields import ActionSpec, Field
 from rollmill.store.convert.minari_data import Options, export_episodes
 from rollmill.store.reader import Store

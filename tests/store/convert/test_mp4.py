@@ -7,8 +7,8 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-
 from converting import schema_of, write_store
+
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Field
 from rollmill.store.convert.mp4 import Options, export_episodes

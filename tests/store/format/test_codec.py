@@ -70,9 +70,14 @@ def test_codecs_are_used_where_they_help() -> None:
     assert make_encoder(Column("x", "int64"))(small) == (RAW, small.tobytes())
 
 
-def test_levels_that_zstd_lacks_are_refused() -> None:
-    with pytest.raises(StoreError, match="zstd:99"):
-        make_encoder(Column("x", "uint8", codec="zstd:99"))
+@pytest.mark.parametrize("name", ["zstd", "planes", "shuffle"])
+def test_levels_that_zstd_lacks_are_refused(name: str) -> None:
+    rows = np.zeros((4, 4, 3), np.uint8)
+    for level in (-999, 22):
+        make_encoder(Column("x", "uint8", (4, 4, 3), codec=f"{name}:{level}"))(rows)
+    for level in (23, 99, 999):
+        with pytest.raises(StoreError, match=f"{name}:{level}: from -999 to 22 is possible"):
+            Column("x", "uint8", (4, 4, 3), codec=f"{name}:{level}")
 
 
 def test_a_buffer_of_another_size_is_refused_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +134,9 @@ def test_jpeg_keeps_pictures_nearly(channels: int) -> None:
 
 
 def test_jpeg_quality_is_checked() -> None:
-    with pytest.raises(StoreError, match="quality 0"):
-        make_encoder(Column("x", "uint8", (4, 4, 3), codec="jpeg:0"))
+    for quality in (-1, 0, 101, 900):
+        with pytest.raises(StoreError, match=f"jpeg:{quality}: from 1 to 100 is possible"):
+            Column("x", "uint8", (4, 4, 3), codec=f"jpeg:{quality}")
 
 
 def test_whole_blocks_are_decoded_and_checked() -> None:

@@ -21,6 +21,7 @@ from rollmill.runs.train.background_eval_settings import EvaluationSettings
 from rollmill.runs.train.observers import ObserverSettings
 from rollmill.runs.train.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
+from rollmill.store.format.jpeg import load_opencv
 
 
 @settings
@@ -223,6 +224,8 @@ def _check_recording(config: TrainConfig) -> None:
     recording = config.recording
     if not recording.on:
         return
+    if recording.image_codec.startswith("jpeg"):
+        load_opencv()
     if config.learning.ranks > 1:
         raise ConfigError(f"recording.keep={recording.keep}: only runs with learning.ranks=1 can record")
     window, limit = Window.parse(recording.when), config.stop.frames

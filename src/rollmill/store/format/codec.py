@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import zstandard
 
-from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.store.format import jpeg
 from rollmill.store.format.schema import Column
@@ -52,10 +51,7 @@ def make_encoder(column: Column) -> Encode:
     if kind == "jpeg":
         encode = jpeg.make_encoder(int(parameter))
         return lambda rows: (JPEG, encode(rows))
-    try:
-        compressor = _compressor(int(parameter), planes=kind == "planes")
-    except ValueError as error:
-        raise StoreError(f"column {column.name}: codec {column.codec}: {error}") from error
+    compressor = _compressor(int(parameter), planes=kind == "planes")
     used = ZSTD
     regroup: Callable[[Array], bytes | memoryview] = _as_it_is
     if kind == "shuffle" and column.numpy.itemsize > 1:

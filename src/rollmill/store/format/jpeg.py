@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.errors import MissingExtraError, StoreError
+from rollmill.core.errors import MissingExtraError
 from rollmill.core.fields import Array
 
 
 def make_encoder(quality: int) -> Callable[[Array], bytes]:
     """A function from images ``[n, H, W, C]`` uint8 (RGB or grey) to a buffer."""
-    if not 1 <= quality <= 100:
-        raise StoreError(f"jpeg quality {quality} is not within 1..100")
-    cv2 = _cv2()
+    cv2 = load_opencv()
     options = [cv2.IMWRITE_JPEG_QUALITY, quality]
 
     def encode(rows: Array) -> bytes:
@@ -30,7 +28,7 @@ def make_encoder(quality: int) -> Callable[[Array], bytes]:
 
 def decode_into(data: memoryview, rows: int, out: Array, skip: int = 0) -> None:
     """Decode images ``skip`` .. ``skip + len(out)`` of a buffer of ``rows``; ``ValueError`` if it is something else."""
-    cv2 = _cv2()
+    cv2 = load_opencv()
     if len(data) < 4 * rows:
         raise ValueError(f"{len(data)} bytes cannot hold {rows} pictures")
     sizes = np.frombuffer(data, "<u4", count=rows).astype(np.int64)
@@ -46,7 +44,8 @@ def decode_into(data: memoryview, rows: int, out: Array, skip: int = 0) -> None:
         start += int(size)
 
 
-def _cv2() -> Any:
+def load_opencv() -> Any:
+    """The module ``cv2``; MissingExtraError where it is not installed."""
     try:
         import cv2
     except ImportError as error:

@@ -48,7 +48,9 @@ DERIVED = ("step", "terminated", "truncated")
 """Columns that readers compute: a step's number follows from its place, an end can only be in the last row."""
 
 _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
-_CODEC = re.compile(r"raw|(zstd|shuffle|planes):-?\d{1,3}|jpeg:\d{1,3}")
+_CODEC = re.compile(r"raw|(zstd|shuffle|planes|jpeg):(-?\d{1,3})")
+_LEVELS = range(-999, 23)  # zstd knows no higher ones
+_QUALITIES = range(1, 101)
 _DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64"),
@@ -86,11 +88,15 @@ class Column:
         self._check_codec()
 
     def _check_codec(self) -> None:
-        if not _CODEC.fullmatch(self.codec):
+        found = _CODEC.fullmatch(self.codec)
+        if not found:
             raise StoreError(
                 f"column {self.name}: unknown codec {self.codec!r} (raw, zstd:LEVEL, planes:LEVEL, "
                 "shuffle:LEVEL or jpeg:QUALITY)"
             )
+        known = _QUALITIES if self.lossy else _LEVELS
+        if found[2] and int(found[2]) not in known:
+            raise StoreError(f"column {self.name}: codec {self.codec}: from {known[0]} to {known[-1]} is possible")
         if self.lossy and not (self.dtype == "uint8" and len(self.shape) == 3 and self.shape[-1] in (1, 3)):
             raise StoreError(f"column {self.name}: jpeg is for uint8 images [height, width, 1 or 3]")
 
