@@ -7,7 +7,6 @@ to append the next session.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 import os
 import platform
@@ -22,6 +21,7 @@ from typing import Any
 import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
+from rollmill.core.opening import read_json
 
 PACKAGES = ("torch", "numpy", "gymnasium", "vizdoom")
 _GIT_SECONDS = 5
@@ -58,7 +58,7 @@ class Diary:
     def open(cls, path: Path) -> Diary:
         """Read the diary of an existing run."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{path}: the diary of the run cannot be read: {error}") from error
         if not isinstance(content, dict) or not isinstance(content.get("sessions"), list):

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -28,6 +27,7 @@ from typing import Any, Literal
 
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
+from rollmill.core.opening import read_json
 from rollmill.core.text import closest
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -115,7 +115,7 @@ class RunFolder:
     def read_state(self) -> dict[str, Any] | None:
         """What ``set_state`` wrote last, or None before the first time."""
         try:
-            value = json.loads(self.state.read_text(encoding="utf-8"))
+            value = read_json(self.state)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

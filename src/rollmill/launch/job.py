@@ -25,6 +25,7 @@ from types import FrameType
 from typing import IO, Any
 
 from rollmill.core.errors import LaunchError, RollmillError
+from rollmill.core.opening import plain_file
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.display import start_display
 from rollmill.launch.identity import Identity
@@ -220,10 +221,10 @@ def job_id(environment: Mapping[str, str] | None = None) -> str:
 def tail_of(path: Path) -> str:
     """The last lines of a log."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=plain_file) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except FileNotFoundError:
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:  # it tells how the run ended; that it is gone is no reason to fail
         return ""
     return "\n".join(text.splitlines()[-_TAIL_LINES:])
 

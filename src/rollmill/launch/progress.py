@@ -5,7 +5,6 @@ Only whole lines count: the last one may be in the making.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -13,19 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollmill.core.errors import RunFolderError
+from rollmill.core.opening import parse_json, plain_file, read_lines
+
 _BLOCK = 1 << 16
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
     """The last whole row of a ``metrics.jsonl``, without reading the rest; None before there is one."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=plain_file) as file:
             size = file.seek(0, os.SEEK_END)
             start = max(0, size - _BLOCK)
             file.seek(start)
-            lines = file.read().splitlines(keepends=True)
+            lines = file.read(_BLOCK).splitlines(keepends=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
     for line in reversed(lines):
         row = _parsed(line)
         if row is not None:
@@ -51,18 +55,23 @@ def read_curve(path: Path, metric: str) -> Curve:
     """The metric wherever a row has it as a number."""
     curve = Curve([], [])
     try:
-        with open(path, "rb") as file:
-            for line in file:
-                row = _parsed(line)
-                value = None if row is None else number_of(row, metric)
-                if row is None or value is None:
-                    continue
-                if not curve.frames or row["frames"] > curve.frames[-1]:
-                    curve.frames.append(float(row["frames"]))
-                    curve.values.append(float(value))
+        for line in read_lines(path):
+            row = _parsed(line)
+            value = None if row is None else number_of(row, metric)
+            if row is None or value is None:
+                continue
+            if not curve.frames or row["frames"] > curve.frames[-1]:
+                curve.frames.append(float(row["frames"]))
+                curve.values.append(float(value))
     except (FileNotFoundError, NotADirectoryError):
         return curve
+    except OSError as error:
+        raise _unreadable(path, error) from error
     return curve
+
+
+def _unreadable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"{path}: cannot be read: {error.strerror or error}")
 
 
 def folder_bytes(folder: Path) -> int:
@@ -81,7 +90,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None  # the block began in the middle of a row
     return row if isinstance(row, dict) and isinstance(row.get("frames"), int) else None

@@ -15,7 +15,6 @@ Every file is replaced in one piece and has one writer. What a run reached stand
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 from rollmill.core import atomic
 from rollmill.core.errors import LaunchError, RunFolderError
+from rollmill.core.opening import read_json
 from rollmill.launch.identity import Identity
 
 FOLDER = "launch"
@@ -266,7 +266,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

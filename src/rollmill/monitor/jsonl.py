@@ -20,6 +20,7 @@ from typing import Any
 
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
+from rollmill.core.opening import parse_json, plain_file, read_lines
 
 _LOG = logging.getLogger("rollmill")
 _RESERVED = ("frames", "time")
@@ -81,15 +82,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
-                yield number, line
+    for number, line in enumerate(read_lines(path), 1):
+        if line.endswith(b"\n"):
+            yield number, line
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise RunFolderError(f"{path}, line {number}: not JSON ({error})") from error
     if not isinstance(row, dict) or not isinstance(row.get("frames"), int):
@@ -105,7 +105,7 @@ def _number(value: float) -> float | int | None:
 
 
 def _cut_torn_row(path: Path) -> None:
-    with open(path, "r+b") as file:
+    with open(path, "r+b", opener=plain_file) as file:
         size = file.seek(0, os.SEEK_END)
         end = _end_of_last_line(file.fileno(), size)
         if end < size:

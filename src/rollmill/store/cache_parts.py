@@ -22,7 +22,7 @@ import numpy as np
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError, StoreFull
 from rollmill.core.fields import Array
-from rollmill.core.opening import plain_file, read_text
+from rollmill.core.opening import plain_file, read_json
 from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
 
@@ -150,7 +150,7 @@ def load_parts(path: Path, columns: Mapping[str, Column]) -> list[Part]:
 
 def load_part(path: Path, columns: Mapping[str, Column]) -> Part:
     try:
-        data = json.loads(read_text(path / PART_FILE))
+        data = read_json(path / PART_FILE)
         if data["format"] != FORMAT:
             raise PartDamaged(f"the cache's part {path} was written by another version")
         if data.pop("check") != _check_of(data):

@@ -17,7 +17,7 @@ import numpy as np
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
-from rollmill.core.opening import read_text
+from rollmill.core.opening import read_json
 
 NAME = "played.json"
 PARTS = 64
@@ -117,7 +117,7 @@ class PlayedEpisodes:
         path = store / NAME
         played = PlayedEpisodes(seed)
         try:
-            found = json.loads(read_text(path))
+            found = read_json(path)
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']}")
             played.width = int(found["width"])

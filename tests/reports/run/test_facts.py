@@ -128,6 +128,25 @@ def test_evaluations_and_videos_are_shown(copy: Path) -> None:
     assert '<a href="videos/large.mp4">' in text
 
 
+@pytest.mark.parametrize("name", ["videos/x.mp4", "config.yaml", "log.txt", "eval/one.json", "metrics.jsonl"])
+def test_files_from_elsewhere_are_not_shown(copy: Path, name: str) -> None:
+    """A run folder of somebody else's may hold links to files that are nobody's business."""
+    secret = copy.parent / "secret"
+    secret.write_text('{"mean": 1, "frames": 1, "x": " ERROR   the password"}\n')
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).symlink_to(secret)
+    text = page_of(copy)
+    assert "it is a link that leads out of" in text
+    assert "the password" not in text
+    assert "data:video" not in text
+
+
+def test_what_is_nested_absurdly_deep_is_named(copy: Path) -> None:
+    (copy / "diary.json").write_text("[" * 5000 + "]" * 5000)
+    assert "diary.json: not JSON (nested more than 64 deep)" in page_of(copy)
+
+
 def test_damaged_files_are_named_and_the_rest_is_shown(copy: Path) -> None:
     (copy / "diary.json").write_text("{")
     (copy / "state.json").write_text("[]")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rollmill.runs.world.curves import BY_GENERATION, GenerationRow, write_curves
-from rollmill.runs.world.page import metric_curves, search_plots
+from rollmill.runs.world.page import figure, metric_curves, reconstructions, search_plots
 
 
 def rows(first: float) -> list[dict[str, float]]:
@@ -48,3 +48,19 @@ def test_the_plots_of_a_search_are_shown(tmp_path: Path) -> None:
     text = search_plots(tmp_path)
     assert text.count("data:image/svg+xml") == 2
     assert BY_GENERATION.removesuffix(".svg").replace("_", " ") in text
+
+
+def test_files_from_elsewhere_are_not_shown(tmp_path: Path) -> None:
+    """A folder of somebody else's may hold links to files that are nobody's business."""
+    (tmp_path / "secret").write_text("the password")
+    folder = tmp_path / "vae"
+    (folder / "pictures").mkdir(parents=True)
+    (folder / "plot.svg").symlink_to("../secret")
+    (folder / "pictures" / "reconstructions-000000010.png").symlink_to("../../secret")
+    (folder / "dreams.mp4").symlink_to("../secret")
+    for text in (search_plots(folder), reconstructions(folder), figure(folder / "dreams.mp4", "video/mp4", folder, "")):
+        assert "it is a link that leads out of" in text
+        assert "base64" not in text
+    (folder / "plot.svg").unlink()
+    (folder / "plot.svg").mkdir()
+    assert "it is a folder, not a file" in search_plots(folder)

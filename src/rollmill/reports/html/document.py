@@ -6,12 +6,14 @@ experiment never takes the place of a page about one run, nor of a file that som
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from rollmill.core import atomic
+from rollmill.core.opening import plain_file, read_bytes
 from rollmill.reports.html.style import STYLE
 from rollmill.reports.html.svg import escape
 
@@ -51,9 +53,14 @@ def document(kind: Kind, title: str, body: str, style: str = "") -> str:
     )
 
 
+def data_url(path: Path, media: str, folder: Path) -> str:
+    """A file as part of a page (``media``: ``video/mp4``); ``OSError`` unless it is a file that lies in ``folder``."""
+    return f"data:{media};base64,{base64.b64encode(read_bytes(path, within=folder)).decode('ascii')}"
+
+
 def kind_of(path: Path) -> str | None:
     """Which kind of page a file is; None where it is none of ours."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=plain_file) as file:
         head = file.read(_HEAD_BYTES)
     if found := _MARK.search(head):
         return found[1].decode()

@@ -6,8 +6,6 @@ the page: a report is wanted most when something went wrong.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +15,10 @@ from typing import Any
 
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import RollmillError, RunFolderError
+from rollmill.core.opening import check_within, parse_json, read_bytes
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.reports.html.document import data_url
 
 VIDEO_BYTES = 4_000_000
 """A video up to this size is put into the page; a larger one is linked."""
@@ -75,55 +75,61 @@ def read_run(folder: Path) -> RunFacts:
     if not run.config.is_file() and not run.diary.is_file():
         raise RunFolderError(f"{folder}: not a run (no config.yaml and no diary.json)")
     facts = RunFacts(folder.absolute(), datetime.now(UTC).isoformat(timespec="seconds"))
-    facts.diary = _json(run.diary, facts.problems)
-    facts.state = _json(run.state, facts.problems)
-    facts.config = _text(run.config, facts.problems)
-    facts.data = _json(folder / "data_report.json", facts.problems)
-    facts.results = _json(folder / "eval" / "results.json", facts.problems)
+    facts.diary = _json(run.diary, facts)
+    facts.state = _json(run.state, facts)
+    facts.config = _text(run.config, facts)
+    facts.data = _json(folder / "data_report.json", facts)
+    facts.results = _json(folder / "eval" / "results.json", facts)
     if (folder / "data_report.html").is_file():
         facts.data_page = "data_report.html"
     try:
-        facts.rows = read_jsonl(run.metrics) if run.metrics.is_file() else []
-        beside = folder / "eval" / "training.jsonl"
-        facts.eval_rows = read_jsonl(beside) if beside.is_file() else []
+        facts.rows = _rows(run.metrics, folder)
+        facts.eval_rows = _rows(folder / "eval" / "training.jsonl", folder)
         found = Checkpoints(run.checkpoints).list() if run.checkpoints.is_dir() else ()
         facts.checkpoints = [(c.path.name, c.frames, c.path.stat().st_size) for c in found]
     except (RollmillError, OSError) as error:
         facts.problems.append(str(error))
-    facts.evaluations = _evaluations(folder / "eval", facts.problems)
-    facts.videos = list(_videos(folder))
+    facts.evaluations = _evaluations(folder / "eval", facts)
+    facts.videos = list(_videos(folder, facts.problems))
     _read_log(run.log, facts)
     return facts
 
 
-def _text(path: Path, problems: list[str]) -> str:
+def _rows(path: Path, folder: Path) -> list[Figures]:
+    if not path.is_file():
+        return []
+    check_within(path, folder)
+    return read_jsonl(path)
+
+
+def _text(path: Path, facts: RunFacts) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_bytes(path, within=facts.folder).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:
-        problems.append(f"{path.name}: {error.strerror or error}")
+        facts.problems.append(f"{path.name}: {error.strerror or error}")
         return ""
 
 
-def _json(path: Path, problems: list[str]) -> Figures:
-    text = _text(path, problems)
+def _json(path: Path, facts: RunFacts) -> Figures:
+    text = _text(path, facts)
     if not text:
         return {}
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
-        problems.append(f"{path.name}: not JSON ({error})")
+        facts.problems.append(f"{path.name}: not JSON ({error})")
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _evaluations(folder: Path, problems: list[str]) -> list[Figures]:
+def _evaluations(folder: Path, facts: RunFacts) -> list[Figures]:
     """Summaries that ``rollmill eval`` has left, oldest checkpoint first: JSON files with a mean return."""
     paths = sorted(folder.rglob("*.json")) if folder.is_dir() else []
     found: list[Figures] = []
     for path in paths:
-        one = _json(path, problems)
+        one = _json(path, facts)
         entries = (one, *_mappings(one.get("results")), *_mappings(one.get("evaluations")))
         found += [{**entry, "file": str(path.relative_to(folder))} for entry in entries if _is_score(entry)]
     return sorted(found, key=lambda entry: (entry["frames"], entry["file"]))
@@ -137,20 +143,25 @@ def _mappings(value: Any) -> Iterable[Mapping[str, Any]]:
     return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
 
 
-def _videos(folder: Path) -> Iterable[Video]:
+def _videos(folder: Path, problems: list[str]) -> Iterable[Video]:
     """Films below the run's folder, newest first."""
     files = (path for path in folder.rglob("*.mp4") if path.is_file())
     paths = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
     budget = PAGE_VIDEO_BYTES
     for path in paths:
         size, data = path.stat().st_size, ""
-        if size <= min(VIDEO_BYTES, budget):
-            budget -= size
-            data = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
+        try:
+            check_within(path, folder)
+            if size <= min(VIDEO_BYTES, budget):
+                data = data_url(path, "video/mp4", folder)
+                budget -= size
+        except OSError as error:
+            problems.append(f"{path.relative_to(folder)}: {error.strerror or error}")
+            continue
         yield Video(str(path.relative_to(folder)), size, data)
 
 
 def _read_log(path: Path, facts: RunFacts) -> None:
-    lines = [line for line in _text(path, facts.problems).splitlines() if _COMPLAINT.search(line[:60])]
+    lines = [line for line in _text(path, facts).splitlines() if _COMPLAINT.search(line[:60])]
     facts.complaint_count = len(lines)
     facts.complaints = lines[-LOG_LINES:]

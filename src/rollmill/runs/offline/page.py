@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from rollmill.monitor.console import duration_text
 from rollmill.offline.held_out import RISING
 from rollmill.offline.results import Results
 from rollmill.reports.html.curves import Line, curves
-from rollmill.reports.html.document import card, document, grid, note, tiles, write_page
+from rollmill.reports.html.document import card, data_url, document, grid, note, tiles, write_page
 from rollmill.reports.html.document import section as plain_section
 from rollmill.reports.html.svg import escape, number
 from rollmill.reports.html.tables import NONE, table, whole
@@ -69,9 +68,9 @@ def _worth(results: Results) -> str:
 
 
 def _film(film: Film) -> str:
-    data = base64.b64encode(film.path.read_bytes()).decode("ascii")
+    data = data_url(film.path, "video/mp4", film.path.parent)
     return card(
-        f'<figure><video controls="controls" loop="loop" muted="muted" src="data:video/mp4;base64,{data}"></video>'
+        f'<figure><video controls="controls" loop="loop" muted="muted" src="{data}"></video>'
         f"<figcaption>{escape(film.caption)}</figcaption></figure>"
     )
 

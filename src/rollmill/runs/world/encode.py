@@ -31,6 +31,7 @@ import torch
 
 from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, StoreError, WorkerError
+from rollmill.core.opening import read_json
 from rollmill.runs.train.build import choose_device
 from rollmill.store.care.recover import recover
 from rollmill.store.derive.derivation import RECIPE_FILE, open_quietly
@@ -219,7 +220,7 @@ class _Job:
             if (self.out / STORE_FILE).exists() and not path.exists():
                 raise StoreError(f"{self.out} holds other data; choose another --out")
             atomic.create_bytes(path, [json.dumps({**recipe, "finished": False}, indent=2).encode()])
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} cannot be used: {error}") from error
         for name in ("tool", "source", "field", "encoder_checksum"):

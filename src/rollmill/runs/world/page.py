@@ -5,7 +5,6 @@ They are made from the files of the stage's folder alone, so that ``rollmill rep
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.console import duration_text
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.reports.html.curves import Line, curves
-from rollmill.reports.html.document import Kind, card, document, grid, section, write_page
+from rollmill.reports.html.document import Kind, card, data_url, document, grid, note, section, write_page
 from rollmill.reports.html.svg import escape, number
 from rollmill.reports.html.tables import table
 from rollmill.reports.run.parts import last, metric_names, points, thinned
@@ -79,26 +78,30 @@ def reconstructions(folder: Path) -> str:
     chosen = dict.fromkeys([found[0], found[len(found) // 2], found[-1]])
     figures = []
     for path in list(chosen)[-SHEETS:]:
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
-        step = int(path.stem.rpartition("-")[2])
-        figures.append(
-            f'<figure class="card shown"><img alt="reconstructions" src="data:image/png;base64,{data}"/>'
-            f"<figcaption>update {step:,}: above the picture, below what its latents say of it</figcaption></figure>"
-        )
+        step = path.stem.rpartition("-")[2]
+        step = f"{int(step):,}" if step.isdecimal() else step
+        caption = f"update {step}: above the picture, below what its latents say of it"
+        figures.append(figure(path, "image/png", folder, caption))
     return "".join(figures)
 
 
 def search_plots(folder: Path) -> str:
     """The plots that a controller's search has drawn itself."""
-    shown = []
-    for path in sorted(folder.glob("*.svg")):
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
-        name = escape(path.stem.replace("_", " "))
-        shown.append(
-            f'<figure class="card shown"><img alt="{name}" src="data:image/svg+xml;base64,{data}"/>'
-            f"<figcaption>{name}</figcaption></figure>"
-        )
+    paths = sorted(folder.glob("*.svg"))
+    shown = [figure(path, "image/svg+xml", folder, path.stem.replace("_", " ")) for path in paths]
     return f'<div class="plots">{"".join(shown)}</div>' if shown else ""
+
+
+def figure(path: Path, media: str, folder: Path, caption: str) -> str:
+    """A picture or film that lies in the folder; where there is something else in its place, the caption says so."""
+    try:
+        data = data_url(path, media, folder)
+    except OSError as error:
+        return f'<figure class="card shown">{note(f"{path.name}: {error.strerror or error}")}</figure>'
+    element = f'<img alt="{escape(path.stem)}" src="{data}"/>'
+    if media.startswith("video"):
+        element = f'<video controls="controls" loop="loop" muted="muted" src="{data}"></video>'
+    return f'<figure class="card shown">{element}<figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def metric_curves(rows: Sequence[Mapping[str, Any]], unit: str = "updates") -> str:

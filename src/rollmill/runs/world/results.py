@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import RunFolderError
+from rollmill.core.opening import read_json
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.console import duration_text, number_text
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.reports.html.tables import NONE, table
-from rollmill.runs.world.page import metric_curves, reconstructions, search_plots, write_sections
+from rollmill.runs.world.page import figure, metric_curves, reconstructions, search_plots, write_sections
 from rollmill.runs.world.settings import FOLDERS, RECORDS, STAGES
 
 FILM = "dreams.mp4"
@@ -30,7 +29,7 @@ def write_world_page(out: Path, page: Path | None = None) -> Path:
         ("What it is worth", _score(controller.get("result", {}))),
         ("Stages", _stages(records)),
         ("Reconstructions", reconstructions(out / FOLDERS["vae"])),
-        ("Dreams", _film(out / FILM)),
+        ("Dreams", _film(out / FILM, out)),
         ("Controller", search_plots(out / FOLDERS["controller"])),
         ("Dynamics", _curves(out / FOLDERS["dynamics"])),
         ("Encoder", _curves(out / FOLDERS["vae"])),
@@ -46,7 +45,7 @@ def read_records(out: Path) -> dict[str, dict[str, Any]]:
     for name in STAGES[:-1]:
         path = out / RECORDS / f"{name}.json"
         try:
-            found[name] = json.loads(path.read_text(encoding="utf-8"))
+            found[name] = read_json(path)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -85,17 +84,15 @@ def _text(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else number_text(value)
 
 
-def _film(path: Path) -> str:
+def _film(path: Path, out: Path) -> str:
     """Dreams beside what really happened: from left to right the picture, its reconstruction, the dream."""
     if not path.is_file():
         return ""
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return (
-        f'<figure class="card shown"><video controls="controls" loop="loop" muted="muted" '
-        f'src="data:video/mp4;base64,{data}"></video><figcaption>Left: what was seen. Middle: what the encoder makes '
-        "of it. Right: the model goes on alone, with the same actions, from where the border changes "
-        "colour.</figcaption></figure>"
+    caption = (
+        "Left: what was seen. Middle: what the encoder makes of it. Right: the model goes on alone, with the same "
+        "actions, from where the border changes colour."
     )
+    return figure(path, "video/mp4", out, caption)
 
 
 def _curves(folder: Path) -> str:

@@ -27,6 +27,7 @@ from rollmill.core import atomic
 from rollmill.core.config import completed, differences, dump_yaml, to_dict
 from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
+from rollmill.core.opening import read_json
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.envs.make import check_env_settings
 from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
@@ -208,7 +209,7 @@ class World:
     def record(self, name: str) -> Record:
         path = self.out / RECORDS / f"{name}.json"
         try:
-            return Record(**json.loads(path.read_text(encoding="utf-8")))
+            return Record(**read_json(path))
         except FileNotFoundError:
             return Record()
         except (OSError, ValueError, TypeError) as error:

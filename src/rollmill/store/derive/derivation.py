@@ -20,7 +20,7 @@ from typing import Any
 import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
-from rollmill.core.opening import read_text
+from rollmill.core.opening import read_json
 from rollmill.store.care.recover import recover
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store, StoreWarning
@@ -95,7 +95,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise StoreError(f"nothing to resume: {path} does not exist")
     try:
-        found = json.loads(read_text(file))
+        found = read_json(file)
     except FileNotFoundError:
         raise StoreError(
             f"nothing to resume: {path} was not begun by this command ({RECIPE_FILE} is missing)"

@@ -7,12 +7,11 @@ episode that is there was kept with at most this probability, and ``thinned.json
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
-from rollmill.core.opening import read_text
+from rollmill.core.opening import read_json
 
 NAME = "thinned.json"
 
@@ -21,7 +20,7 @@ def share_left(store: Path) -> float:
     """1 for a store that was never thinned."""
     path = store / NAME
     try:
-        share = json.loads(read_text(path))["share"]
+        share = read_json(path)["share"]
     except FileNotFoundError:
         return 1.0
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -29,7 +29,7 @@ import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import EnvSpec, Field
-from rollmill.core.opening import read_text
+from rollmill.core.opening import parse_json, read_text
 from rollmill.core.slots import OBS
 
 STORE_FILE = "store.json"
@@ -333,10 +333,10 @@ def load_schema(path: Path) -> StoreSchema:
 def parse_schema(text: str, where: str) -> StoreSchema:
     """Turn ``schema_text`` back; ``where`` is named in errors."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         stored, schema = data["hash"], data["schema"]
         matches = _digest(schema) == stored
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{where} is damaged: {error}") from error
     if not matches:
         raise StoreError(f"{where} is damaged: its checksum does not match (every shard's header holds a copy)")
