@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from rollmill.core.config import KeyInfo, describe, differences, dump_yaml, load_config, settings, to_dict
+from rollmill.core.config import (
+    MOST_PROBLEMS,
+    KeyInfo,
+    describe,
+    differences,
+    dump_yaml,
+    load_config,
+    settings,
+    to_dict,
+)
 from rollmill.core.errors import ConfigError
 
 
@@ -238,7 +247,6 @@ def test_defaults_of_an_owner_reach_deep() -> None:
         ("name='3'", "3"),
         ("name=a=b", "a=b"),
         ("  name = spaced ", "spaced"),
-        ("learning.gamma=.inf", math.inf),
     ],
 )
 def test_accepted(override: str, value: Any) -> None:
@@ -256,7 +264,15 @@ def test_accepted(override: str, value: Any) -> None:
         ("frames='3'", "frames: expected int, got '3'; remove the quotes"),
         ("frames=true", "frames: expected int, got true"),
         ("frames=1.5", "frames: expected int, got 1.5"),
-        ("frames=.inf", "frames: expected int, got inf"),
+        ("frames=.inf", "frames: a finite number is expected, got inf"),
+        ("frames=9223372036854775808", "frames: 64 bits do not hold it, got 9223372036854775808"),
+        ("learning.gamma=.nan", "learning.gamma: a finite number is expected, got nan"),
+        ("learning.gamma=-.inf", "learning.gamma: a finite number is expected, got -inf"),
+        ("learning.gamma=1e999", "learning.gamma: a finite number is expected, got inf"),
+        ("learning.hidden=[1, 1e30]", "learning.hidden: 64 bits do not hold it, got 1000000000000000019884624838656"),
+        ("learning.target_kl=.nan", "learning.target_kl: a finite number is expected, got nan"),
+        ("env.weights={a: .nan}", "env.weights: a finite number is expected, got nan"),
+        ("name=.inf", "name: expected str, got inf"),
         ("frames=null", "frames: expected int, got null; null is for optional keys only"),
         ("frames=", "frames: expected int, got ''"),
         ("frames.x=1", "frames: expected int, got {'x': 1}"),
@@ -285,6 +301,32 @@ def test_accepted(override: str, value: Any) -> None:
 )
 def test_refused(override: str, message: str) -> None:
     assert problem(override).startswith(f"command line '{override}': {message}")
+
+
+def test_odd_numbers_are_refused_beside_other_problems_and_only_where_they_count() -> None:
+    found = problems("learning.gamma=.nan", "frames=1e300", "learning.normalise=1", "nonsense=1")
+    assert [line.partition("': ")[2].partition(":")[0] for line in found] == [
+        "unknown key 'nonsense'; known here",
+        "learning.gamma",
+        "frames",
+        "learning.normalise",
+    ]
+    assert load("learning.gamma=.nan", "learning.gamma=0.5").learning.gamma == 0.5, "what is replaced does not count"
+    assert load("env.args={high: .inf, seed: 1e300}").env.args == {"high": math.inf, "seed": 1e300}
+    base = to_dict(load()) | {"frames": 2**64}
+    with pytest.raises(ConfigError, match="the saved config: frames: 64 bits do not hold it"):
+        load_config(Train, [], [], base=base)
+
+
+def test_many_unknown_keys_are_told_in_part() -> None:
+    found = problems(*(f"k{i}=1" for i in range(MOST_PROBLEMS + 9)))
+    assert len(found) == MOST_PROBLEMS + 1
+    assert "there are more unknown keys" in found[-1]
+
+
+def test_keys_have_a_largest_depth() -> None:
+    assert "a key of 5002 parts; 64 are the most" in problem(f"env.args.{'.'.join('a' * 5000)}=1")
+    assert len(problem(f"{'x' * 10_000}=1")) < 2000
 
 
 @settings
@@ -428,6 +470,7 @@ def test_a_wrong_default_is_found() -> None:
 
 
 floats = st.floats(allow_nan=False)
+finite, integers = st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**63) + 1, 2**63 - 1)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | floats | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -436,23 +479,23 @@ plain = st.recursive(
 envs = st.builds(
     Env,
     id=st.text(),
-    frame_skip=st.integers(),
-    size=st.tuples(st.integers(), st.integers()),
+    frame_skip=integers,
+    size=st.tuples(integers, integers),
     args=st.dictionaries(st.text(), plain, max_size=3),
-    weights=st.dictionaries(st.text(), floats, max_size=3),
+    weights=st.dictionaries(st.text(), finite, max_size=3),
 )
 learnings = st.builds(
     Learning,
     algorithm=st.sampled_from(["appo", "sac"]),
-    gamma=floats,
-    lr=floats | st.just("auto"),
+    gamma=finite,
+    lr=finite | st.just("auto"),
     batch=st.just(12),
     minibatch=st.sampled_from([1, 2, 3]),
-    hidden=st.lists(st.integers(), max_size=4).map(tuple),
-    target_kl=st.none() | floats,
+    hidden=st.lists(integers, max_size=4).map(tuple),
+    target_kl=st.none() | finite,
     normalise=st.booleans(),
 )
-records = st.builds(Record, folder=st.text(min_size=1).map(Path), keep=st.none() | st.integers())
+records = st.builds(Record, folder=st.text(min_size=1).map(Path), keep=st.none() | integers)
 trains = st.builds(
     Train,
     env=envs,
@@ -460,7 +503,7 @@ trains = st.builds(
     learning=learnings,
     record=st.none() | records,
     name=st.text(),
-    frames=st.integers(),
+    frames=integers,
 )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,36 @@ def test_aliases_are_read_as_copies() -> None:
 
 def test_an_alias_to_itself_is_refused() -> None:
     assert problem("a: &x [1, *x]\n") == "a.yaml, line 1: a.1: contains itself through an alias"
+
+
+def test_aliases_cannot_grow_without_bounds() -> None:
+    layers = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    assert problem("\n".join(["a0: &a0 [1]", *layers])).startswith("a.yaml: more than 1,000,000 characters")
+    long = f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 200)}]"
+    assert "with aliases written out" in problem(long)
+
+
+@pytest.mark.parametrize("depth", [65, 300, 5000])
+def test_nesting_has_a_largest_depth(depth: int) -> None:
+    for text in ("a: " + "[" * depth + "]" * depth, "{a: " * depth + "1" + "}" * depth):
+        assert problem(text).endswith("not valid YAML: nested more than 64 deep")
+    deepest = "[" * 63 + "]" * 63
+    assert parse_mapping(f"a: {deepest}\nb: {deepest}", "a.yaml").data["b"]
+
+
+def test_text_has_a_largest_size(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("#" * 1_000_001)
+    with pytest.raises(ConfigError, match="it has more than 1,000,000 bytes"):
+        read_mapping(tmp_path / "a.yaml")
+    assert "more than 1,000,000 characters" in problem("#" * 1_000_001)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match="it is a FIFO, not a file"):
+        read_mapping(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match="it is a device, not a file"):
+        read_mapping(Path("/dev/zero"))
 
 
 def test_merge_keys_are_refused() -> None:

@@ -19,6 +19,7 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -36,7 +37,8 @@ from typing import (
 )
 
 from rollmill.core.errors import ConfigError
-from rollmill.core.text import alternatives, choices, closest, did_you_mean, field_docs, show, type_text
+from rollmill.core.opening import MOST_DEPTH
+from rollmill.core.text import alternatives, choices, closest, cut, did_you_mean, field_docs, show, type_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -46,6 +48,8 @@ T = TypeVar("T")
 KeyPath = tuple[str, ...]
 
 _NUMBER = re.compile(r"[-+.eE_\d]*\d[-+.eE_\d]*")
+MOST_PROBLEMS = 50
+"""Unknown keys that are told at once: a file with more was not written for us."""
 # How the names of pydantic's errors end when a value has the wrong type (as against: breaks a limit).
 _WRONG_TYPE = ("_type", "_parsing", "_from_float", "literal_error", "none_required", "missing", "too_long")
 
@@ -107,6 +111,7 @@ def load_config(
             stack.add(layer)
     if unread:  # the values cannot be judged while a layer is missing
         raise ConfigError("\n".join(unread + stack.problems))
+    stack.take_out_odd_numbers()
     _fill_defaults(cls, stack.tree, None)
     config, invalid = _validate(cls, stack)
     problems = stack.problems + invalid
@@ -139,11 +144,13 @@ def _file_layer(path: Path) -> _Layer:
 def _override_layer(text: str) -> _Layer:
     from rollmill.core.yaml_io import parse_value
 
-    source = f"command line '{text}'"
+    source = f"command line '{cut(text, 200)}'"
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals:
         raise ConfigError(f"{source}: an override is written key.sub=value; did you mean '{key.strip()}=VALUE'?")
+    if len(path) > MOST_DEPTH:
+        raise ConfigError(f"{source}: a key of {len(path)} parts; {MOST_DEPTH} are the most")
     if not all(path):
         raise ConfigError(f"{source}: the part before '=' must be a key; an override is written key.sub=value")
     data = parse_value(value, source)
@@ -177,14 +184,34 @@ class _Stack:
         more = f"; and {len(found) - limit} more" if len(found) > limit else ""
         return "; ".join(found[:limit]) + more or "the defaults"
 
+    def take_out_odd_numbers(self) -> None:
+        """Refuse what is a number and no quantity: neither checks of settings nor what they are used for expect them.
+
+        Free mappings are for others to judge. The default takes its place, so that the rest can be checked.
+        """
+        self._take_out(self.root, self.tree, ())
+
+    def _take_out(self, cls: type, tree: dict[str, Any], path: KeyPath) -> None:
+        for name, key in _keys(cls).items():
+            here, value = (*path, name), tree.get(name)
+            if key.block is not None and isinstance(value, dict):
+                self._take_out(key.block, value, here)
+            elif _takes_numbers(key.type) and (odd := _odd_number(value)) is not None:
+                reason = "a finite number is expected" if isinstance(odd, float) else "64 bits do not hold it"
+                self.problems.append(f"{self.sources_below(here)}: {'.'.join(here)}: {reason}, got {show(odd)}")
+                del tree[name]
+
     def _merge_block(self, cls: type, tree: dict[str, Any], data: Any, path: KeyPath, layer: _Layer) -> None:
         keys = _keys(cls)
         for name, value in data.items():
             here = (*path, name)
             key = keys.get(name)
             if key is None:
-                problem = _unknown_key(self.root, cls, path, name, value)
-                self.problems.append(f"{layer.where(here)}: {problem}")
+                if len(self.problems) < MOST_PROBLEMS:  # what a name may mean takes its time
+                    problem = _unknown_key(self.root, cls, path, name, value)
+                    self.problems.append(f"{layer.where(here)}: {problem}")
+                elif len(self.problems) == MOST_PROBLEMS:
+                    self.problems.append(f"{layer.source}: there are more unknown keys")
             elif key.block is None:
                 self._merge_leaf(tree, name, _widen(key.type, value), here, layer, key.is_free)
             else:
@@ -213,19 +240,35 @@ class _Stack:
     def _mapping_at(self, tree: dict[str, Any], name: str, here: KeyPath) -> dict[str, Any]:
         """The mapping at a key, made anew where there is none or another value is in its place."""
         if not isinstance(tree.get(name), dict):
-            self._forget(here)
+            if name in tree:
+                self._forget(here)
             tree[name] = {}
         below: dict[str, Any] = tree[name]
         return below
 
     def _put(self, tree: dict[str, Any], name: str, value: Any, here: KeyPath, layer: _Layer) -> None:
-        self._forget(here)
+        if name in tree:
+            self._forget(here)
         tree[name] = value
         self.sources[here] = layer.where(here)
 
     def _forget(self, path: KeyPath) -> None:
         for key in [key for key in self.sources if key[: len(path)] == path]:
             del self.sources[key]
+
+
+def _takes_numbers(tp: Any) -> bool:
+    return any(part in (int, float) or any(map(_takes_numbers, get_args(part))) for part in alternatives(tp))
+
+
+def _odd_number(value: Any) -> int | float | None:
+    """NaN, infinity or an integer of more than 64 bits in a value, or in one of its items."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return next((odd for item in items if (odd := _odd_number(item)) is not None), None)
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    return value if isinstance(value, int) and abs(value) >= 2**63 else None
 
 
 def _fill_defaults(cls: type, tree: dict[str, Any], instance: object | None) -> None:
@@ -354,7 +397,7 @@ def _unknown_key(root: type, cls: type, path: KeyPath, name: str, value: Any) ->
     while isinstance(value, dict) and len(value) == 1:  # a.b=1 is about a.b, not about a
         ((inner, value),) = value.items()
         rest = (*rest, inner)
-    full = ".".join((*path, name, *rest))
+    full = cut(".".join((*path, name, *rest)), 200)
     known = list(_dotted_keys(root))
     if full in known:  # only a name with a dot in it gets here
         parent, _, last = full.rpartition(".")

@@ -86,11 +86,12 @@ def parse_json(text: str | bytes) -> Any:
         found = json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError(too_deep) from None
-    level = [found] if isinstance(found, dict | list) else []
-    for _ in range(MOST_DEPTH):
+    level, depth = ([found] if isinstance(found, dict | list) else []), 0
+    while level:
         level = [inner for value in level for inner in _contents(value) if isinstance(inner, dict | list)]
-    if level:
-        raise ValueError(too_deep)
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise ValueError(too_deep)
     return found
 
 

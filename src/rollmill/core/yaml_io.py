@@ -6,6 +6,7 @@ What differs from plain PyYAML:
 - only ``true`` and ``false`` are booleans: ``on``, ``off``, ``yes``, ``no`` stay text, so do dates.
 - a key that stands twice in one mapping is an error that names both lines.
 - keys are always text; tags, merge keys and values that contain themselves are errors.
+- size and depth are bounded, and so is what aliases make of a small file: settings are written by hand.
 - the line of every key is kept, for error messages.
 
 What ``to_yaml`` writes, ``parse_mapping`` reads back as the same values.
@@ -22,9 +23,13 @@ from typing import Any
 import yaml
 
 from rollmill.core.errors import ConfigError
+from rollmill.core.opening import MOST_DEPTH, read_text
 from rollmill.core.text import closest, did_you_mean
 
 KeyPath = tuple[str, ...]
+
+MOST_CHARACTERS = 1_000_000
+"""Of a file, and of all values with their keys when every alias is written out."""
 
 _TAG = "tag:yaml.org,2002:"
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -49,6 +54,16 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's parser with our idea of what a plain scalar means; used for its node tree only."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(problem=f"nested more than {MOST_DEPTH} deep", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -85,7 +100,7 @@ class YamlMapping:
 def read_mapping(path: Path) -> YamlMapping:
     """Read a YAML file whose top level is a mapping; an empty file holds no settings."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, most=MOST_CHARACTERS)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; {_files_near(path)}") from None
     except UnicodeDecodeError as exc:
@@ -138,8 +153,10 @@ class _Reader:
         self.lines: dict[KeyPath, int] = {}
         self.problems: list[str] = []
         self._open: set[int] = set()  # nodes being read: meeting one again is a loop of aliases
+        self._characters = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._count(node)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self._open:
@@ -154,6 +171,11 @@ class _Reader:
             self._open.discard(id(node))
         return self._problem(node, path, f"the tag {_short_tag(node)} is not supported")
 
+    def _count(self, node: yaml.Node) -> None:
+        self._characters += len(node.value) + 1 if isinstance(node, yaml.ScalarNode) else 1
+        if self._characters > MOST_CHARACTERS:
+            raise ConfigError(f"{self.source}: more than {MOST_CHARACTERS:,} characters, with aliases written out")
+
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -161,6 +183,7 @@ class _Reader:
                 self._problem(key_node, path, f"a key must be a word, found {_kind(key_node)}")
                 continue
             name: str = key_node.value
+            self._count(key_node)
             here = (*path, name)
             if name == "<<" and key_node.style is None:
                 self._problem(key_node, here, "merge keys are not supported; stack several files instead")
@@ -206,6 +229,8 @@ class _Reader:
 
 def _compose(text: str, source: str) -> yaml.Node | None:
     """The node tree of the single document in ``text``; None when there is nothing but comments."""
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{source[:100]}: more than {MOST_CHARACTERS:,} characters")
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as exc:
