@@ -6,6 +6,8 @@ from typing import Literal
 
 from rollmill.core.config import settings
 
+MOST_THREADS = 1024
+
 
 @settings
 class LearningSettings:
@@ -130,6 +132,8 @@ class LearningSettings:
         for name in ("threads", "batch_size"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 (automatic) or positive")
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads={self.threads}: {MOST_THREADS} are the most; one per core is enough")
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name):g}")

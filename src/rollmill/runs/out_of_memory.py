@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 
 from rollmill.core.errors import MemoryFull
@@ -12,11 +13,18 @@ MARKS = ("CUDA out of memory", "can't allocate memory", "CUDA error: out of memo
 
 @contextlib.contextmanager
 def memory_is_named(advice: str) -> Iterator[None]:
-    """Turn torch's errors about memory, on a GPU or not, into ``MemoryFull`` with ``advice``."""
+    """Turn errors about memory, of torch, numpy or the system, into ``MemoryFull`` with ``advice``."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(mark in str(error) for mark in MARKS):
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_about_memory(error):
             raise
         said = str(error).splitlines()[0].split(". GPU ")[0] if str(error) else "no memory is left"
         raise MemoryFull(f"out of memory: {said.rstrip('.')}. {advice}") from error
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Whether it says that there is no memory, on this machine or its GPU."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or any(mark in str(error) for mark in MARKS)

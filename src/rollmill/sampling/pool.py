@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ log = logging.getLogger("rollmill")
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
 RESTART_WINDOW_SECONDS = 600.0
+TELL_SECONDS = 5.0
+"""Between two lines about workers that are being started."""
 NAP_SECONDS = 0.00005
 """How long the thread that answers leaves its core to the worker there before it looks again, for each group that is
 still missing: a fraction of the time between two of them."""
@@ -101,6 +103,16 @@ class Crew(Protocol):
     def stop(self) -> None: ...
 
 
+def _told(plans: Sequence[WorkerPlan]) -> Iterator[WorkerPlan]:
+    """The plans one by one, as workers are started; where there are many, the log says how far it is."""
+    told = time.monotonic()
+    for count, plan in enumerate(plans):
+        if time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            log.info("%s of %s workers are started", f"{count:,}", f"{len(plans):,}")
+        yield plan
+
+
 class LocalCrew:
     """All workers inside this process, called in order: deterministic, and friendly to a debugger."""
 
@@ -111,7 +123,7 @@ class LocalCrew:
 
     def start(self) -> None:
         listener = Listener(self.report.note_fault, self.report.note_episode)
-        for plan in self._plans:
+        for plan in _told(self._plans):
             self.workers.append(Worker(plan, self._arena, self._box, NoWatch(), listener))
 
     def settle(self) -> None:
@@ -196,8 +208,8 @@ class ProcessCrew:
     # -- what the sampler calls ----------------------------------------------------------------
 
     def start(self) -> None:
-        for index in range(len(self._plans)):
-            self._spawn(index)
+        for plan in _told(self._plans):
+            self._spawn(plan.index)
 
     def settle(self) -> None:
         if self._place is None:

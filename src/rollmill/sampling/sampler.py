@@ -29,6 +29,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
 from rollmill.sampling.pool import Crew, LocalCrew, ProcessCrew
+from rollmill.sampling.room import check_room
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import WorkerPlan
@@ -80,6 +81,16 @@ class SamplerPlan:
     """Workers act at random by themselves; the policy decides only where a segment begins. To measure simulators."""
     spare_slots: int = 0
     """Slots that are not sampled into: a recorder exchanges them for finished ones that it wants to keep a while."""
+
+    def __post_init__(self) -> None:
+        s, slots = self.settings, self.slots + self.spare_slots
+        if not s.groups:  # automatic, and not decided yet
+            return
+        check_room(
+            0 if s.mode == "serial" else self.workers,
+            slots * SegmentLayout(self.spec, s.rollout, self.lanes_per_group).slot_bytes,
+            f"{self.workers:,} workers x {s.envs_per_worker:,} environments, {slots:,} segments of {s.rollout:,} steps",
+        )
 
     @property
     def workers(self) -> int:

@@ -54,10 +54,10 @@ class ReplayBuffer:
         self._rng = np.random.default_rng(seed)
         try:
             self._rows: Batch = {c.name: np.zeros((capacity, *c.shape), c.numpy) for c in schema.columns}
-        except MemoryError as error:
+            self._stop = np.zeros(capacity, np.int64)  # where the row's segment ends, counted over all ever added
+            self._last = np.full(capacity, -1, np.int64)  # row in _finals if the row is the last of its segment
+        except (MemoryError, ValueError) as error:  # the second: more than any memory could have
             raise ConfigError(f"replay buffer: there is no memory for a capacity of {capacity:,} steps") from error
-        self._stop = np.zeros(capacity, np.int64)  # where the row's segment ends, counted over all ever added
-        self._last = np.full(capacity, -1, np.int64)  # row in _finals if the row is the last of its segment
         self._flags = {name: np.zeros(capacity, np.bool_) for name in ("terminated", "truncated")}
         self._finals: Batch = {c.name: np.zeros((0, *c.shape), c.numpy) for c in schema.obs_columns}
         self._free: list[int] = []  # rows of _finals

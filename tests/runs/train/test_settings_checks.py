@@ -189,6 +189,11 @@ def test_a_wrong_name_of_a_network_is_refused_before_there_is_a_folder(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+def test_threads_without_end_are_refused() -> None:
+    with pytest.raises(ConfigError, match="threads=1000000: 1024 are the most"):
+        config("learning.threads=1000000")
+
+
 # -- recording ---------------------------------------------------------------------------------------------
 
 

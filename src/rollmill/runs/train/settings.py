@@ -20,6 +20,7 @@ from rollmill.recording.window import Window
 from rollmill.runs.train.background_eval_settings import EvaluationSettings
 from rollmill.runs.train.observers import ObserverSettings
 from rollmill.runs.train.sac_checks import check_algorithm, check_sac_env
+from rollmill.sampling.room import LEAST_ROW_BYTES, check_room
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
 
@@ -195,11 +196,22 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
     if learning.recurrence and config.model.memory == "none" and config.model.custom is None:
         raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
+    _check_room(config)
     _check_ranks(config)
     _check_recording(config)
     require_wandb(config.wandb)
     if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.train.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less
+
+
+def _check_room(config: TrainConfig) -> None:
+    """What cannot fit whatever the environment shows; ``SamplerPlan`` looks again when its rows are known."""
+    s, batch = config.sampling, config.learning.batch_size
+    rows = batch * (1 + s.spare_batches) + (s.workers or 1) * (s.envs_per_worker or 1) * s.rollout
+    names = ("workers", "envs_per_worker", "rollout", "spare_batches")
+    asked = {**{f"sampling.{name}": getattr(s, name) for name in names}, "learning.batch_size": batch}
+    words = ", ".join(f"{key}={value}" for key, value in asked.items() if value)  # 0 is decided later, and fits
+    check_room(0 if s.mode == "serial" else s.workers, rows * LEAST_ROW_BYTES, words)
 
 
 def _check_ranks(config: TrainConfig) -> None:
