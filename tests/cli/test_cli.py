@@ -337,6 +337,41 @@ def test_a_failing_run(call: Call, tmp_path: Path) -> None:
     assert result.out == ""
 
 
+def test_what_the_system_refuses_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, message in (
+        (PermissionError(13, "Permission denied", "some/file"), "some/file: Permission denied"),
+        (OSError(24, "Too many open files"), "Too many open files"),
+        (MemoryError("Unable to allocate 1 TiB"), "out of memory: Unable to allocate 1 TiB"),
+    ):
+        monkeypatch.setitem(VERBS, "doctor", (f"{__name__}:fail", ""))
+        monkeypatch.setattr(sys.modules[__name__], "RAISED", error)
+        result = call("doctor")
+        assert (result.code, result.err) == (1, f"rollmill doctor: {message}\n")
+    for bug in (OSError(22, "Invalid argument"), RuntimeError("a bug")):
+        monkeypatch.setattr(sys.modules[__name__], "RAISED", bug)
+        with pytest.raises(type(bug)):
+            call("doctor")
+
+
+RAISED: Exception = Exception()
+
+
+def fail() -> int:
+    raise RAISED
+
+
+def test_escape_sequences_of_others_are_shown(call: Call, tmp_path: Path) -> None:
+    says, raises = r"print('\x1b[2J printed')", r"raise ValueError('\x1b]0;t\x07')"
+    (tmp_path / "loud.py").write_text(f"class E:\n    def __init__(self):\n        {says}\n        {raises}\n")
+    result = call(*command_words(tmp_path, *TINY, f"env={tmp_path}/loud.py:E"))
+    assert result.code == 1
+    assert "ValueError: \\x1b]0;t\\x07" in result.err
+    assert "\\x1b[2J printed" in result.out
+    for text in (result.out, result.err, *(path.read_text() for path in tmp_path.rglob("log.txt"))):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
 QUITTER = """
 import sys
 from rollmill.runs.train.observers import Observer

@@ -17,7 +17,7 @@ import pytest
 
 from rollmill.core import run_folder
 from rollmill.core.errors import RunFolderError
-from rollmill.core.run_folder import RunFolder, open_log
+from rollmill.core.run_folder import RunFolder, is_folder_name, open_log
 
 LOG = logging.getLogger("rollmill")
 
@@ -426,6 +426,27 @@ def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_log_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"log.txt: cannot be written: No such file"):
         open_log(RunFolder(tmp_path / "none"), to_console=False)
+
+
+def test_what_is_no_file_in_the_place_of_the_log_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(RunFolder(tmp_path).log)
+    with pytest.raises(RunFolderError, match=r"log\.txt: cannot be written: it is a FIFO"):
+        open_log(RunFolder(tmp_path), to_console=False)
+
+
+def test_escape_sequences_reach_neither_log_nor_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    LOG.info("an env says %s", "\x1b[2J\x07 hello")
+    handle.close()
+    for text in (RunFolder(tmp_path).log.read_text(), capsys.readouterr().err):
+        assert text.endswith("an env says \\x1b[2J\\x07 hello\n")
+
+
+def test_names_of_folders() -> None:
+    for name in ("a", "CartPole-v1_s0", "two words", "Grüße", "x" * 255):
+        assert is_folder_name(name), name
+    for name in ("", ".", "..", ".hidden", "a/b", "a\\b", "a\nb", "\x1b[2J", "a\0", " a", "a ", "x" * 256, "ü" * 128):
+        assert not is_folder_name(name), name
 
 
 def test_a_log_on_a_full_disk_complains_once_and_the_run_goes_on(

@@ -29,7 +29,7 @@ def test_yaml_and_python_say_the_same(tmp_path: Path) -> None:
     found = load_experiment(str(tmp_path / "grid.yaml"))
     assert found.name == "gammas"
     assert found.settings == {"stop.frames": 1e5, "env": "toy_target"}
-    assert found.seed_list() == [0, 1, 2]
+    assert list(found.seed_list()) == [0, 1, 2]
     assert found.launch == {"local": {"parallel": 2}}
     assert found.expect.frames_per_s == 100
     assert len(list(found.all_params())) == 2 * (1 + 2) * 3

@@ -12,7 +12,7 @@ from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.yaml_io import parse_value
 from rollmill.launch.experiment import Expect, Experiment
-from rollmill.launch.params import ParamGrid, ParamList
+from rollmill.launch.params import ParamGrid, ParamList, RandomSearch, Uniform
 from rollmill.launch.plan import Measured, PlannedRun, RunFacts, make_plan, override, total_of
 from rollmill.runs.train.settings import TrainConfig
 
@@ -99,6 +99,10 @@ def test_values_that_cannot_be_written_are_refused() -> None:
         (Experiment("e", ParamGrid({"env": ["a", "A"]})), "2 runs would be called"),
         (Experiment("e", ParamGrid({"env": ["launch", "b"]}), seeds=0), "cannot be called 'launch'"),
         (Experiment("e", ParamGrid({"a": [1]}), settings={"a": 2}), "a: stands under settings and among"),
+        (Experiment("e", seeds=10**9), "more than 10,000 runs"),
+        (Experiment("e", RandomSearch({"a": Uniform(0, 1)}, 10**9)), "more than 10,000 runs"),
+        (Experiment("e", ParamList([{}]) * RandomSearch({"a": Uniform(0, 1)}, 10**9), seeds=0), "more than 10,000"),
+        (Experiment("e", ParamGrid({"a": range(10**6), "b": range(10**6)})), "more than 10,000 runs"),
         (Experiment("e", settings={"run.dir": "x"}), "run.dir cannot be set"),
     ],
 )

@@ -175,8 +175,8 @@ def test_messages_cannot_steer_the_terminal_or_use_markup(clock: FakeClock) -> N
     text = "\n".join(shown(sink))
     sink.close()
     assert "\x1b" not in text
-    assert "a?[31m[red]" in text
-    assert "b?]0;title?[bold] second" in text
+    assert r"a\x1b[31m[red]" in text
+    assert r"b\x1b]0;title\x07[bold] second" in text
 
 
 def test_only_the_latest_lines_are_kept(clock: FakeClock) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.errors import RollmillError
+from rollmill.core.terminal import drawing, printable
 from rollmill.monitor.console import bytes_text, count_text, duration_text
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Collected, Figures
@@ -86,7 +87,8 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._live = sys.stderr.isatty()
+        self._stream = drawing(sys.stderr)
+        self._live = self._stream.isatty()
         self._due = clock() + (0.0 if self._live else LINE_SECONDS)
         self._drawn = False
         self.figures: Figures | None = None
@@ -98,10 +100,8 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
             return
         self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
         self._drawn = self._live
-        print(
-            f"\r\033[K{bar(figures)}" if self._live else line(figures), end="" if self._live else "\n", file=sys.stderr
-        )
-        sys.stderr.flush()
+        text = f"\r\033[K{printable(bar(figures))}" if self._live else printable(line(figures))
+        print(text, end="" if self._live else "\n", file=self._stream, flush=True)
 
     def end(self) -> None:
         """Leave the bar where it is and go on below it."""

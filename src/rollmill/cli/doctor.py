@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmill.cli.options import Json
+from rollmill.core.terminal import drawing, printable
 from rollmill.runs.doctor import Finding, clean_leftovers, examine, is_fit
 
 _WORDS = {"good": ("ok", "green"), "warn": ("look", "yellow"), "bad": ("fault", "red")}
@@ -44,10 +46,10 @@ def _show(findings: list[Finding]) -> None:
     table = Table.grid(padding=(0, 2))
     for finding in findings:
         word, colour = _WORDS[finding.level]
-        text = Text(finding.text)
+        text = Text(printable(finding.text))
         if finding.advice:
-            text.append(f"\n-> {finding.advice}", style=colour)
+            text.append(f"\n-> {printable(finding.advice)}", style=colour)
         table.add_row(Text(word, colour), finding.topic, text)
-    Console().print(table)
+    Console(file=drawing(sys.stdout)).print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _WORDS}
     print(f"\n{counts['good']} ok, {counts['warn']} to look at, {counts['bad']} faults")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from rollmill.cli.calling import call
 from rollmill.cli.options import Json
 from rollmill.core.config import load_config, settings
 from rollmill.core.errors import ConfigError
@@ -30,11 +31,10 @@ def envs(words: tuple[str, ...], /) -> int:
     """Run ``rollmill envs ...``; ``words`` is everything behind ``envs``."""
     from rollmill.cli.main import split_overrides
 
-    options = (tyro.conf.FlagCreatePairsOff,)
     if words[:1] == ("check",):
         rest, overrides = split_overrides(words[1:])
-        return tyro.cli(functools.partial(check, overrides), args=rest, prog="rollmill envs check", config=options)
-    return tyro.cli(list_envs, args=words, prog="rollmill envs", config=options)
+        return call(functools.partial(check, overrides), rest, "rollmill envs check")
+    return call(list_envs, words, "rollmill envs")
 
 
 # ---------------------------------------------------------------------------------------------- list

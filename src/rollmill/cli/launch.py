@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from rollmill.cli.calling import call
 from rollmill.cli.options import Json
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
+from rollmill.core.terminal import drawing
 from rollmill.core.text import nearest
 from rollmill.launch import launcher as supervise
 from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
@@ -54,7 +56,7 @@ def launch(words: tuple[str, ...], /) -> int:
 
     rest, overrides = split_overrides(words[1:])
     function = functools.partial(load(words[0]), overrides)
-    return tyro.cli(function, args=rest, prog=f"rollmill launch {words[0]}", config=(tyro.conf.FlagCreatePairsOff,))
+    return call(function, rest, f"rollmill launch {words[0]}")
 
 
 def usage() -> str:
@@ -320,7 +322,7 @@ def _live() -> Live:
     from rich.console import Console
     from rich.live import Live
 
-    return Live(console=Console(), auto_refresh=False, transient=False)
+    return Live(console=Console(file=drawing(sys.stdout)), auto_refresh=False, transient=False)
 
 
 def _draw(live: Live, standings: Sequence[Standing]) -> None:

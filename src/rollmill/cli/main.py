@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from rollmill import __version__
 from rollmill.core.errors import RollmillError, exit_code_of
 from rollmill.core.exits import leave
+from rollmill.core.terminal import printable
 from rollmill.core.text import nearest
+from rollmill.runs.out_of_memory import refused_by_system
 from rollmill.runs.stopping import CommandSignals
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -74,7 +76,7 @@ def _live() -> int:
     except KeyboardInterrupt as error:  # in the last moment: everything is put away already
         code = exit_code_of(error)
     except BaseException:  # noqa: BLE001 - a bug: what Python would do, had it the last word
-        traceback.print_exc()
+        print(printable(traceback.format_exc()), file=sys.stderr)
         code = 1
     return code
 
@@ -113,7 +115,7 @@ def usage() -> str:
 
 
 def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
-    import tyro
+    from rollmill.cli.calling import call
 
     function = _load(verb)
     on_loaded()
@@ -123,10 +125,16 @@ def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
     try:
         if verb in NESTED:
             return function(tuple(words))
-        return tyro.cli(function, args=words, prog=f"rollmill {verb}", config=(tyro.conf.FlagCreatePairsOff,))
+        return call(function, words, f"rollmill {verb}")
     except RollmillError as error:
-        print(f"rollmill {verb}: {error}", file=sys.stderr)
+        print(printable(f"rollmill {verb}: {error}"), file=sys.stderr)
         return error.exit_code
+    except (OSError, MemoryError, RuntimeError) as error:
+        refusal = refused_by_system(error)
+        if not refusal:
+            raise
+        print(printable(f"rollmill {verb}: {refusal}"), file=sys.stderr)
+        return 1
     except KeyboardInterrupt as error:
         print(f"rollmill {verb}: interrupted", file=sys.stderr)
         return exit_code_of(error)
@@ -135,7 +143,7 @@ def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
             raise
         where = traceback.extract_tb(ending.__traceback__)[-1]
         place = f"{where.filename}, line {where.lineno}"
-        print(f"rollmill {verb}: broken off: SystemExit({ending}) was raised in {place}", file=sys.stderr)
+        print(printable(f"rollmill {verb}: broken off: SystemExit({ending}) was raised in {place}"), file=sys.stderr)
         return 1
 
 

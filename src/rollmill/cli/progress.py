@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from rollmill.core.terminal import drawing, printable
 from rollmill.monitor.console import duration_text
 from rollmill.runs.evaluate.play import Figures, Pace
 
@@ -23,7 +24,8 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pace = Pace(clock)
-        self._live = sys.stderr.isatty()
+        self._stream = drawing(sys.stderr)
+        self._live = self._stream.isatty()
         self._due = clock() + (0.0 if self._live else LINE_SECONDS)
         self._drawn = False
 
@@ -35,8 +37,8 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
         self._drawn = self._live
         width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be drawn over
-        text = f"\r\033[K{bar(figures, left)[:width]}" if self._live else line(figures, left)
-        print(text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        text = f"\r\033[K{printable(bar(figures, left))[:width]}" if self._live else printable(line(figures, left))
+        print(text, end="" if self._live else "\n", file=self._stream, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self._drawn:  # leave the bar where it is and go on below it

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -28,6 +29,7 @@ from typing import Any, Literal
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import read_json
+from rollmill.core.terminal import CleanFormatter
 from rollmill.core.text import closest
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -39,6 +41,8 @@ LOG_FILES = 3
 _LOG = logging.getLogger("rollmill")
 _LOCK = ".lock"
 _PROBE = ".probe"
+LONGEST_NAME = 255
+"""Bytes that file systems allow."""
 _MARKS = ("config.yaml", "diary.json", "state.json")
 """A folder with one of these is a run. They are removed last, so half an overwrite still is one."""
 _LAYOUT = {
@@ -49,6 +53,12 @@ _LAYOUT = {
 }
 _PAGE = re.compile(r"report-[a-z]+(-\d+)?\.html")
 """A report that found another page under its usual name (``reports.html.document``)."""
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a name given by a user can be that of a folder, here and on other disks, and be shown on one line."""
+    odd = not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable()
+    return not odd and name == name.strip() and len(name.encode()) <= LONGEST_NAME
 
 
 class RunFolder:
@@ -293,10 +303,12 @@ class _LogFile(RotatingFileHandler):
 def open_log(folder: RunFolder, to_console: bool) -> LogHandle:
     """Send the "rollmill" logger to ``log.txt`` (3 files of 20 MB at most) and, if asked, to stderr."""
     try:
+        if folder.log.is_fifo():  # opening it would wait for a reader
+            raise OSError(errno.EINVAL, "it is a FIFO, not a file")
         file = _LogFile(folder.log, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"{folder.log}: cannot be written: {error.strerror or error}") from error
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    file.setFormatter(CleanFormatter("%(asctime)s %(levelname)-7s %(message)s"))
     handlers: list[logging.Handler] = [file]
     if to_console:
         console = logging.StreamHandler()
@@ -305,7 +317,7 @@ def open_log(folder: RunFolder, to_console: bool) -> LogHandle:
     return LogHandle(handlers)
 
 
-class _ConsoleFormat(logging.Formatter):
+class _ConsoleFormat(CleanFormatter):
     """Plain lines; the level is named where it is more than information."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 
 from rollmill.core.config import load_config, settings
 from rollmill.core.errors import ConfigError
+from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import nearest, show
 from rollmill.launch.params import (
     DRAWS,
@@ -73,8 +74,8 @@ class Experiment:
     expect: Expect = field(default_factory=Expect)
 
     def __post_init__(self) -> None:
-        if not self.name or self.name.startswith(".") or "/" in self.name or not self.name.isprintable():
-            raise ConfigError(f"experiment: {self.name!r} cannot be the name of a folder")
+        if not is_folder_name(self.name):
+            raise ConfigError(f"experiment: {show(self.name)} cannot be the name of a folder")
         if not self.program:
             raise ConfigError(f"experiment {self.name}: program is empty")
         if isinstance(self.config, str | Path):
@@ -83,13 +84,12 @@ class Experiment:
             raise ConfigError(f"experiment {self.name}: params: expected a ParamGrid or the like, got {self.params!r}")
         if isinstance(self.seeds, int) and self.seeds < 0:
             raise ConfigError(f"experiment {self.name}: seeds={self.seeds}: how many seeds cannot be negative")
-        seeds = self.seed_list()
-        if len(set(seeds)) != len(seeds):
-            raise ConfigError(f"experiment {self.name}: seeds: a number stands there twice: {seeds}")
+        if not isinstance(self.seeds, int) and len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"experiment {self.name}: seeds: a number stands there twice: {show(self.seeds)}")
 
-    def seed_list(self) -> list[int]:
+    def seed_list(self) -> Sequence[int]:
         """The seeds; none where the parameters set them."""
-        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+        return range(self.seeds) if isinstance(self.seeds, int) else self.seeds
 
     def all_params(self) -> Params:
         """The parameters, times the seeds."""

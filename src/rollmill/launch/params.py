@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class ParamGrid(Params):
                 raise ConfigError(f"grid: {key}: the list of values is empty, so there would be no run at all")
 
     def __iter__(self) -> Iterator[Setting]:
-        for choice in itertools.product(*self.values.values()):
+        for choice in _combined(tuple(self.values.values())):
             yield dict(zip(self.values, choice))
 
 
@@ -195,7 +195,7 @@ class _Product(Params):
     parts: tuple[Params, ...]
 
     def __iter__(self) -> Iterator[Setting]:
-        for parts in itertools.product(*self.parts):
+        for parts in _combined(self.parts):
             made: Setting = {}
             for part in parts:
                 twice = sorted(made.keys() & part.keys())
@@ -211,6 +211,16 @@ class _Sum(Params):
 
     def __iter__(self) -> Iterator[Setting]:
         return itertools.chain.from_iterable(self.parts)
+
+
+def _combined(factors: Sequence[Iterable[Any]]) -> Iterator[tuple[Any, ...]]:
+    """``itertools.product``, but one by one: that would first make lists of all its factors, however long they are."""
+    if not factors:
+        yield ()
+        return
+    for first in factors[0]:
+        for rest in _combined(factors[1:]):
+            yield (first, *rest)
 
 
 def product(parts: Sequence[Params]) -> Params:

@@ -6,6 +6,7 @@ Names are made of what the runs differ in: ``CartPole-v1_gamma-0.99_s3``. Withou
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import shlex
@@ -23,6 +24,7 @@ from rollmill.launch.params import RESERVED, Setting
 CONFIG = "config"
 """The parameter that names a file instead of a key."""
 LONGEST_NAME = 120
+MOST_RUNS = 10_000
 FOLDER = "launch"
 """The launcher's own folder among the runs of an experiment."""
 _SHOWN = 20
@@ -75,7 +77,9 @@ Check = Callable[[PlannedRun], RunFacts]
 
 def make_plan(experiment: Experiment, root: Path, check: Check) -> Plan:
     """The plan; ConfigError with one line per problem if any of its runs could not be started."""
-    settings = list(experiment.all_params())
+    settings = list(itertools.islice(experiment.all_params(), MOST_RUNS + 1))
+    if len(settings) > MOST_RUNS:
+        raise ConfigError(f"experiment {experiment.name}: more than {MOST_RUNS:,} runs; describe it in several parts")
     _refuse_fixed(experiment, settings)
     runs = [_planned(experiment, root, *named) for named in name_runs(settings, experiment.name)]
     _refuse_collisions(runs)

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rollmill.core.terminal import printable
 from rollmill.core.text import columns
 from rollmill.launch.status import STATES, Standing, count_states
 
@@ -72,7 +73,7 @@ def rich_table(standings: Sequence[Standing], limit: int) -> RenderableType:
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "reason")
     ranked = sorted(standings, key=lambda standing: STATES.index(standing.state))
     for standing in ranked[:limit]:
-        table.add_row(*map(Text, cells(standing)), style=STYLES.get(standing.state, ""))
+        table.add_row(*(Text(printable(cell)) for cell in cells(standing)), style=STYLES.get(standing.state, ""))
     hidden = len(ranked) - limit
     more = [Text(f"... and {hidden} more", style="dim")] if hidden > 0 else []
     return Group(table, *more, Text(summary(standings), style="bold"))

@@ -21,6 +21,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from rollmill.core.terminal import CleanFormatter, drawing, printable
 from rollmill.monitor.metrics import Clock, Progress
 
 _LOG = logging.getLogger("rollmill")
@@ -116,7 +117,7 @@ RECORDING_ROWS = (
 
 def stdout_is_terminal() -> bool:
     """True where a live panel can be drawn: a terminal that is not dumb."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    return drawing(sys.stdout).isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 class ConsoleSink:
@@ -154,7 +155,7 @@ class ConsoleSink:
         self._unshown = False
         self._tail = _Tail()
         self.live = stdout_is_terminal() if console is None else console.is_terminal
-        self._console = console or Console()
+        self._console = console or Console(file=drawing(sys.stdout))
         self._live: Live | None = None
         if self.live:
             _LOG.addHandler(self._tail)
@@ -230,7 +231,7 @@ class ConsoleSink:
         if self._tail.lines:
             parts.append(Rule(Text("log"), align="left", style="dim"))
             parts += [_log_text(line, "dim") for line in tuple(self._tail.lines)]
-        title = Text(_printable(self._title), "bold")
+        title = Text(printable(self._title), "bold")
         width = min(self._console.width, _MAX_WIDTH)
         return Panel(Group(*parts), title=title, title_align="left", padding=(0, 1), width=width)
 
@@ -246,16 +247,16 @@ class ConsoleSink:
 
     def _table(self) -> Table:
         """Figures down the left side, then down the right side."""
-        cells = [(row.label, self._cell(row)) for row in (*self._rows, *self._own_rows())]
-        cells.append(("time", Text(duration_text(self._progress.elapsed()))))
+        cells = [(Text(printable(row.label)), self._cell(row)) for row in (*self._rows, *self._own_rows())]
+        cells.append((Text("time"), Text(duration_text(self._progress.elapsed()))))
         left = self._seconds_left()
-        cells.append(("time left", Text("-" if left is None else duration_text(left))))
+        cells.append((Text("time left"), Text("-" if left is None else duration_text(left))))
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in range(2):
             table.add_column(style="cyan", no_wrap=True)
             table.add_column(ratio=1, no_wrap=True)
         half = -(-len(cells) // 2)
-        cells += [("", Text())] * (2 * half - len(cells))
+        cells += [(Text(), Text())] * (2 * half - len(cells))
         for (label, value), (label_2, value_2) in zip(cells[:half], cells[half:]):
             table.add_row(label, value, label_2, value_2)
         if self._disk is not None:
@@ -317,7 +318,7 @@ class _Tail(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        self.setFormatter(CleanFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
         self.lines: deque[str] = deque(maxlen=_LOG_LINES)
         self.warnings: deque[str] = deque(maxlen=_WARNINGS)
         self.warning_count = 0
@@ -366,10 +367,5 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _log_text(line: str, style: str, wrap: bool = False) -> Text:
-    text = _printable(line.replace("\n", " "))
+    text = line.replace("\n", " ").expandtabs(1)  # printable: by the formatter of the log
     return Text(text, style, no_wrap=not wrap, overflow="fold" if wrap else "ellipsis")
-
-
-def _printable(text: str) -> str:
-    """Without control characters: a message of a simulator must not steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)

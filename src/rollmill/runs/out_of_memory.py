@@ -1,4 +1,4 @@
-"""Says what to do when memory is short, instead of how torch ran out of it."""
+"""Says in one line what the system has refused (memory, descriptors, space, files), instead of where it did so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from rollmill.core.errors import MemoryFull
 
 MARKS = ("CUDA out of memory", "can't allocate memory", "CUDA error: out of memory")
+"""In what torch says when memory is short."""
+SCARCE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 
 @contextlib.contextmanager
@@ -28,3 +30,13 @@ def is_about_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or any(mark in str(error) for mark in MARKS)
+
+
+def refused_by_system(error: BaseException) -> str:
+    """What was refused, in a line; empty for any other error, which may be a bug."""
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}" if place or error.errno in SCARCE else ""
+    if is_about_memory(error):
+        return f"out of memory: {(str(error) or 'no memory is left').splitlines()[0]}"
+    return ""

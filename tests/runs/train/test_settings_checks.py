@@ -194,6 +194,13 @@ def test_threads_without_end_are_refused() -> None:
         config("learning.threads=1000000")
 
 
+@pytest.mark.parametrize("name", ["a/b", "..", "", "a\\nb", "a\\x1b[2J", "a\\\\b"])
+def test_names_that_no_folder_should_have(name: str) -> None:
+    for key in ("run.name", "run.experiment"):
+        with pytest.raises(ConfigError, match="cannot be a folder name"):
+            config(f'{key}="{name}"')
+
+
 # -- recording ---------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rollmill.core.errors import Interrupted
+from rollmill.core.terminal import drawing, printable
 from rollmill.monitor.console import bytes_text, count_text, duration_text
 from rollmill.runs.stopping import Interrupt
 
@@ -43,7 +44,8 @@ class _Line:
     def __init__(self, label: str, unit: str) -> None:
         self._label = label
         self._text = bytes_text if unit == "bytes" else lambda value: f"{count_text(value)} {unit}"
-        self._on = sys.stderr.isatty()
+        self._stream = drawing(sys.stderr)
+        self._on = self._stream.isatty()
         self._started = self._drawn = time.monotonic()
         self._shown = False
 
@@ -55,9 +57,9 @@ class _Line:
         share = done / total if total else 1.0
         left = (now - self._started) * (1 - share) / share if share > 0 else 0.0
         rest = f", {duration_text(left)} left" if 0 < share < 1 else ""
-        text = f"{self._label}: {share:4.0%} of {self._text(total)}{rest}"
+        text = f"{printable(self._label)}: {share:4.0%} of {self._text(total)}{rest}"
         width = shutil.get_terminal_size().columns - 1
-        print(f"\r{text[:width]:{width}}", end="", file=sys.stderr, flush=True)
+        print(f"\r{text[:width]:{width}}", end="", file=self._stream, flush=True)
 
     def close(self) -> None:
         if self._shown:

@@ -7,8 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-import tyro
-
+from rollmill.cli.calling import call
 from rollmill.core.errors import Interrupted
 from rollmill.core.text import nearest
 
@@ -54,7 +53,7 @@ def _run(name: str, words: Sequence[str]) -> int:
         words, filters = split_overrides(words)
         function = functools.partial(function, filters)
     try:
-        return tyro.cli(function, args=words, prog=f"rollmill data {name}", config=(tyro.conf.FlagCreatePairsOff,))
+        return call(function, words, f"rollmill data {name}")
     except Interrupted as stop:
         print(f"rollmill data {name}: {stop}", file=sys.stderr)
         return stop.exit_code

@@ -7,8 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-import tyro
-
+from rollmill.cli.calling import call
 from rollmill.core.text import nearest
 
 SUBVERBS: dict[str, tuple[str, str]] = {
@@ -51,7 +50,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 
         words, overrides = split_overrides(words)
         function = functools.partial(function, overrides)
-    return tyro.cli(function, args=words, prog=f"rollmill world {name}", config=(tyro.conf.FlagCreatePairsOff,))
+    return call(function, words, f"rollmill world {name}")
 
 
 def load(name: str) -> Callable[..., int]:

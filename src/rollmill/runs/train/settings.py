@@ -9,6 +9,8 @@ from pathlib import Path
 from rollmill.core.config import settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.run_folder import is_folder_name
+from rollmill.core.text import show
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.learning.sac_settings import SacSettings
@@ -44,9 +46,9 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError("seed must not be negative")
-        for name in (self.experiment, self.name or "x"):
-            if not name or name.startswith(".") or "/" in name:
-                raise ValueError(f"{name!r} cannot be a folder name")
+        for name in (self.experiment, *([] if self.name is None else [self.name])):
+            if not is_folder_name(name):
+                raise ValueError(f"{show(name)} cannot be a folder name")
 
 
 @settings

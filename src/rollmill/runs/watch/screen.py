@@ -12,6 +12,7 @@ import numpy as np
 
 from rollmill.core.errors import MissingExtraError
 from rollmill.core.fields import Array
+from rollmill.core.terminal import drawing, printable
 
 HALF_BLOCK = "\u2580"
 MIN_WINDOW = 480
@@ -56,13 +57,13 @@ class TerminalScreen:
     closed = False
 
     def __init__(self, stream: IO[str] | None = None, size: tuple[int, int] | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._stream = stream or drawing(sys.stdout)
         self._size = size
         self._stream.write("\033[?1049h\033[?25l\033[2J")  # another page, no cursor
 
     def show(self, shown: Shown) -> None:
         columns, lines = self._size or shutil.get_terminal_size()
-        text = shown.text[:columns]
+        text = printable(shown.text)[:columns]
         self._stream.write(f"\033[H{half_blocks(shown.picture, columns, max(1, lines - 2))}\033[0m{text}\033[K")
         self._stream.flush()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollmill.core.terminal import drawing, printable
 from rollmill.monitor.console import duration_text, number_text, stdout_is_terminal
 
 log = logging.getLogger("rollmill")
@@ -45,7 +47,7 @@ class StagePanel:
         self._share = 0.0
         self._stage = ""
         self._begun = self._drawn = 0.0
-        self._console = Console()
+        self._console = Console(file=drawing(sys.stdout))
         self._live: Live | None = None
         if stdout_is_terminal() if live is None else live:
             self._live = Live(self.panel(), console=self._console, auto_refresh=False)
@@ -104,8 +106,12 @@ class StagePanel:
             spent = duration_text(self._seconds[stage]) if self._seconds[stage] else ""
             style = STYLE[state]
             bar = ProgressBar(total=1.0, completed=full, width=14)
-            table.add_row(Text(stage, style), Text(state, style), bar, spent, Text(self._notes[stage], "dim"))
-        return Panel(table, title=Text(self._title, "bold"), title_align="left", width=min(self._console.width, WIDTH))
+            table.add_row(
+                Text(stage, style), Text(state, style), bar, spent, Text(printable(self._notes[stage]), "dim")
+            )
+        return Panel(
+            table, title=Text(printable(self._title), "bold"), title_align="left", width=min(self._console.width, WIDTH)
+        )
 
     def _draw(self) -> None:
         if self._live is not None:
