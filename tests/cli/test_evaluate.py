@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from running import SERIAL, Call, train_here
 
 

@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-
 from offlining import skilled_store
+
 from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
 from rollmill.offline import fit as fit_module
 from rollmill.offline.data import WindowLoader, scales_of, select
