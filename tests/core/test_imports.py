@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+from running import train_here
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.imports import import_object
+from rollmill.store.parallel import map_unordered
 
 
 @pytest.fixture
@@ -51,3 +55,25 @@ def test_a_broken_import_inside_the_module_is_not_hidden(module, monkeypatch):
     monkeypatch.syspath_prepend(str(module.parent))
     with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
         import_object("weeds:plant", "env")
+
+
+def test_processes_of_ours_do_not_look_into_the_current_folder(tmp_path, monkeypatch):
+    """It may be a folder that somebody else made: a ``json.py`` there must not be taken for Python's."""
+    marker = tmp_path / "marker"
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    for name in ("json", "pickle", "numpy"):
+        (folder / f"{name}.py").write_text(f"open({str(marker)!r}, 'a').write(__file__)\nraise ImportError\n")
+    monkeypatch.chdir(folder)
+    outcome, _ = train_here(
+        tmp_path, "env=toy_target", "stop.batches=1", "recording=all", "evaluation.final=true", "evaluation.episodes=1"
+    )
+    assert outcome.state == "finished"
+    assert dict(map_unordered(abs, [-1, -2], 2)) == {-1: 1, -2: 2}
+    assert not marker.exists()
+
+
+def test_built_in_code_does_not_bring_the_current_folder_along(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    import_object("rollmill.envs.toy:Target", "env")
+    assert str(tmp_path) not in sys.path

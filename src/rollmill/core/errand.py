@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from rollmill.core.exits import describe_exit
+from rollmill.core.imports import module_command
 
 POLL_SECONDS = 0.01
 NOISE_CHARACTERS = 2000
@@ -41,7 +42,7 @@ class Errand:
         asked.write(json.dumps({"question": question, "path": sys.path}).encode())
         asked.seek(0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(self._answer.fileno())],
+            module_command(module, str(self._answer.fileno())),
             stdin=asked,
             stdout=self._noise,
             stderr=self._noise,

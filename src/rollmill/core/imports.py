@@ -1,6 +1,7 @@
 """The user's own code by name: ``module:Name`` or ``path/to/file.py:Name``.
 
-Importing runs that code, with the rights of whoever starts the run; a config that names it is code, too.
+Importing runs that code, with the rights of whoever starts the run; a config that names it is code, too. Whose word
+counts for it is decided in ``runs.trust``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
     return found
 
 
+def module_command(module: str, *words: str) -> list[str]:
+    """The command line that runs a module of ours in a process of its own.
+
+    ``-P``: Python would look into the current folder first, for every module, and that may be somebody else's folder.
+    """
+    return [sys.executable, "-P", "-m", module, *words]
+
+
 def _load_file(source: str, key: str) -> ModuleType:
     path = Path(source).resolve()
     if not path.is_file():
@@ -55,7 +64,9 @@ def _load_file(source: str, key: str) -> ModuleType:
 
 
 def _load_module(source: str, key: str) -> ModuleType:
-    if os.getcwd() not in sys.path and "" not in sys.path:
+    ours = source.partition(".")[0] == __name__.partition(".")[0]
+    # Not for our own: an optional package that is not installed would be looked for in whatever folder this is.
+    if not ours and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # as for a Python script
     try:
         return importlib.import_module(source)

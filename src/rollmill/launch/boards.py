@@ -12,11 +12,11 @@ import importlib.util
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rollmill.core.errors import ConfigError, LaunchError, MissingExtraError
+from rollmill.core.imports import module_command
 from rollmill.core.run_folder import RunFolder
 
 _LAST_PORT = 65_535
@@ -78,7 +78,7 @@ def start_board(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
     """TensorBoard over a folder of links; it looks for new ones by itself."""
     if importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError('rollmill tb needs TensorBoard: pip install "rollmill[tensorboard]"')
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", host, "--port", str(port)]
+    command = module_command("tensorboard.main", "--logdir", str(folder), "--host", host, "--port", str(port))
     return subprocess.Popen([*command, "--reload_interval", "5", "--load_fast", "false"], stdin=subprocess.DEVNULL)
 
 

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rollmill.core.imports import module_command
 from rollmill.core.machine import available_memory
 from rollmill.core.slots import Arena
 from rollmill.recording.choose import Chooser, Load
@@ -296,7 +297,7 @@ class ProcessRecorder:
         )
         inherited = {setup_read, events_write, setup.arena[0], setup.queue[0], *setup.bell}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.recording.process", str(setup_read)],
+            module_command("rollmill.recording.process", str(setup_read)),
             stdin=subprocess.DEVNULL,
             stdout=events_write,
             stderr=events_write,

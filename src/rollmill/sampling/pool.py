@@ -24,6 +24,7 @@ import numpy as np
 from rollmill.core.errors import EnvError, RollmillError, WorkerError
 from rollmill.core.exits import describe_exit
 from rollmill.core.fields import Array
+from rollmill.core.imports import module_command
 from rollmill.core.machine import available_cores, sleep_exactly, usable_cores
 from rollmill.core.slots import Arena
 from rollmill.core.text import cut
@@ -395,7 +396,7 @@ class ProcessCrew:
             *setup.own_bell,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.sampling.worker", str(setup_read)],
+            module_command("rollmill.sampling.worker", str(setup_read)),
             stdin=subprocess.DEVNULL,
             stdout=output_write,
             stderr=output_write,

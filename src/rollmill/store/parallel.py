@@ -6,6 +6,7 @@ the pipe and leave. When a child dies, the item it was at is named.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from rollmill.core.errors import RollmillError, StoreError
+
+SAFE_PATH = "PYTHONSAFEPATH"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -62,6 +65,20 @@ def map_unordered(
             child.end()
 
 
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have a spawned Python not look for modules in the current folder, as ``imports.module_command`` does."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
 class _Child(Generic[Item, Result]):
     """One process and the item it is at."""
 
@@ -70,7 +87,8 @@ class _Child(Generic[Item, Result]):
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, function), daemon=True)
-        self._process.start()
+        with _safe_path():
+            self._process.start()
         theirs.close()
         self._item: Item
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.imports import module_command
 from rollmill.core.machine import usable_cores
 from rollmill.core.process_scope import household
 from rollmill.core.seeds import Seeds
@@ -138,7 +139,7 @@ class _Simulator:
         # A file: a pipe that nobody reads fills up, and then the simulator waits for ever.
         self._noise = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.envs.simulate", json.dumps(setup)],
+            module_command("rollmill.envs.simulate", json.dumps(setup)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._noise,

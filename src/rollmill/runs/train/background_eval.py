@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.core import tree_file
 from rollmill.core.config import to_dict
 from rollmill.core.errors import RollmillError
+from rollmill.core.imports import module_command
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.runs.train.background_eval_settings import EvaluationSettings
@@ -188,7 +189,7 @@ class Child:
         self._folder.mkdir()
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", PROCESS, str(os.getpid()), str(settings.nice)],
+            module_command(PROCESS, str(os.getpid()), str(settings.nice)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**environment, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

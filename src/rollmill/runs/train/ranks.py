@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.core import errors
 from rollmill.core.errors import ConfigError, RankError, RollmillError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.imports import module_command
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.runs.train.settings import TrainConfig
 
@@ -213,7 +214,7 @@ class RankProcesses:
         events_read, events_write = os.pipe()
         os.set_blocking(events_read, False)
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.runs.train.rank_main", str(setup_read)],
+            module_command("rollmill.runs.train.rank_main", str(setup_read)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
