@@ -19,7 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_everything_at_once(call: Call, tmp_path: Path, run: Path) -> None:
     pytest.importorskip("av")
-    words = ("--episodes", "4", "--workers", "1", "--random", "--json")
+    words = ("--episodes", "4", "--workers", "1", "--random", "--json", "--trust-code")
     files = ("--csv", "e=1.csv", "--out", "e.json", "--video", "films", "--grid", "1x2")
     played = call("eval", str(run), *words, *files)
     assert played.code == 0, played.err
@@ -35,7 +35,7 @@ def test_everything_at_once(call: Call, tmp_path: Path, run: Path) -> None:
 
 def test_a_film_that_could_not_be_made_shows_in_the_exit_code(call: Call, run: Path) -> None:
     pytest.importorskip("av")
-    words = ("--episodes", "1", "--workers", "1", "--video", "films", "env.args.drift=true")
+    words = ("--episodes", "1", "--workers", "1", "--video", "films", "env.args.drift=true", "env=showing_envs:Shown")
     played = call("eval", str(run), *words)
     assert played.code == 1
     assert "no film films/" in played.out
@@ -45,7 +45,7 @@ def test_a_film_that_could_not_be_made_shows_in_the_exit_code(call: Call, run: P
 def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> None:
     """Runs of one name: each has films of its own."""
     shutil.copytree(run, tmp_path / "other" / run.name)
-    words = ("--episodes", "2", "--workers", "1")
+    words = ("--episodes", "2", "--workers", "1", "--trust-code")
     value = call("eval", str(run), "oth*/*", *words, "--video", "films", "--films", "1", "--json").json
     assert isinstance(value["results"], list)
     assert len(value["results"]) == 2
@@ -60,8 +60,8 @@ def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> 
         ((), "what is to be evaluated?"),
         (("RUN", "--episodes", "3", "--steps", "3"), "--episodes and --steps exclude each other"),
         (("RUN", "--grid", "2x2"), "--grid is for films: add --video FOLDER"),
-        (("RUN", "--out", "/dev/null/x"), "--out: nothing can be written in /dev/null"),
-        (("RUN", "--video", "films", "env.args.broken=none"), "renders no RGB pictures"),
+        (("RUN", "--trust-code", "--out", "/dev/null/x"), "--out: nothing can be written in /dev/null"),
+        (("RUN", "--trust-code", "--video", "films", "env.args.broken=none"), "renders no RGB pictures"),
         (("nothing/*",), "nothing/*: matches nothing"),
     ],
 )

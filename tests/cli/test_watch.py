@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_in_the_terminal(call: Call, run: Path) -> None:
-    shown = call("watch", str(run), "--terminal", "--episodes", "1", "--fps", "0")
+    shown = call("watch", str(run), "--terminal", "--episodes", "1", "--fps", "0", "env=showing_envs:Shown")
     assert shown.code == 0, shown.err
     assert shown.out.count("\033[H") >= 5
     assert "episode 0  step 0" in shown.out
@@ -33,12 +33,12 @@ def test_in_the_terminal(call: Call, run: Path) -> None:
     [
         (("--terminal", "--browser"), "--terminal and --browser exclude each other"),
         (("--terminal", "--json"), "--json and --terminal exclude each other"),
-        (("--browser", "env.args.broken=none"), "renders no RGB pictures"),
+        (("--browser", "--trust-code", "env.args.broken=none"), "renders no RGB pictures"),
         (
             ("--browser", "env=CartPole-v1"),
             "cannot play in CartPole-v1, whose observations differ",
         ),
-        (("--browser", "env.policies=[0, 1]"), r"env.policies=[0, 1] does not fit: shown has 1 agents"),
+        (("--browser", "--trust-code", "env.policies=[0, 1]"), r"env.policies=[0, 1] does not fit: shown has 1 agents"),
     ],
 )
 def test_refused(call: Call, run: Path, words: tuple[str, ...], reason: str) -> None:
@@ -50,7 +50,7 @@ def test_refused(call: Call, run: Path, words: tuple[str, ...], reason: str) -> 
 def test_in_the_browser(run: Path, rollmill: Run) -> None:
     """Pictures arrive, nothing is complained about, Ctrl-C ends it and leaves nothing."""
     pytest.importorskip("av")
-    command = rollmill("watch", str(run), "--browser")
+    command = rollmill("watch", str(run), "--browser", "--trust-code")
     command.wait_for_text("(Ctrl-C ends it)")
     url = re.search(r"http://127\.0\.0\.1:\d+/", command.text)
     assert url is not None
@@ -64,7 +64,7 @@ def test_in_the_browser(run: Path, rollmill: Run) -> None:
 
 def test_the_address_as_json(call: Call, run: Path) -> None:
     pytest.importorskip("av")
-    shown = call("watch", str(run), "--browser", "--json", "--episodes", "1", "--fps", "0")
+    shown = call("watch", str(run), "--browser", "--json", "--episodes", "1", "--fps", "0", "--trust-code")
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", str(shown.json["url"]))
 
 

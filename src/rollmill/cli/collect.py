@@ -39,6 +39,7 @@ def collect(
     best: bool = False,
     hold: int | None = None,
     budget_gb: float | None = None,
+    trust_code: bool = False,
     config: Configs = (),
     json_: Json = False,
 ) -> int:
@@ -61,12 +62,13 @@ def collect(
         best: Take the run's checkpoint with the highest training return instead of the newest.
         hold: Mean number of steps that an action of smoothed-random lasts (unset: 8).
         budget_gb: Stop before the store is larger than this, all writers together.
+        trust_code: Run the code that a checkpoint names; else your own words have to name it (env=my_env.py:MyEnv).
         config: A YAML file with settings; may be given several times, later files win.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     options = CollectOptions(
-        out, policy, episodes, until, steps, max_steps, seed, shard, deterministic, best, hold, budget_gb
+        out, policy, episodes, until, steps, max_steps, seed, shard, deterministic, best, hold, budget_gb, trust_code
     )
     with keep_stdout(json_), ProgressLine() as line:
         try:

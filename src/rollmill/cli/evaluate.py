@@ -37,6 +37,7 @@ def evaluate(
     grid: str = "",
     fps: float | None = None,
     no_captions: bool = False,
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Evaluate runs or checkpoints over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
@@ -61,6 +62,7 @@ def evaluate(
         grid: ROWSxCOLUMNS: as many episodes in one film, for example 3x3.
         fps: Pictures per second (unset: the simulator's own speed, frame skip included).
         no_captions: Leave out the line with step and return.
+        trust_code: Run the code that checkpoints name; else your own words have to name it (env=my_env.py:MyEnv).
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -88,6 +90,7 @@ def evaluate(
         grid=grid,
         fps=fps,
         no_captions=no_captions,
+        trust_code=trust_code,
     )
     with keep_stdout(json_), ProgressLine() as line:
         results = evaluate_all(targets, options, line.show)

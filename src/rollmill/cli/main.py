@@ -42,7 +42,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
     "doctor": ("rollmill.cli.doctor:doctor", "look whether this machine is fit for a run"),
 }
-CONFIGURED = ("train", "eval", "watch", "collect", "bench", "offline")
+CONFIGURED = ("train", "eval", "watch", "collect", "bench", "offline", "offline-eval")
 """Verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
 NESTED = ("data", "envs", "launch", "world")
 """Verbs with verbs of their own; their function takes all words."""

@@ -28,6 +28,7 @@ def offline(
     resume: bool = False,
     overwrite: bool = False,
     restore: Path | None = None,
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Learn a policy from a store: ``rollmill offline runs/demo/doom_basic/data algorithm=dt fit.steps=5000``.
@@ -41,6 +42,8 @@ def offline(
         resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
         overwrite: Delete the run in the folder and start anew.
         restore: Start from this checkpoint.
+        trust_code: Run the code that store and checkpoints name; else your own words have to name it
+            (env=my_env.py:MyEnv).
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.offline.run import train_offline
@@ -51,7 +54,7 @@ def offline(
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     if not json_:
         print(dump_yaml(settings), flush=True)
-    request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto")
+    request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto", trust_code=trust_code)
     with keep_stdout(json_):
         outcome = train_offline(settings, request)
     if json_:
@@ -94,6 +97,7 @@ def _with_store(settings: OfflineConfig, store: Path | None) -> OfflineConfig:
 
 
 def offline_eval(
+    overrides: tuple[str, ...],
     runs: tyro.conf.Positional[tuple[Path, ...]],
     /,
     targets: tuple[float, ...] = (),
@@ -108,11 +112,13 @@ def offline_eval(
     report: Path | None = None,
     device: str = "auto",
     last: bool = False,
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Judge offline policies side by side: ``rollmill offline-eval runs/x/dt runs/x/bc --random``.
 
     Args:
+        overrides: KEY=VALUE words about the environment (env=..., env.args.size=64); else it is the runs' own.
         runs: Folders of offline trainings, or checkpoints of them.
         targets: Returns to ask Decision Transformers for; none: those of each run.
         episodes: Episodes for every policy and target.
@@ -127,6 +133,7 @@ def offline_eval(
             name beside it.
         device: cpu, cuda or cuda:N; auto takes a GPU where there is one, wherever the run was fitted.
         last: Judge the last weights of every run instead of those with the lowest held-out loss.
+        trust_code: Run the code that checkpoints name; else your own words have to name it (env=my_env.py:MyEnv).
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.offline.evaluate import CompareOptions, compare
@@ -134,7 +141,20 @@ def offline_eval(
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     page = None if report is None else place_for(report, "comparison")
     options = CompareOptions(
-        targets, episodes, deterministic, seed, workers, envs, behaviour, random, videos, page, device, last
+        targets,
+        episodes,
+        deterministic,
+        seed,
+        workers,
+        envs,
+        behaviour,
+        random,
+        videos,
+        page,
+        device,
+        last,
+        overrides,
+        trust_code,
     )
     with keep_stdout(json_), ProgressLine() as line:
         results = compare(runs, options, line.show)

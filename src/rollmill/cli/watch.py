@@ -29,6 +29,7 @@ def watch(
     seed: int = 1,
     fps: float | None = None,
     port: int = 0,
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Watch an agent play: ``rollmill watch runs/default/doom_basic-s0``.
@@ -49,6 +50,7 @@ def watch(
         seed: Seed of environments and actions.
         fps: Pictures per second (unset: the simulator's own speed, frame skip included; 0: as fast as it goes).
         port: TCP port of the page; 0 takes a free one.
+        trust_code: Run the code that the checkpoint names; else your own words have to name it (env=my_env.py:MyEnv).
         json_: Print the address of the page as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -75,6 +77,7 @@ def watch(
         fps=fps,
         port=port,
         overrides=overrides,
+        trust_code=trust_code,
     )
     with keep_stdout(json_):
         return run_watch(target, options, announce)

@@ -96,11 +96,29 @@ def load_config(
     not checked any more. A free mapping that is set anywhere replaces its default. Raises ``ConfigError``
     with one line for each problem found.
     """
-    readers = [functools.partial(_file_layer, Path(path)) for path in files]
-    readers += [functools.partial(_override_layer, text) for text in overrides]
     stack = _Stack(cls)
     if base is not None:
         stack.add(_Layer("the saved config", copy.deepcopy(dict(base)), {}))
+    _add_layers(stack, files, overrides)
+    stack.take_out_odd_numbers()
+    _fill_defaults(cls, stack.tree, None)
+    config, invalid = _validate(cls, stack)
+    problems = stack.problems + invalid
+    if config is None or problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def given_keys(cls: type, files: Sequence[Path], overrides: Sequence[str]) -> frozenset[KeyPath]:
+    """The leaves that files and overrides set; whatever else a config holds comes from its base, or is a default."""
+    stack = _Stack(cls)
+    _add_layers(stack, files, overrides)
+    return frozenset(stack.sources)
+
+
+def _add_layers(stack: _Stack, files: Sequence[Path], overrides: Sequence[str]) -> None:
+    readers = [functools.partial(_file_layer, Path(path)) for path in files]
+    readers += [functools.partial(_override_layer, text) for text in overrides]
     unread: list[str] = []
     for read in readers:
         try:
@@ -111,13 +129,6 @@ def load_config(
             stack.add(layer)
     if unread:  # the values cannot be judged while a layer is missing
         raise ConfigError("\n".join(unread + stack.problems))
-    stack.take_out_odd_numbers()
-    _fill_defaults(cls, stack.tree, None)
-    config, invalid = _validate(cls, stack)
-    problems = stack.problems + invalid
-    if config is None or problems:
-        raise ConfigError("\n".join(problems))
-    return config
 
 
 @dataclass(frozen=True)

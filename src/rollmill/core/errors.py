@@ -68,6 +68,10 @@ class MissingExtraError(ConfigError):
     """An optional package is needed and not installed; the message holds the install command."""
 
 
+class UntrustedCodeError(ConfigError):
+    """A file that somebody else may have made names code, and the user has not said that it may be run."""
+
+
 class CheckpointError(RollmillError):
     """A checkpoint could not be written, read or trusted."""
 

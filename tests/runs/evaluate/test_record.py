@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def record(run: RunFolder, folder: Path | None, episodes: int = 11, **options: object) -> EvalResult:
-    given = {"workers": 1, "envs": ENVS, **options}
+    given = {"workers": 1, "envs": ENVS, "trust_code": True, **options}
     return evaluate(run.path, EvalOptions(episodes, record=True, record_dir=folder, **given))  # type: ignore[arg-type]
 
 
@@ -56,13 +56,14 @@ def test_runs_of_one_name_are_told_apart(run: RunFolder, tmp_path: Path) -> None
     tree = tree_file.load_tree(checkpoint)
     tree["state"]["learners"][0]["model"]["head.linear.bias"] += 1.0
     tree_file.save_tree(checkpoint, tree)
-    evaluate_all([run.path, other.path], EvalOptions(3, workers=1, envs=3, record=True, record_dir=tmp_path / "s"))
+    options = EvalOptions(3, workers=1, envs=3, record=True, record_dir=tmp_path / "s", trust_code=True)
+    evaluate_all([run.path, other.path], options)
     assert len(all_episodes(tmp_path / "s")) == 6
 
 
 def test_the_recorded_episodes_are_the_counted_ones(run: RunFolder, tmp_path: Path) -> None:
     result = record(run, tmp_path / "s")
-    plain = evaluate(run.path, EvalOptions(11, workers=2, envs=ENVS))
+    plain = evaluate(run.path, EvalOptions(11, workers=2, envs=ENVS, trust_code=True))
     assert result.policy == plain.policy
     assert result.record == str(tmp_path / "s")
     recorded = in_order(all_episodes(tmp_path / "s"))
@@ -161,8 +162,8 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_is_played(
 def test_what_has_ended_survives_a_kill(run: RunFolder, tmp_path: Path, rollmill: Run) -> None:
     """Episodes are in the store as they end; the same command again makes it complete."""
     out, gate = tmp_path / "s", tmp_path / "gate"
-    words = (str(run.path), "--episodes", "20", "--workers", "1", "--envs", "4", f"env.args.gate={gate}")
-    command = rollmill("eval", *words, "--record", "s", "sampling.rollout=2")
+    words = (str(run.path), "--episodes", "20", "--workers", "1", "--envs", "4", "--trust-code")
+    command = rollmill("eval", *words, "--record", "s", "sampling.rollout=2", f"env.args.gate={gate}")
     wait_until(lambda: list((out / "progress").glob("*.json")) and len(Store(out)) >= 1, what="recorded episodes")
     command.send(signal.SIGKILL)
     command.wait()
@@ -172,7 +173,7 @@ def test_what_has_ended_survives_a_kill(run: RunFolder, tmp_path: Path, rollmill
     progress = [json.loads(file.read_text()) for file in (out / "progress").glob("*.json")]
     assert [p["state"] for p in progress] == ["running"]
     gate.touch()
-    again = rollmill("eval", *words, "--record", "s", "--json", "sampling.rollout=2")
+    again = rollmill("eval", *words, "--record", "s", "--json", "sampling.rollout=2", f"env.args.gate={gate}")
     assert again.wait() == 0, again.text
     figures = json.loads(again.text.splitlines()[-1])
     recorded = in_order(all_episodes(out))

@@ -107,7 +107,7 @@ def test_short_episodes_do_not_count_more_often(tmp_path: Path, agents: int, epi
     """Every env plays its share from the first episode on, whoever is done first."""
     words = ("env=faulty_envs:Marker", f"env.args={{agents: {agents}}}", f"learning.batch_size={32 * agents}")
     _, folder = train_here(tmp_path, *SERIAL, *words, "stop.batches=1")
-    result = play(folder, episodes, workers=2, envs=4)
+    result = play(folder, episodes, workers=2, envs=4, trust_code=True)
     expected = [Marker.length(n % envs, n // envs, agent) for n in range(episodes) for agent in range(agents)]
     assert result.policy.lengths == expected
     assert [row.episode for row in result.policy.rows] == [n for n in range(episodes) for _ in range(agents)]
@@ -128,7 +128,8 @@ def test_progress_is_told_up_to_the_end(run: RunFolder) -> None:
 def test_the_environments_own_figures_are_told(tmp_path: Path, record: bool) -> None:
     """Each episode of this environment tells a figure that follows from its seed."""
     _, folder = train_here(tmp_path, *SERIAL, "env=collecting:Telling", "stop.batches=1")
-    result = evaluate(folder.path, EvalOptions(episodes=9, workers=2, envs=4, random=True, record=record))
+    options = EvalOptions(episodes=9, workers=2, envs=4, random=True, record=record, trust_code=True)
+    result = evaluate(folder.path, options)
     assert {row.episode: row.seed for row in result.policy.rows} == {
         number: round(7 * own["figure"]) for number, own in result.policy.stats.items()
     }
@@ -230,7 +231,7 @@ def test_steps_take_episodes_in_the_order_of_their_numbers(tmp_path: Path) -> No
     lengths = [Marker.length(n % 4, n // 4) for n in range(50)]
     enough = next(n for n in range(50) if sum(lengths[:n]) >= 60)
     for workers in (1, 3):
-        found = evaluate(folder.path, EvalOptions(steps=60, workers=workers, envs=4)).policy
+        found = evaluate(folder.path, EvalOptions(steps=60, workers=workers, envs=4, trust_code=True)).policy
         assert found.lengths == lengths[:enough]
         assert [row.episode for row in found.rows] == list(range(enough))
 

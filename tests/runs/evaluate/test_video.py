@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def play(run: RunFolder, folder: Path, **options: object) -> EvalResult:
-    given = {"episodes": 5, "workers": 1, "envs": 3, "video": folder, **options}
+    given = {"episodes": 5, "workers": 1, "envs": 3, "video": folder, "trust_code": True, **options}
     return evaluate(run.path, EvalOptions(**given))  # type: ignore[arg-type]
 
 

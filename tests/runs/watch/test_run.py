@@ -40,7 +40,7 @@ def scene(level: int = 90, text: str = "run/frames") -> Shown:
 def test_episodes_are_those_of_an_evaluation(run: RunFolder) -> None:
     """Whole ones, numbered, a picture for each step, large although the agent's own are small."""
     rates: list[float] = []
-    shown = list(Player(run.path, WatchOptions(episodes=2)).scenes(rates.append))
+    shown = list(Player(run.path, WatchOptions(episodes=2, trust_code=True)).scenes(rates.append))
     assert rates == [30 / 4]
     assert {s.picture.shape for s in shown} == {(480, 640, 3)}
     assert [s.picture[0, 0, 0] for s in shown] == [10 * s.step for s in shown]
@@ -48,12 +48,12 @@ def test_episodes_are_those_of_an_evaluation(run: RunFolder) -> None:
     assert [s.episode for s in ends] == [0, 1]
     assert all(4 <= s.step <= 8 for s in ends)
     assert shown[0].text.startswith("run/frames-0000")
-    again = list(Player(run.path, WatchOptions(episodes=2)).scenes(rates.append))
+    again = list(Player(run.path, WatchOptions(episodes=2, trust_code=True)).scenes(rates.append))
     assert [s.text for s in again] == [s.text for s in shown]
 
 
 def test_a_run_in_training_is_followed(run: RunFolder) -> None:
-    player = Player(run.path, WatchOptions(episodes=2, seed=3))
+    player = Player(run.path, WatchOptions(episodes=2, seed=3, trust_code=True))
     names = []
     for shown in player.scenes(lambda rate: None):
         names.append(shown.policy)
@@ -64,7 +64,7 @@ def test_a_run_in_training_is_followed(run: RunFolder) -> None:
 
 
 def test_a_random_policy(run: RunFolder) -> None:
-    shown = list(Player(run.path, WatchOptions(episodes=1, random=True)).scenes(lambda rate: None))
+    shown = list(Player(run.path, WatchOptions(episodes=1, random=True, trust_code=True)).scenes(lambda rate: None))
     assert {s.policy for s in shown} == {"random"}
 
 
@@ -96,7 +96,7 @@ def test_no_window_without_a_display(run: RunFolder, monkeypatch: pytest.MonkeyP
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="--window: there is no display"):
-        watch(run.path, WatchOptions(where="window"), print)
+        watch(run.path, WatchOptions(where="window", trust_code=True), print)
 
 
 def test_the_pace_is_kept_and_lost_time_not_made_up_for() -> None:

@@ -57,6 +57,7 @@ def controller(
     out: Path,
     dynamics: Path | None = None,
     config: Configs = (),
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Search a controller: ``rollmill world controller runs/car/vae --dynamics runs/car/dynamics --out runs/car/ctl``.
@@ -69,9 +70,11 @@ def controller(
         out: Folder of the search.
         dynamics: The dynamics model's file or folder; unset: the controller sees latents alone (controller.inputs=z).
         config: A YAML file with settings; may be given several times, later files win.
+        trust_code: Run the code that the dynamics model names; else your own words have to name it
+            (env=my_env.py:MyEnv).
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    return _search(overrides, encoder, dynamics, out, config, json_, in_dream=False)
+    return _search(overrides, encoder, dynamics, out, config, trust_code, json_, in_dream=False)
 
 
 def dream(
@@ -81,6 +84,7 @@ def dream(
     /,
     out: Path,
     config: Configs = (),
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Search a controller in the model's dreams, and test it outside: as ``rollmill world controller``.
@@ -91,9 +95,11 @@ def dream(
         dynamics: The dynamics model's file, or the folder of its training.
         out: Folder of the search.
         config: A YAML file with settings; may be given several times, later files win.
+        trust_code: Run the code that the dynamics model names; else your own words have to name it
+            (env=my_env.py:MyEnv).
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    return _search(overrides, encoder, dynamics, out, config, json_, in_dream=True)
+    return _search(overrides, encoder, dynamics, out, config, trust_code, json_, in_dream=True)
 
 
 def _search(
@@ -102,13 +108,14 @@ def _search(
     model: Path | None,
     out: Path,
     config: tuple[Path, ...],
+    trust_code: bool,
     json_: bool,
     in_dream: bool,
 ) -> int:
     from rollmill.runs.world.controller import known_env, train_controller
 
     settings = load_config(ControllerConfig, config, overrides)
-    env = settings.env or known_env(model)
+    env = settings.env or known_env(model, trust_code)
     _begin(replace(settings, env=env), json_)
     with keep_stdout(json_):
         outcome = train_controller(
@@ -149,6 +156,7 @@ def film(
 
 
 def evaluate(
+    overrides: tuple[str, ...],
     controller: tyro.conf.Positional[Path],
     /,
     episodes: int = 100,
@@ -157,11 +165,13 @@ def evaluate(
     dynamics: Path | None = None,
     workers: int = 0,
     envs: int = 16,
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Play a saved controller in its environment: ``rollmill world eval runs/car/ctl --episodes 100``.
 
     Args:
+        overrides: KEY=VALUE words about the environment (env=..., env.args.size=64); else it is the controller's own.
         controller: The controller's file, or the folder of its search.
         episodes: Episodes to play.
         seed: Of the episodes.
@@ -169,6 +179,8 @@ def evaluate(
         dynamics: The dynamics model, where it is no longer where it was.
         workers: Processes that step environments; 0: one per core.
         envs: Environments at the same time.
+        trust_code: Run the code that the controller's file names; else your own words have to name it
+            (env=my_env.py:MyEnv).
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     import numpy as np
@@ -176,7 +188,15 @@ def evaluate(
     from rollmill.runs.world.controller import evaluate_controller
 
     score = evaluate_controller(
-        controller, episodes, seed, encoder_path=encoder, dynamics_path=dynamics, workers=workers, envs=envs
+        controller,
+        episodes,
+        seed,
+        encoder_path=encoder,
+        dynamics_path=dynamics,
+        overrides=overrides,
+        trust_code=trust_code,
+        workers=workers,
+        envs=envs,
     )
     figures = {
         "episodes": len(score.returns),

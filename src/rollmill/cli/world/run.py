@@ -18,6 +18,7 @@ def run(
     config: Configs = (),
     out: Path | None = None,
     until: Literal["collect", "vae", "encode", "dynamics", "controller", "report"] = "report",
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """All stages in turn: ``rollmill world run --config configs/carracing_world.yaml``.
@@ -30,6 +31,7 @@ def run(
         config: A YAML file with settings; may be given several times, later files win.
         out: Folder of everything; unset: runs/world/NAME, after the first config.
         until: Stop after this stage.
+        trust_code: Run the code that a checkpoint among collect.episodes names.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     if out is None and not config:
@@ -41,7 +43,8 @@ def run(
     from rollmill.runs.world.run import run_world
 
     with keep_stdout(json_):
-        outcome = run_world(settings, folder, until=until, console="off" if json_ else "auto")
+        console: Literal["auto", "off"] = "off" if json_ else "auto"
+        outcome = run_world(settings, folder, until=until, console=console, trust_code=trust_code)
     if json_:
         print(json.dumps(outcome.to_dict()))
         return outcome.exit_code

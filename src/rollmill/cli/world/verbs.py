@@ -20,7 +20,7 @@ SUBVERBS: dict[str, tuple[str, str]] = {
     "film": ("rollmill.cli.world.control:film", "a video of dreams beside what really happened"),
     "eval": ("rollmill.cli.world.control:evaluate", "play a saved controller in its environment"),
 }
-CONFIGURED = tuple(name for name in SUBVERBS if name not in ("encode", "eval"))
+CONFIGURED = tuple(name for name in SUBVERBS if name != "encode")
 """Sub-verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
 
 

@@ -50,6 +50,8 @@ class CollectOptions:
     """Mean steps that a smoothed random action lasts."""
     budget_gb: float | None = None
     """Gigabytes (10**9 bytes) that the store may have in the end, all writers together."""
+    trust_code: bool = False
+    """Run the code that a checkpoint names (``runs.trust``)."""
 
     def check(self, overrides: Sequence[str] = ()) -> None:
         """ConfigError for what is wrong or contradicts itself."""

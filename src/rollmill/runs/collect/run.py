@@ -30,6 +30,7 @@ from rollmill.runs.collect.quota import Census, Claims, Series, refuse_twins
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.train.sizing import ENVS, GROUPS, SERIAL_ENVS
+from rollmill.runs.trust import load_saved
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
@@ -153,10 +154,12 @@ def _configure(
     files: tuple[Path, ...], overrides: tuple[str, ...], options: CollectOptions, source: PolicySource
 ) -> TrainConfig:
     """Settings of the env and the sampling; those of the training's machine are left behind."""
-    base = None
-    if source.loaded is not None:
-        base = {name: block for name, block in source.loaded.state["config"].items() if name != "sampling"}
-    config = load_config(TrainConfig, files, overrides, base=base)
+    if source.loaded is None:
+        config = load_config(TrainConfig, files, overrides)
+    else:
+        saved = {name: block for name, block in source.loaded.state["config"].items() if name != "sampling"}
+        path, trust = source.loaded.path, options.trust_code
+        config = load_saved(TrainConfig, saved, path, files=files, overrides=overrides, trust_code=trust)
     if config.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
     if config.env.vector:

@@ -39,6 +39,8 @@ class EvalOptions:
     random: bool = False
     """Evaluate a random policy in the same way, beside the trained one."""
     overrides: tuple[str, ...] = ()
+    trust_code: bool = False
+    """Run the code that a checkpoint names (``runs.trust``)."""
     record: bool = False
     """Write the episodes into a store."""
     record_dir: Path | None = None

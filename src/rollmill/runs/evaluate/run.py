@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollmill.core.checkpoints import Loaded, load_checkpoint
-from rollmill.core.config import load_config
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import household
@@ -39,6 +38,7 @@ from rollmill.runs.evaluate.targets import (
 from rollmill.runs.evaluate.video import FilmPlan, ScriptWriter, make_films
 from rollmill.runs.train.run import probe_beside, require_online
 from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.trust import load_saved, read_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.sampling.policies.per_agent import Team
 from rollmill.sampling.sampler import Sampler, SamplerPlan
@@ -126,13 +126,14 @@ def _prepare(path: Path, target: Path, options: EvalOptions) -> Job:
         if target.is_file():
             raise
         raise CheckpointError(f"{error}. Others in {path.parent} can be given by their path") from error
-    config = load_config(TrainConfig, [], options.overrides, base=loaded.state["config"])
+    saved = loaded.state["config"]
+    config = load_saved(TrainConfig, saved, path, overrides=options.overrides, trust_code=options.trust_code)
     check_env_settings(config.env)
     if config.env.vector:
         log.warning("env.vector: episodes are seeded by the group, so figures depend on the number of workers, too")
     spec = EnvSpec.from_dict(loaded.state["spec"])
     stem = re.sub(r"[^\w.-]+", "-", checkpoint_name(loaded).removesuffix(".ckpt"))
-    elsewhere = config.env != load_config(TrainConfig, [], (), base=loaded.state["config"]).env
+    elsewhere = config.env != read_saved(TrainConfig, saved, path).env
     return Job(replace(loaded, state=None), config, spec, _plan(config, spec, options), stem, elsewhere)
 
 

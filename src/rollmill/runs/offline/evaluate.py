@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rollmill.core.checkpoints import Loaded, load_checkpoint
-from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import household
@@ -29,6 +28,7 @@ from rollmill.runs.offline.policy import Choice, load_policy, require_offline
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.offline.task import PROBE_SECONDS
 from rollmill.runs.train.build import choose_device
+from rollmill.runs.trust import SavedEnv, load_saved, read_saved
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class CompareOptions:
     device: str = "auto"
     last: bool = False
     """Judge the last weights of every run instead of those with the lowest held-out loss."""
+    overrides: tuple[str, ...] = ()
+    """``env=...``: words for another environment than the one the policies were fitted for."""
+    trust_code: bool = False
+    """Run the code that checkpoints name (``runs.trust``)."""
 
     def check(self) -> None:
         if self.episodes < 1:
@@ -104,7 +108,7 @@ def compare(
                     "environment; give those of each by themselves"
                 )
             check_spec(EnvSpec.from_dict(entry.loaded.state["spec"]), spec, str(entry.loaded.path))
-        behaviour = find_behaviour(options.behaviour, spec) if options.behaviour else None
+        behaviour = find_behaviour(options.behaviour, spec, options.trust_code) if options.behaviour else None
         stage = Stage(entries[0].env, spec, options.settings(), environment)
         if behaviour is not None:
             stage.check(behaviour)
@@ -174,12 +178,13 @@ def _entry(run: Path, options: CompareOptions) -> Entry:
     """Read one checkpoint; nothing is started."""
     path = find_checkpoints(run)[0]
     loaded = require_offline(load_checkpoint(path))
-    config = load_config(OfflineConfig, [], (), base=loaded.state["config"])
+    config = read_saved(OfflineConfig, loaded.state["config"], path)
     targets: tuple[float | None, ...] = (None,)
     if config.algorithm == "dt":
         targets = options.targets or tuple(loaded.state["targets"])
         if targets == (None,):
             raise ConfigError(f"{run} was never judged, so no targets are known: give --targets")
-    env = load_config(EnvSettings, [], (), base=loaded.state["env"])  # not from the store, which may be elsewhere
+    saved = {"env": loaded.state["env"]}  # not from the store, which may be elsewhere
+    env = load_saved(SavedEnv, saved, path, overrides=options.overrides, trust_code=options.trust_code).env
     name = run.parent.parent.name if run.is_file() and run.parent.name == "checkpoints" else run.absolute().name
     return Entry(name, loaded, config, targets, env)

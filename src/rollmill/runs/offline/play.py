@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from rollmill.core.checkpoints import Loaded
-from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Policy
@@ -29,6 +29,7 @@ from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.evaluate.run import trained_policy
 from rollmill.runs.evaluate.targets import find_checkpoint
 from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.trust import load_saved, read_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.format.schema import StoreSchema
@@ -102,7 +103,7 @@ class Stage:
         self._trained(loaded, self.plan(1))
 
     def _trained(self, loaded: Loaded, plan: EvalPlan) -> Policy:
-        config = load_config(TrainConfig, [], (), base=loaded.state["config"])
+        config = read_saved(TrainConfig, _without_env(loaded), loaded.path)
         seed = Seeds(self.settings.seed).branch("actions").integer()
         return trained_policy(config, loaded, plan.sampler, seed, self.settings.deterministic)
 
@@ -139,14 +140,21 @@ class Stage:
                 return film_episodes(store, [int(typical)], folder, FilmOptions())[0]
 
 
-def find_behaviour(path: Path, spec: EnvSpec) -> Loaded:
+def find_behaviour(path: Path, spec: EnvSpec, trust_code: bool = False) -> Loaded:
     """The checkpoint of the run that made the data; ConfigError if it acts in another environment."""
     loaded = find_checkpoint(path, best=False)
+    load_saved(TrainConfig, _without_env(loaded), loaded.path, trust_code=trust_code)
     made_for = EnvSpec.from_dict(loaded.state["spec"])
     if made_for.action != spec.action:
         raise ConfigError(f"{loaded.path} takes other actions than {spec.name}: it did not make these data")
     check_spec(made_for, spec, str(loaded.path))
     return loaded
+
+
+def _without_env(loaded: Loaded) -> dict[str, Any]:
+    """The configuration of an online run whose policy plays elsewhere: its environment is not built."""
+    saved = loaded.state["config"]
+    return {**saved, "env": {"policies": saved["env"].get("policies", [])}}
 
 
 def _row(name: str, score: Score, target: float | None = None) -> Row:

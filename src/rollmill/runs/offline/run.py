@@ -89,7 +89,7 @@ def train_offline(config: OfflineConfig, request: Request | None = None) -> Offl
     loaded = _find_checkpoint(config, request)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(household())
-        task = prepare(config, environment)
+        task = prepare(config, environment, request.trust_code)
         stack.callback(task.store.close)
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
         handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))

@@ -15,6 +15,7 @@ from rollmill.offline.data import Selection, automatic_targets, check_spec, open
 from rollmill.offline.model import Scales
 from rollmill.runs.offline.play import Stage, find_behaviour
 from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.store.reader import Store
 
 PROBE_SECONDS = 120.0
@@ -38,12 +39,15 @@ class Task:
         return self.store.schema.env
 
 
-def prepare(config: OfflineConfig, environment: Mapping[str, str]) -> Task:
-    """Look at everything that can be wrong with data, environment and targets; nothing is written."""
+def prepare(config: OfflineConfig, environment: Mapping[str, str], trust_code: bool = False) -> Task:
+    """Look at everything that can be wrong with data, environment and targets; nothing is written.
+
+    ``trust_code``: run the code that the store or the behaviour's checkpoint names.
+    """
     assert config.store is not None
     store = open_store(config.store, config.data)
     selection = select(store, config.data, config.algorithm, config.run.seed)
-    stage = find_stage(config, store, environment) if config.plays else None
+    stage = find_stage(config, store, environment, trust_code) if config.plays else None
     targets: tuple[float | None, ...] = config.evaluation.targets or (None,)
     if config.algorithm == "dt" and stage is not None and not config.evaluation.targets:
         targets = automatic_targets(selection)
@@ -51,14 +55,17 @@ def prepare(config: OfflineConfig, environment: Mapping[str, str]) -> Task:
         stage.check_films()
     behaviour = None
     if config.evaluation.behaviour is not None and stage is not None:
-        behaviour = find_behaviour(config.evaluation.behaviour, stage.spec)
+        behaviour = find_behaviour(config.evaluation.behaviour, stage.spec, trust_code)
         stage.check(behaviour)
     return Task(config, store, selection, scales_of(store, selection), stage, targets, behaviour)
 
 
-def find_stage(config: OfflineConfig, store: Store, environment: Mapping[str, str]) -> Stage:
+def find_stage(config: OfflineConfig, store: Store, environment: Mapping[str, str], trust_code: bool) -> Stage:
     """The environment to judge in, built once in a process of its own and compared with the store."""
-    env = env_of(config, store)
+    env = config.env
+    if env is None:
+        named = {"id": store.schema.env_id, "args": dict(store.schema.env_kwargs)}
+        env = load_saved(SavedEnv, {"env": named}, store.path, trust_code=trust_code).env
     try:
         check_env_settings(env)
         spec = Probe(env, environment).result(PROBE_SECONDS)

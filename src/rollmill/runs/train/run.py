@@ -62,6 +62,8 @@ class Request:
     console: Literal["auto", "plain", "off"] = "auto"
     profile: bool = False
     """Record traces of every process into the run folder's ``profile``."""
+    trust_code: bool = False
+    """Offline: run the code that a store or a checkpoint names (``runs.trust``)."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from rollmill.core.checkpoints import load_checkpoint
-from rollmill.core.config import load_config
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec, Obs
 from rollmill.core.process_scope import household
@@ -42,6 +41,7 @@ from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint, fin
 from rollmill.runs.evaluate.video import blank
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.trust import load_saved
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Screen, Shown, TerminalScreen, WindowScreen, has_pygame
 from rollmill.sampling.inference import Request
@@ -72,6 +72,8 @@ class WatchOptions:
     port: int = 0
     """TCP port of the page in the browser; 0 takes a free one."""
     overrides: tuple[str, ...] = ()
+    trust_code: bool = False
+    """Run the code that the checkpoint names (``runs.trust``)."""
 
     def check(self) -> None:
         for is_wrong, reason in (
@@ -96,7 +98,13 @@ class Player:
         """The checkpoint whose weights are playing."""
         if options.best:
             check_chosen("--best", [target])
-        self.config = load_config(TrainConfig, [], options.overrides, base=self.loaded.state["config"])
+        self.config = load_saved(
+            TrainConfig,
+            self.loaded.state["config"],
+            self.loaded.path,
+            overrides=options.overrides,
+            trust_code=options.trust_code,
+        )
         check_env_settings(self.config.env)
         self.spec = EnvSpec.from_dict(self.loaded.state["spec"])
         # What the agent sees must not change; a picture for people comes from a twin, where that makes a difference.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from rollmill.runs.evaluate.play import make_plan, play
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.train.build import choose_device
 from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.runs.world.curves import GenerationRow, write_curves
 from rollmill.runs.world.stage import Progress, Stage, open_stage
 from rollmill.store.reader import Store
@@ -37,6 +38,7 @@ from rollmill.worldmodel.controller.model import (
     Mind,
     Pilot,
     SavedController,
+    controller_file,
     load_controller,
     make_shape,
     picture_field,
@@ -46,7 +48,7 @@ from rollmill.worldmodel.controller.model import (
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.controller.trials import ControllerPolicy, Played, Trials
 from rollmill.worldmodel.dream import DreamTrials
-from rollmill.worldmodel.dynamics.model import Dynamics, dynamics_checksum, load_dynamics
+from rollmill.worldmodel.dynamics.model import Dynamics, dynamics_checksum, dynamics_file, load_dynamics
 from rollmill.worldmodel.dynamics.retrieval import Bank, build_bank
 from rollmill.worldmodel.encoder.file import ImageEncoder, encoder_checksum, load_encoder
 
@@ -173,12 +175,13 @@ def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path:
     return Models(encoder, dynamics, bank, device)
 
 
-def known_env(dynamics_path: Path | None) -> EnvSettings:
-    """The environment whose episodes a dynamics model was fitted to."""
+def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettings:
+    """The environment whose episodes a dynamics model was fitted to; ``trust_code``: even if that is own code."""
     if dynamics_path is None:
         raise ConfigError("which environment? Name it with env=...")
     origin = load_dynamics(dynamics_path).origin
-    return EnvSettings(id=origin.env_id, args=dict(origin.env_kwargs))
+    saved = {"env": {"id": origin.env_id, "args": dict(origin.env_kwargs)}}
+    return load_saved(SavedEnv, saved, dynamics_file(dynamics_path), trust_code=trust_code).env
 
 
 def _check_actions(models: Models, spec: EnvSpec) -> None:
@@ -387,16 +390,21 @@ def evaluate_controller(
     *,
     encoder_path: Path | None = None,
     dynamics_path: Path | None = None,
-    env: EnvSettings | None = None,
+    overrides: Sequence[str] = (),
+    trust_code: bool = False,
     workers: int = 0,
     envs: int = 16,
 ) -> Score:
-    """Play a saved controller in its environment (or ``env``); models are found where they were, unless given."""
+    """Play a saved controller in its environment; models are found where they were, unless given.
+
+    ``overrides``: words that name another environment (``env=...``). ``trust_code``: run the code that the file names.
+    """
     saved = load_controller(path)
     settings = replace(saved.settings, workers=workers, envs=envs)
     dynamics = dynamics_path or (Path(saved.dynamics) if saved.dynamics else None)
     models = load_models(settings, encoder_path or Path(saved.encoder), dynamics)
-    chosen = env or EnvSettings(**{**saved.env, "policies": tuple(saved.env.get("policies", ()))})
+    named = {"env": saved.env}
+    chosen = load_saved(SavedEnv, named, controller_file(path), overrides=overrides, trust_code=trust_code).env
     check_env_settings(chosen)
     with household(inside=settings.mode == "serial") as environment:
         spec = Probe(chosen, environment).result(PROBE_SECONDS)

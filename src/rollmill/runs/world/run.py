@@ -120,9 +120,17 @@ class Record:
 
 
 def run_world(
-    config: WorldConfig, out: Path, *, until: str = STAGES[-1], console: Literal["auto", "off"] = "auto"
+    config: WorldConfig,
+    out: Path,
+    *,
+    until: str = STAGES[-1],
+    console: Literal["auto", "off"] = "auto",
+    trust_code: bool = False,
 ) -> WorldOutcome:
-    """Run all stages up to ``until`` in the folder ``out``. Raises RollmillError when one fails."""
+    """Run all stages up to ``until`` in the folder ``out``. Raises RollmillError when one fails.
+
+    ``trust_code``: run the code that a checkpoint among the policies names.
+    """
     check_env_settings(config.env)
     for policy in config.collect.episodes:
         find_policy(CollectOptions(out / "raw", policy, episodes=1))
@@ -131,7 +139,7 @@ def run_world(
         handle = open_log(folder, to_console=console != "off" and not panel.is_live)
         try:
             atomic.write_text(folder.config, dump_yaml(config))
-            return World(config, out, panel).run(until)
+            return World(config, out, panel, trust_code).run(until)
         finally:
             panel.close()
             handle.close()
@@ -140,8 +148,8 @@ def run_world(
 class World:
     """The stages of one folder."""
 
-    def __init__(self, config: WorldConfig, out: Path, panel: StagePanel) -> None:
-        self.config, self.out, self.panel = config, out, panel
+    def __init__(self, config: WorldConfig, out: Path, panel: StagePanel, trust_code: bool = False) -> None:
+        self.config, self.out, self.panel, self._trust_code = config, out, panel, trust_code
         (out / RECORDS).mkdir(exist_ok=True)
         c = config
         self.stages = [
@@ -254,7 +262,8 @@ class World:
             before += min(count, there := self._episodes_by(name))
             if there >= count:
                 continue
-            options = CollectOptions(raw, policy, episodes=count - there, seed=self.config.seed, hold=hold)
+            seed, trust = self.config.seed, self._trust_code
+            options = CollectOptions(raw, policy, episodes=count - there, seed=seed, hold=hold, trust_code=trust)
             done = collect(options, (settings,), (f"sampling.workers={c.workers}",), self._tell_collect(before, wanted))
             if done.signal:
                 raise Interrupted

@@ -263,7 +263,7 @@ class StoreSchema:
                 env=EnvSpec.from_dict(_with_bounds(data["env"], float)),
                 env_id=data["env_id"],
                 columns=tuple(Column.from_json(column) for column in data["columns"]),
-                env_kwargs=data["env_kwargs"],
+                env_kwargs=dict(data["env_kwargs"]),
                 created_by=data["created_by"],
                 version=data["version"],
             )

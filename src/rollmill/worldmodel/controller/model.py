@@ -201,7 +201,7 @@ def save_controller(path: Path, saved: SavedController) -> None:
 
 def load_controller(path: Path | str) -> SavedController:
     """The controller in a file; a folder stands for the ``controller.bin`` in it."""
-    file = Path(path) / CONTROLLER_FILE if Path(path).is_dir() else Path(path)
+    file = controller_file(path)
     tree = load_tree(file)
     if not isinstance(tree, Mapping) or tree.get("format") != FORMAT:
         raise CheckpointError(f"{file}: not a controller (`rollmill world controller` writes {CONTROLLER_FILE})")
@@ -215,6 +215,11 @@ def load_controller(path: Path | str) -> SavedController:
         env=tree["env"],
         metadata=tree["metadata"],
     )
+
+
+def controller_file(path: Path | str) -> Path:
+    """The file that ``path`` means: itself, or the controller of a folder."""
+    return Path(path) / CONTROLLER_FILE if Path(path).is_dir() else Path(path)
 
 
 def settings_from(values: Mapping[str, Any]) -> ControllerSettings:

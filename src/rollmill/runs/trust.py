@@ -1,0 +1,104 @@
+"""Settings that come out of a file which somebody else may have made: a checkpoint, a store, a model.
+
+Such settings may name code (``env.id=os:system``, ``model.custom``), and building what they name runs it. It is run
+only where the user names it, too, in the words or files of the command, or says that all of it is trusted. Whatever
+builds an environment or a network by the word of a file gets its settings here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rollmill.core.config import KeyPath, given_keys, load_config, settings
+from rollmill.core.errors import CheckpointError, ConfigError, UntrustedCodeError
+from rollmill.core.text import cut
+from rollmill.envs.code_words import code_words
+from rollmill.envs.settings import EnvSettings
+
+T = TypeVar("T")
+
+_SIMPLE = re.compile(r"[\w./:+@%,-]+", re.ASCII)
+_WORD_CHARACTERS = 200
+
+
+@settings
+class SavedEnv:
+    """An environment as a file names it."""
+
+    env: EnvSettings = field(default_factory=EnvSettings)
+
+
+def load_saved(
+    cls: type[T],
+    saved: Mapping[str, Any],
+    source: Path,
+    *,
+    files: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+    trust_code: bool = False,
+) -> T:
+    """Settings that ``source`` holds, below what the user gives.
+
+    Raises UntrustedCodeError where they name code that the user has not named, unless it is trusted.
+    """
+    config = read_saved(cls, saved, source, files=files, overrides=overrides)
+    if not trust_code:
+        given = given_keys(cls, files, overrides)
+        _refuse({key: value for key, value in code_in(config).items() if key not in given}, source)
+    return config
+
+
+def read_saved(
+    cls: type[T],
+    saved: Mapping[str, Any],
+    source: Path,
+    *,
+    files: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+) -> T:
+    """As ``load_saved``, for settings of which nothing is built, or that were checked before."""
+    try:
+        return load_config(cls, files, overrides, base=saved)
+    except ConfigError as error:
+        try:
+            load_config(cls, (), (), base=saved)
+        except ConfigError as own:
+            problems = "; ".join(str(own).splitlines())
+            raise CheckpointError(f"{source}: its settings cannot be used: {problems}") from error
+        raise
+
+
+def code_in(config: object) -> dict[KeyPath, Any]:
+    """Keys of a configuration whose values name code, a program or a file that can do as much."""
+    env, model = getattr(config, "env", None), getattr(config, "model", None)
+    found: dict[KeyPath, Any] = {}
+    if isinstance(env, EnvSettings):
+        found |= {("env", *key): value for key, value in code_words(env).items()}
+    custom = getattr(model, "custom", None)
+    if custom is not None:
+        found["model", "custom"] = custom
+    return found
+
+
+def _refuse(words: Mapping[KeyPath, Any], source: Path) -> None:
+    if not words:
+        return
+    named = [_word(".".join(key), value) for key, value in words.items()]
+    typed = [shlex.quote(word.replace("env.id=", "env=", 1)) for word in named]
+    raise UntrustedCodeError(
+        f"{source} names code that would be run with your rights: {', '.join(named)}. Whoever made the file may have "
+        f"chosen it. If you want to run it, name it yourself: {' '.join(typed)}; or trust all that the file names: "
+        "--trust-code (in Python trust_code=True)"
+    )
+
+
+def _word(key: str, value: Any) -> str:
+    """``key=value``, readable where it is simple, else with every odd character escaped."""
+    simple = isinstance(value, str) and _SIMPLE.fullmatch(value)
+    return cut(f"{key}={value if simple else json.dumps(value)}", _WORD_CHARACTERS)
