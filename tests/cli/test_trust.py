@@ -138,7 +138,7 @@ def test_the_command_of_the_report(call: Call, online: Path, tmp_path: Path) -> 
     result = call("eval", str(forged), "--episodes", "1")
     assert result.code == 2
     assert "env.id=os:system" in result.err
-    assert "name it yourself: env=os:system;" in result.err
+    assert f"name it yourself: env=os:system 'env.args.command=\"touch {tmp_path}/PWNED\"';" in result.err
     assert not (tmp_path / "PWNED").exists()
     with pytest.raises(UntrustedCodeError):
         evaluate(forged, EvalOptions(episodes=1))

@@ -59,25 +59,28 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
 
 
 def code_words(settings: EnvSettings) -> dict[KeyPath, Any]:
-    """Keys below ``env`` whose values name code, a program or a file, with these values.
-
-    Own code counts by its name alone: what its arguments may do is known to whoever names it.
-    """
+    """Keys below ``env`` whose values name code, a program or a file, with these values."""
     route = None if settings.id in NAMED else find_route(settings.id)
-    if settings.id not in NAMED and route is None and ":" in settings.id:
-        return {("id",): settings.id}
     entry = NAMED.get(route.entry if route else settings.id)
     rules = _RULES.get(entry.target, {}) if entry else {}
-    leaves = _leaves(settings.args, ("args",))
-    found = {path: value for path, value in leaves if not rules.get(path[1], _is_plain)(value)}
-    if route is not None and not _route_is_harmless(route, settings, rules):
-        found[("id",)] = settings.id
-    return found
+    found: dict[KeyPath, Any] = {} if _id_is_harmless(settings, route, rules) else {("id",): settings.id}
+    return found | odd_arguments(settings.args, ("args",), rules)
 
 
-def _route_is_harmless(route: Route, settings: EnvSettings, rules: Mapping[str, Rule]) -> bool:
-    """An argument of the same name takes the place of what stands in the id."""
+_NO_RULES: Mapping[str, Rule] = {}
+
+
+def odd_arguments(args: Mapping[str, Any], path: KeyPath, rules: Mapping[str, Rule] = _NO_RULES) -> dict[KeyPath, Any]:
+    """Those of some keyword arguments, found at ``path``, that are not harmless: own code may do anything with them."""
+    leaves = _leaves(args, path)
+    return {key: value for key, value in leaves if not rules.get(key[len(path)], _is_plain)(value)}
+
+
+def _id_is_harmless(settings: EnvSettings, route: Route | None, rules: Mapping[str, Rule]) -> bool:
+    if route is None:
+        return settings.id in NAMED or ":" not in settings.id
     rule = rules.get(route.argument, _is_plain)
+    # An argument of the same name takes the place of what stands in the id.
     return route.argument in settings.args or rule(route.args(settings.id)[route.argument])
 
 

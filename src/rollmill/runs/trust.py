@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from rollmill.core.config import KeyPath, given_keys, load_config, settings
 from rollmill.core.errors import CheckpointError, ConfigError, UntrustedCodeError
 from rollmill.core.text import cut
-from rollmill.envs.code_words import code_words
+from rollmill.envs.code_words import code_words, odd_arguments
 from rollmill.envs.settings import EnvSettings
+from rollmill.models.settings import ModelSettings
 
 T = TypeVar("T")
 
@@ -76,13 +77,14 @@ def read_saved(
 
 def code_in(config: object) -> dict[KeyPath, Any]:
     """Keys of a configuration whose values name code, a program or a file that can do as much."""
-    env, model = getattr(config, "env", None), getattr(config, "model", None)
+    env: Any = getattr(config, "env", None)
+    model: Any = getattr(config, "model", None)
     found: dict[KeyPath, Any] = {}
     if isinstance(env, EnvSettings):
         found |= {("env", *key): value for key, value in code_words(env).items()}
-    custom = getattr(model, "custom", None)
-    if custom is not None:
-        found["model", "custom"] = custom
+    if isinstance(model, ModelSettings) and model.custom is not None:
+        found["model", "custom"] = model.custom
+        found |= odd_arguments(model.custom_args, ("model", "custom_args"))
     return found
 
 
