@@ -6,9 +6,10 @@ import torch
 from offlining import skilled_store
 
 from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
+from rollmill.models.saving import load_weights, weights_of
 from rollmill.offline import fit as fit_module
 from rollmill.offline.data import WindowLoader, scales_of, select
-from rollmill.offline.fit import Fitter, load_weights, precision, weights_of
+from rollmill.offline.fit import Fitter, precision
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import DataSettings, FitSettings, SequenceSettings
 from rollmill.store.reader import Store

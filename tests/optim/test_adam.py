@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollmill.models.saving import load_optimizer, optimizer_state
 from rollmill.optim.adam import Adam
-from rollmill.optim.saving import load_optimizer, optimizer_state
 
 
 def parameters() -> list[Tensor]:

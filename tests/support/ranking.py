@@ -23,7 +23,7 @@ from rollmill.learning.appo import Appo
 from rollmill.learning.ranks import NOTE_BYTES, TorchRanks, require_equal
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
-from rollmill.optim.saving import load_weights
+from rollmill.models.saving import load_weights
 
 CPU = torch.device("cpu")
 Outcome = dict[str, Any]

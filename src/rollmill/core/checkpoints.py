@@ -8,22 +8,31 @@ ones are removed only after the new one is safely on disk.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollmill.core import atomic, tree_file
-from rollmill.core.errors import CheckpointError
+from rollmill.core.config import load_config
+from rollmill.core.errors import CheckpointError, ConfigError, StoreError, error_text
+from rollmill.core.fields import EnvSpec
+from rollmill.core.shapes import ShapeError, check_shape
 
 _LOG = logging.getLogger("rollmill")
 _NAME = re.compile(r"(frames|milestone)-(\d{12,})\.ckpt")
 _MB = 1_000_000
+
+T = TypeVar("T")
+
+ORIGIN = "(another version of rollmill has written it, or somebody has changed it)"
+"""Why a whole file may not hold what it should."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,73 @@ def _facts(path: Path, content: Any) -> tuple[int, float | None]:
     """Frames and metric from a loaded file or its outline."""
     if not isinstance(content, dict) or not {"frames", "metric", "state"} <= content.keys():
         raise CheckpointError(f"{path}: not the checkpoint of a run (it has no frames, metric and state)")
+    with restoring(path):
+        check_shape(content, {"frames": int, "metric": (float, None)})
     return content["frames"], content["metric"]
+
+
+@contextlib.contextmanager
+def restoring(path: Path, field: str = "") -> Iterator[None]:
+    """Take over what a file holds, the whole or one ``field`` of it: what does not fit is a CheckpointError about it.
+
+    Errors of environments, of memory and of the machine pass through: they are not the file's.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise CheckpointError(_about(path, field, str(error))) from error
+    except ShapeError as error:
+        at = ".".join(filter(None, (field, error.at)))
+        raise CheckpointError(f"{_about(path, at, error.reason)} {ORIGIN}") from error
+    except (StoreError, ConfigError) as error:
+        raise CheckpointError(f"{_about(path, field, str(error))} {ORIGIN}") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else error_text(error)
+        raise CheckpointError(f"{_about(path, field, reason)} {ORIGIN}") from error
+
+
+def _about(path: Path, field: str, reason: str) -> str:
+    return f"{path}: {f'field {field}: ' if field else ''}{' '.join(reason.split())}"
+
+
+def require_version(path: Path, content: Mapping[str, Any], known: int, key: str = "version") -> None:
+    """CheckpointError where a newer version has written the file in a way that is not known here."""
+    with restoring(path):
+        check_shape(content, {key: int})
+    if content[key] > known:
+        raise CheckpointError(
+            f"{path}: written by a newer version of rollmill ({key} {content[key]}; this one reads up to {known})"
+        )
+
+
+def saved_spec(path: Path, content: Mapping[str, Any]) -> EnvSpec:
+    """The spec of an environment that a file holds; CheckpointError where it makes no sense."""
+    with restoring(path, "spec"):
+        spec = EnvSpec.from_dict(content)
+        if not spec.action.agrees:
+            raise ValueError(f"the parts of the action do not agree: {spec.action}")
+        return spec
+
+
+def saved_settings(
+    cls: type[T],
+    saved: Mapping[str, Any],
+    source: Path,
+    files: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+) -> T:
+    """Settings that a file holds, below what the user gives; CheckpointError where the file's own are wrong.
+
+    Code that they name is not to be run: see ``runs.trust``.
+    """
+    try:
+        return load_config(cls, files, overrides, base=saved)
+    except (ConfigError, TypeError):
+        with restoring(source):
+            load_config(cls, (), (), base=saved)
+        raise
 
 
 class Checkpoints:

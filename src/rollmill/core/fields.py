@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rollmill.core.shapes import Shape, check_shape
 
 Array = NDArray[Any]
 Obs = dict[str, Array]
@@ -50,6 +52,9 @@ class Field:
         return np.dtype(self.dtype).kind == "f"
 
 
+ActionKind = Literal["discrete", "multi_discrete", "continuous", "mixed"]
+
+
 @dataclass(frozen=True)
 class ActionSpec:
     """The action space of one agent.
@@ -64,7 +69,7 @@ class ActionSpec:
     ``start`` is added to choices when they are handed to the environment.
     """
 
-    kind: Literal["discrete", "multi_discrete", "continuous", "mixed"]
+    kind: ActionKind
     nvec: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
@@ -81,6 +86,19 @@ class ActionSpec:
         return self.kind not in ("continuous", "mixed")
 
     @property
+    def agrees(self) -> bool:
+        """Whether its parts fit its kind and each other; what a file holds may be anything."""
+        numbers = math.prod(self.shape) if self.kind in ("continuous", "mixed") else 0
+        least, most = {"discrete": (1, 1), "continuous": (0, 0)}.get(self.kind, (1, len(self.nvec)))
+        return (
+            self.kind in get_args(ActionKind)
+            and least <= len(self.nvec) <= most
+            and min(self.nvec, default=1) > 0
+            and len(self.start) in (0, len(self.nvec))
+            and len(self.low) == len(self.high) == numbers
+        )
+
+    @property
     def field(self) -> Field:
         if self.kind == "continuous":
             return Field("action", "float32", self.shape)
@@ -92,6 +110,16 @@ class ActionSpec:
     def mask_size(self) -> int:
         """Length of an action mask: the choices of all components side by side."""
         return sum(self.nvec)
+
+
+SPEC_SHAPE: Shape = {
+    "name": str,
+    "observation": [[str, str, [int]]],
+    "action": {"kind": str, "nvec?": [int], "start?": [int], "shape?": [int], "low?": [float], "high?": [float]},
+    "agents": int,
+    "frames_per_step": int,
+}
+"""The shape of ``EnvSpec.to_dict``."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +169,12 @@ class EnvSpec:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> EnvSpec:
+        """Turn ``to_dict`` back; TypeError or ValueError where it is something else."""
+        check_shape(data, SPEC_SHAPE)
         action = dict(data["action"])
         kind = action.pop("kind")
+        for _, dtype, shape in data["observation"]:
+            np.zeros((0, *shape), dtype)  # or it is no dtype, no shape
         return EnvSpec(
             name=data["name"],
             observation=tuple(Field(n, d, tuple(s)) for n, d, s in data["observation"]),

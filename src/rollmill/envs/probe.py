@@ -88,7 +88,10 @@ class Probe:
             raise EnvError(f"{name}: the constructor hangs for more than {timeout:g} s") from None
         finally:
             self.close()
-        return EnvSpec.from_dict(answer["spec"])
+        try:
+            return EnvSpec.from_dict(answer["spec"])
+        except (TypeError, ValueError) as error:
+            raise EnvError(f"{name}: its spec makes no sense: {error}") from error
 
     def close(self) -> None:
         self._errand.close()

@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import Array
+from rollmill.core.shapes import BYTES, Shape, check_shape
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
 from rollmill.learning.figures import Sums
 from rollmill.learning.guards import Alarms, explain_non_finite
@@ -28,10 +28,27 @@ from rollmill.learning.targets import gae
 from rollmill.learning.threaded_step import ThreadedStep
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
+from rollmill.models.saving import (
+    OPTIMIZER_SHAPE,
+    WEIGHTS_SHAPE,
+    load_generator,
+    load_optimizer,
+    load_weights,
+    optimizer_state,
+    to_numpy,
+    weights_of,
+)
 from rollmill.optim.adam import Adam, Optimizer
-from rollmill.optim.saving import load_optimizer, load_weights, optimizer_state, to_numpy, weights_of
 from rollmill.optim.schedules import KlAdaptiveRate, Schedule
 
+STATE_SHAPE: Shape = {
+    "version": int,
+    "optimizer_steps": int,
+    "rate": float,
+    "model": WEIGHTS_SHAPE,
+    "optimizer": OPTIMIZER_SHAPE,
+    "generator": BYTES,
+}
 CHECK_EVERY = 100
 """Batches between two looks at whether all ranks still hold the same weights (the first is one of them)."""
 
@@ -217,9 +234,10 @@ class Appo:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        check_shape(state, STATE_SHAPE)
         load_weights(self.model, state["model"])
         load_optimizer(self._optimizer, state["optimizer"])
-        self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
+        load_generator(self._generator.set_state, state["generator"])
         self.version = state["version"]
         self.optimizer_steps = state["optimizer_steps"]
         self._rate = state["rate"] if self.settings.lr_schedule == "kl_adaptive" else self.settings.learning_rate

@@ -14,12 +14,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.shapes import BYTES, FLOATS, Shape, check_shape
 from rollmill.core.slots import OBS
 from rollmill.learning.critics import Critics
 from rollmill.learning.experience import Experience, Transitions
@@ -31,11 +31,34 @@ from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.encoders import Observations
 from rollmill.models.heads.numbers import TanhGaussianHead
+from rollmill.models.saving import (
+    OPTIMIZER_SHAPE,
+    WEIGHTS_SHAPE,
+    load_generator,
+    load_optimizer,
+    load_tensor,
+    load_weights,
+    optimizer_state,
+    to_numpy,
+    weights_of,
+)
 from rollmill.models.settings import ModelSettings
 from rollmill.optim.adam import Adam
-from rollmill.optim.saving import load_optimizer, load_weights, optimizer_state, to_numpy, weights_of
 from rollmill.optim.schedules import Schedule
+from rollmill.store.replay import REPLAY_SHAPE
 
+STATE_SHAPE: Shape = {
+    "version": int,
+    "optimizer_steps": int,
+    "due": float,
+    "model": WEIGHTS_SHAPE,
+    "critics": WEIGHTS_SHAPE,
+    "targets": WEIGHTS_SHAPE,
+    "log_temperature": FLOATS,
+    "optimizers": {str: OPTIMIZER_SHAPE},
+    "generator": BYTES,
+    "replay": (REPLAY_SHAPE, None),
+}
 FIGURES = ("critic_loss", "q_mean", "critic_grad_norm", "policy_loss", "entropy", "grad_norm", "temperature")
 """What one update reports, in this order."""
 
@@ -253,13 +276,13 @@ class Sac:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        check_shape(state, STATE_SHAPE)
         for model, name in ((self.model, "model"), (self.critics, "critics"), (self._targets, "targets")):
             load_weights(model, state[name])
-        with torch.no_grad():
-            self._log_temperature.copy_(torch.from_numpy(np.array(state["log_temperature"])))
+        load_tensor(self._log_temperature, state["log_temperature"])
         for name, optimizer in self._optimizers.items():
             load_optimizer(optimizer, state["optimizers"][name])
-        self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
+        load_generator(self._generator.set_state, state["generator"])
         if state["replay"] is not None:
             self.experience.load_state(state["replay"])
         self.version = state["version"]

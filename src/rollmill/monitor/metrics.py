@@ -11,6 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from rollmill.core.shapes import Shape
+
+WINDOW_SHAPE: Shape = {str: [float]}
+"""The shape of ``MetricWindow.state``."""
+EPISODES_SHAPE: Shape = {"returns": [float], "lengths": [float], "count": int}
+"""The shape of ``EpisodeStats.state``."""
+
 Clock = Callable[[], float]
 Limit = Literal["frames", "seconds", "batches"]
 

@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
-from rollmill.core.fields import Array
+from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.machine import available_cores, has_fast_bfloat16
+from rollmill.core.shapes import BYTES, Shape
 from rollmill.core.step_figures import StepFigures
+from rollmill.models.saving import (
+    OPTIMIZER_SHAPE,
+    WEIGHTS_SHAPE,
+    load_generator,
+    load_optimizer,
+    load_weights,
+    optimizer_state,
+    to_numpy,
+    weights_of,
+)
 from rollmill.offline.data import WindowLoader
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import FitSettings
 from rollmill.offline.tokens import Inputs
 
+FIT_SHAPE: Shape = {
+    "step": int,
+    "seconds": float,
+    "position": int,
+    "model": WEIGHTS_SHAPE,
+    "optimizer": OPTIMIZER_SHAPE,
+    "rng": BYTES,
+    "cuda_rng": (BYTES, None),
+}
 MICRO_PICTURES = 256
 """Pictures that go through the network at a time on a CPU: what they leave behind for the gradient stays in caches."""
 VALIDATION_BATCHES = 8
@@ -187,30 +206,24 @@ class Fitter:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        optimizer = self._optimizer.state_dict()["state"]
         return {
             "step": self.step,
             "seconds": self.seconds,
             "position": self.loader.position,
             "model": weights_of(self.model),
-            "optimizer": {str(k): {name: _to_numpy(x) for name, x in entry.items()} for k, entry in optimizer.items()},
-            "rng": _to_numpy(torch.get_rng_state()),
-            "cuda_rng": _to_numpy(torch.cuda.get_rng_state(self.device)) if self.device.type == "cuda" else None,
+            "optimizer": optimizer_state(self._optimizer),
+            "rng": to_numpy(torch.get_rng_state()),
+            "cuda_rng": to_numpy(torch.cuda.get_rng_state(self.device)) if self.device.type == "cuda" else None,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: weights, optimizer, random numbers, and the place in the data."""
         load_weights(self.model, state["model"])
-        current = self._optimizer.state_dict()
-        current["state"] = {
-            int(k): {name: torch.from_numpy(np.array(x)) for name, x in entry.items()}
-            for k, entry in state["optimizer"].items()
-        }
-        self._optimizer.load_state_dict(current)
+        load_optimizer(self._optimizer, state["optimizer"])
         self.step, self.seconds, self.loader.position = state["step"], state["seconds"], state["position"]
-        torch.set_rng_state(torch.from_numpy(np.array(state["rng"])))
+        load_generator(torch.set_rng_state, state["rng"])
         if state["cuda_rng"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(torch.from_numpy(np.array(state["cuda_rng"])), self.device)
+            load_generator(functools.partial(torch.cuda.set_rng_state, device=self.device), state["cuda_rng"])
 
     def close(self) -> None:
         """Let go of loader processes and threads."""
@@ -224,25 +237,6 @@ def precision(settings: FitSettings, device: torch.device) -> torch.dtype | None
     if settings.precision == "bfloat16" and not fast:
         raise ConfigError("fit.precision=bfloat16: this machine is slower with it; use auto or float32")
     return torch.bfloat16 if fast and settings.precision != "float32" else None
-
-
-def weights_of(model: nn.Module) -> dict[str, Array]:
-    return {name: _to_numpy(x) for name, x in model.state_dict().items()}
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Array]) -> None:
-    """Copy saved weights into a network; CheckpointError unless both have the same names and shapes."""
-    try:
-        model.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights.items()}, strict=True)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the saved weights do not fit this network (were model settings changed?): {error}"
-        ) from error
-
-
-def _to_numpy(x: Tensor) -> Array:
-    array: Array = x.detach().cpu().numpy().copy()
-    return array
 
 
 def _groups(model: nn.Module, settings: FitSettings) -> list[dict[str, Any]]:

@@ -12,9 +12,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollmill.core.fields import Array
+from rollmill.core.shapes import ARRAY, Shape
 
 Weights = dict[str, Array]
 
+HELD_OUT_SHAPE: Shape = {
+    "step": int,
+    "loss": (float, None),
+    "last_loss": (float, None),
+    "since": int,
+    "told": int,
+    "weights": ({str: ARRAY}, None),
+}
 RISING = 3
 """Validations in a row above the lowest before it counts as risen: one or two are noise."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Loaded
+from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.run_folder import Mode, RunFolder
@@ -17,7 +18,10 @@ log = logging.getLogger("rollmill")
 
 def open_diary(folder: RunFolder, config: object, mode: Mode, command: Sequence[str], loaded: Loaded | None) -> Diary:
     """Write down config and origin; ``loaded`` is the checkpoint the run goes on from."""
-    changes = differences(loaded.state["config"], to_dict(config)) if loaded else {}
+    changes: dict[str, tuple[Any, Any]] = {}
+    if loaded is not None:
+        with restoring(loaded.path, "config"):
+            changes = differences(loaded.state["config"], to_dict(config))
     if mode == "resume" and folder.diary.exists():
         diary = Diary.open(folder.diary)
     else:

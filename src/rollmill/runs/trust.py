@@ -15,8 +15,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollmill.core.config import KeyPath, given_keys, load_config, settings
-from rollmill.core.errors import CheckpointError, ConfigError, UntrustedCodeError
+from rollmill.core.checkpoints import saved_settings
+from rollmill.core.config import KeyPath, given_keys, settings
+from rollmill.core.errors import UntrustedCodeError
 from rollmill.core.text import cut
 from rollmill.envs.code_words import code_words, odd_arguments
 from rollmill.envs.settings import EnvSettings
@@ -48,31 +49,11 @@ def load_saved(
 
     Raises UntrustedCodeError where they name code that the user has not named, unless it is trusted.
     """
-    config = read_saved(cls, saved, source, files=files, overrides=overrides)
+    config = saved_settings(cls, saved, source, files, overrides)
     if not trust_code:
         given = given_keys(cls, files, overrides)
         _refuse({key: value for key, value in code_in(config).items() if key not in given}, source)
     return config
-
-
-def read_saved(
-    cls: type[T],
-    saved: Mapping[str, Any],
-    source: Path,
-    *,
-    files: Sequence[Path] = (),
-    overrides: Sequence[str] = (),
-) -> T:
-    """As ``load_saved``, for settings of which nothing is built, or that were checked before."""
-    try:
-        return load_config(cls, files, overrides, base=saved)
-    except ConfigError as error:
-        try:
-            load_config(cls, (), (), base=saved)
-        except ConfigError as own:
-            problems = "; ".join(str(own).splitlines())
-            raise CheckpointError(f"{source}: its settings cannot be used: {problems}") from error
-        raise
 
 
 def code_in(config: object) -> dict[KeyPath, Any]:

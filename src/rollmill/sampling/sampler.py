@@ -23,6 +23,7 @@ from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
 from rollmill.core.protocols import Actor, Rewindable
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import ARRAY, FLAGS, FLOATS, INTS, Shape
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
 from rollmill.envs.batch import EnvBatch
 from rollmill.envs.settings import EnvSettings
@@ -36,6 +37,29 @@ from rollmill.sampling.worker import WorkerPlan
 
 log = logging.getLogger("rollmill")
 
+COUNTERS_SHAPE: Shape = {
+    "steps": int,
+    "frames_decided": int,
+    "lost_segments": int,
+    "env_faults": int,
+    "worker_restarts": int,
+    "dials?": {str: float},
+    "episodes": [
+        {"lane": int, "episode": int, "episode_return": float, "length": int, "terminated": bool, "policy_id": int}
+        | {"frames": int, "first_frames?": int}
+    ],
+    "next_episode": INTS,
+}
+EXACT_SHAPE: Shape = {
+    **COUNTERS_SHAPE,
+    "first_frames?": INTS,
+    "held": [{"row": int, "fields": {str: ARRAY}}],
+    "finished": [{"group": int, "fields": {str: ARRAY}}],
+    "envs": [
+        {"episode": INTS, "steps": INTS, "returns": FLOATS, "ended": FLAGS, "faults": INTS, "good_steps": INTS}
+        | {"actions": [ARRAY], "dials?": [ARRAY]}
+    ],
+}
 GATHER_SECONDS = 0.02
 """How long ready groups wait for others to be answered together with them (``sampling.answer_share``)."""
 
@@ -439,7 +463,7 @@ class Sampler:
         self._first_frames[:] = state.get("first_frames", -1)
         self.box.row[:] = -1
         self.crew.start()
-        for group, (batch, env_state) in enumerate(zip(self._local_batches(), state["envs"])):
+        for group, (batch, env_state) in enumerate(zip(self._local_batches(), state["envs"], strict=True)):
             held = state["held"][group]
             if held["row"] >= 0:
                 batch.replay(env_state, RowOut(self.arena, int(self.box.slot[group]), held["row"] - 1))

@@ -20,12 +20,23 @@ import numpy as np
 from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
+from rollmill.core.shapes import ARRAY, FLAGS, INTS, MAPPING, Shape, check_shape
 from rollmill.store.episode import Episode, EpisodeInfo, Stats
 from rollmill.store.format.block_buffer import check_final, check_rows
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
 from rollmill.store.views import MASK, NEXT, Batch
 from rollmill.store.writer import StoreWriter
+
+REPLAY_SHAPE: Shape = {
+    "oldest": int,
+    "rows": {str: ARRAY},
+    "finals": {str: ARRAY},
+    "stops": INTS,
+    "terminated": FLAGS,
+    "truncated": FLAGS,
+    "generator": MAPPING,
+}
 
 
 @dataclass
@@ -224,6 +235,7 @@ class ReplayBuffer:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, with the same samples to come; a smaller buffer keeps the newest rows."""
+        check_shape(state, REPLAY_SHAPE)
         start = state["oldest"]
         self.added, self._segments, self._free = start, deque(), []
         self._finals = {c.name: np.zeros((0, *c.shape), c.numpy) for c in self.schema.obs_columns}

@@ -12,6 +12,7 @@ from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
 from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError, RunFolderError, StoreError
 from rollmill.core.run_folder import RunFolder
+from rollmill.models.saving import weights_of
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.train.run import Request
 from rollmill.runs.world import encoder as world_vae
@@ -19,7 +20,7 @@ from rollmill.runs.world.encoder import VaeOutcome, train_vae
 from rollmill.runs.world.reporting import sheet
 from rollmill.runs.world.settings import VaeConfig
 from rollmill.store.writer import StoreWriter
-from rollmill.worldmodel.encoder.file import load_encoder, weights_of
+from rollmill.worldmodel.encoder.file import load_encoder
 
 SMALL = (
     *("encoder.size=4", "encoder.channels=[4, 8]", "pictures.per_rollout=4", "pictures.shuffle_buffer=32"),

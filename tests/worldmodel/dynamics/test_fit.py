@@ -86,7 +86,7 @@ def test_a_resumed_fit_goes_on_exactly(store: Store) -> None:
         whole.train_step()
     for _ in range(3):
         first.train_step()
-    second.load_state(first.state(), "here")
+    second.load_state(first.state())
     for _ in range(3):
         second.train_step()
     assert second.step == 6
@@ -106,7 +106,7 @@ def test_reading_ahead_changes_nothing(store: Store) -> None:
     back = plain.state()
     for fitter in (plain, ahead):
         fitter.train_step()
-        fitter.load_state(back, "here")  # the batch that was read ahead is not the next one any more
+        fitter.load_state(back)  # the batch that was read ahead is not the next one any more
         for _ in range(2):
             fitter.train_step()
     for mine, theirs in zip(plain.model.parameters(), ahead.model.parameters(), strict=True):

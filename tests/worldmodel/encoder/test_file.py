@@ -7,6 +7,7 @@ from picturing import SHAPE, TINY, tiny_encoder
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.imports import import_object
 from rollmill.core.tree_file import save_tree
+from rollmill.models.saving import load_weights, weights_of
 from rollmill.worldmodel.encoder.file import (
     ENCODER_FILE,
     KINDS,
@@ -14,9 +15,7 @@ from rollmill.worldmodel.encoder.file import (
     build_encoder,
     encoder_checksum,
     load_encoder,
-    load_weights,
     save_encoder,
-    weights_of,
 )
 
 
@@ -95,5 +94,5 @@ def test_unknown_kinds_and_unfitting_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match="known: vae, autoencoder"):
         build_encoder("magic", SHAPE)
     weights = weights_of(build_encoder("vae", SHAPE, **TINY))
-    with pytest.raises(CheckpointError, match=r"here: the saved weights do not fit"):
-        load_weights(build_encoder("vae", SHAPE, size=5, channels=(4, 8)), weights, "here")
+    with pytest.raises(CheckpointError, match=r"the saved weights do not fit"):
+        load_weights(build_encoder("vae", SHAPE, size=5, channels=(4, 8)), weights)

@@ -9,8 +9,9 @@ from running import assert_same
 
 from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.machine import has_fast_bfloat16
+from rollmill.models.saving import weights_of
 from rollmill.store.reader import Store
-from rollmill.worldmodel.encoder.file import build_encoder, weights_of
+from rollmill.worldmodel.encoder.file import build_encoder
 from rollmill.worldmodel.encoder.fit import EncoderFitter, precision, rate_share
 from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, PictureSettings
@@ -56,7 +57,7 @@ def test_a_fit_that_goes_on_is_the_one_that_was_never_stopped(store: Store) -> N
     for _ in range(4):
         first.train_step()
     second = make_fitter(store)
-    second.load_state(first.state(), "here")
+    second.load_state(first.state())
     for _ in range(5):
         second.train_step()
     one, two = whole.state(), second.state()

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import GroupRows
+from rollmill.core.shapes import check_shape
 from rollmill.core.slots import Arena
 from rollmill.models.acting.mirror import Mirror
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
+from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor
 
 WARM_UP_STEPS = 3
 """Plain steps before a graph is recorded: libraries choose their algorithms and allocate in them."""
@@ -221,5 +223,6 @@ class GraphPolicy:
         return {"states": self._states.cpu().numpy().copy(), "generator": self._generator.get_state().numpy()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._states.copy_(torch.from_numpy(np.asarray(state["states"])))
-        self._generator.set_state(torch.from_numpy(np.asarray(state["generator"])))
+        check_shape(state, POLICY_SHAPE)
+        load_tensor(self._states, state["states"])
+        load_generator(self._generator.set_state, state["generator"])

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import ActRequest
+from rollmill.core.shapes import check_shape
 from rollmill.core.slots import Arena
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
+from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor
 
 
 @dataclass
@@ -105,5 +106,6 @@ class TorchPolicy:
         return {"states": self._states.cpu().numpy().copy(), "generator": self._generator.get_state().numpy()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._states.copy_(torch.from_numpy(np.asarray(state["states"])))
-        self._generator.set_state(torch.from_numpy(np.asarray(state["generator"])))
+        check_shape(state, POLICY_SHAPE)
+        load_tensor(self._states, state["states"])
+        load_generator(self._generator.set_state, state["generator"])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rollmill.core.checkpoints import Loaded, load_checkpoint
+from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import household
@@ -38,7 +38,7 @@ from rollmill.runs.evaluate.targets import (
 from rollmill.runs.evaluate.video import FilmPlan, ScriptWriter, make_films
 from rollmill.runs.train.run import probe_beside, require_online
 from rollmill.runs.train.settings import TrainConfig
-from rollmill.runs.trust import load_saved, read_saved
+from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.sampling.policies.per_agent import Team
 from rollmill.sampling.sampler import Sampler, SamplerPlan
@@ -133,7 +133,7 @@ def _prepare(path: Path, target: Path, options: EvalOptions) -> Job:
         log.warning("env.vector: episodes are seeded by the group, so figures depend on the number of workers, too")
     spec = EnvSpec.from_dict(loaded.state["spec"])
     stem = re.sub(r"[^\w.-]+", "-", checkpoint_name(loaded).removesuffix(".ckpt"))
-    elsewhere = config.env != read_saved(TrainConfig, saved, path).env
+    elsewhere = config.env != saved_settings(SavedEnv, {"env": saved["env"]}, path).env
     return Job(replace(loaded, state=None), config, spec, _plan(config, spec, options), stem, elsewhere)
 
 
@@ -273,7 +273,7 @@ def trained_policy(
     from rollmill.models.acting.policy import TorchPolicy
     from rollmill.models.acting.weights import WeightBoard
     from rollmill.models.actor_critic import build_model
-    from rollmill.optim.saving import load_weights
+    from rollmill.models.saving import load_weights
     from rollmill.runs.train.build import choose_device
 
     owners = config.env.policies or (0,) * plan.spec.agents
@@ -286,7 +286,8 @@ def trained_policy(
     members: list[Policy] = []
     for number, learner in enumerate(loaded.state["learners"]):
         model = build_model(plan.spec, config.model)
-        load_weights(model, learner["model"])
+        with restoring(loaded.path, f"learners.{number}.model"):
+            load_weights(model, learner["model"])
         model.to(choose_device(config.learning.device))
         lanes = plan.groups * plan.lanes_per_group
         members.append(TorchPolicy(model, WeightBoard(model), lanes, seed + number, deterministic))

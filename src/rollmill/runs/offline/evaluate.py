@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollmill.core.checkpoints import Loaded, load_checkpoint
+from rollmill.core.checkpoints import Loaded, load_checkpoint, saved_settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import household
@@ -28,7 +28,7 @@ from rollmill.runs.offline.policy import Choice, load_policy, require_offline
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.offline.task import PROBE_SECONDS
 from rollmill.runs.train.build import choose_device
-from rollmill.runs.trust import SavedEnv, load_saved, read_saved
+from rollmill.runs.trust import SavedEnv, load_saved
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _entry(run: Path, options: CompareOptions) -> Entry:
     """Read one checkpoint; nothing is started."""
     path = find_checkpoints(run)[0]
     loaded = require_offline(load_checkpoint(path))
-    config = read_saved(OfflineConfig, loaded.state["config"], path)
+    config = saved_settings(OfflineConfig, loaded.state["config"], path)
     targets: tuple[float | None, ...] = (None,)
     if config.algorithm == "dt":
         targets = options.targets or tuple(loaded.state["targets"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollmill.core.checkpoints import Loaded
+from rollmill.core.checkpoints import Loaded, saved_settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Policy
@@ -29,7 +29,7 @@ from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.evaluate.run import trained_policy
 from rollmill.runs.evaluate.targets import find_checkpoint
 from rollmill.runs.train.settings import TrainConfig
-from rollmill.runs.trust import load_saved, read_saved
+from rollmill.runs.trust import load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.format.schema import StoreSchema
@@ -103,7 +103,7 @@ class Stage:
         self._trained(loaded, self.plan(1))
 
     def _trained(self, loaded: Loaded, plan: EvalPlan) -> Policy:
-        config = read_saved(TrainConfig, _without_env(loaded), loaded.path)
+        config = saved_settings(TrainConfig, _without_env(loaded), loaded.path)
         seed = Seeds(self.settings.seed).branch("actions").integer()
         return trained_policy(config, loaded, plan.sampler, seed, self.settings.deterministic)
 

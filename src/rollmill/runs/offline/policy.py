@@ -11,15 +11,28 @@ from typing import Any
 
 import torch
 
-from rollmill.core.checkpoints import Loaded
+from rollmill.core.checkpoints import Loaded, require_version, restoring, saved_spec
 from rollmill.core.errors import CheckpointError
-from rollmill.core.fields import EnvSpec
-from rollmill.offline.fit import load_weights
+from rollmill.core.fields import SPEC_SHAPE, EnvSpec
+from rollmill.core.shapes import MAPPING, Shape, check_shape
+from rollmill.models.saving import load_weights
+from rollmill.offline.fit import FIT_SHAPE
+from rollmill.offline.held_out import HELD_OUT_SHAPE
 from rollmill.offline.model import Scales, SequencePolicy
 from rollmill.runs.offline.settings import OfflineConfig
 
 KIND = "offline"
 CHECKPOINT_FORMAT = 1
+STATE_SHAPE: Shape = {
+    "config": MAPPING,
+    "env": MAPPING,
+    "spec": SPEC_SHAPE,
+    "scales": {"return_mean": float, "return_scale": float, "timesteps": int},
+    "targets": [(float, None)],
+    "fit": FIT_SHAPE,
+    "held_out?": (HELD_OUT_SHAPE, None),
+    "evaluations": [MAPPING],
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,10 @@ def require_offline(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an offline training has written it."""
     if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
         raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
+    require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
+    with restoring(loaded.path):
+        check_shape(loaded.state, STATE_SHAPE)
+    saved_spec(loaded.path, loaded.state["spec"])
     return loaded
 
 
@@ -56,5 +73,6 @@ def load_policy(loaded: Loaded, config: OfflineConfig, device: torch.device, las
     spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
     model = SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
     chosen = state["held_out"]["weights"] if Choice.of(state, last).best else state["fit"]["model"]
-    load_weights(model, chosen)
+    with restoring(loaded.path, "weights"):
+        load_weights(model, chosen)
     return model.to(device)

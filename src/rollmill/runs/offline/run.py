@@ -20,16 +20,17 @@ from typing import Any, Literal
 import torch
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint, restoring
 from rollmill.core.config import dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, RollmillError
 from rollmill.core.process_scope import household
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
+from rollmill.models.saving import load_weights, weights_of
 from rollmill.monitor.console import duration_text
 from rollmill.offline.data import WindowLoader, fit_normaliser
-from rollmill.offline.fit import Fitter, load_weights, precision, weights_of
+from rollmill.offline.fit import Fitter, precision
 from rollmill.offline.held_out import HeldOut
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.results import LAST, Results, Row, data_rows
@@ -350,8 +351,12 @@ class OfflineRun:
                 f"{loaded.path} was fitted to other data than {self.task.store.path} holds now (its environment, "
                 "returns or lengths differ); begin anew with --overwrite"
             )
-        self.fitter.load_state(state["fit"])
-        self.held_out.load_state(state.get("held_out"))
+        with restoring(loaded.path, "fit"):
+            self.fitter.load_state(state["fit"])
+        with restoring(loaded.path, "held_out"):
+            self.held_out.load_state(state.get("held_out"))
+            if self.held_out.weights is not None:
+                load_weights(copy.deepcopy(self.model), self.held_out.weights)  # or they fail after hours of fitting
         self._evaluations = list(state["evaluations"])
         self._checkpoints.set_aside_after(self.steps)
         log.info("continuing from %s (%s updates)", loaded.path, f"{self.steps:,}")

@@ -171,7 +171,7 @@ class EvaluationBeside(Observer):
 
 def weights_only(run: OnlineRun) -> dict[str, Any]:
     """A checkpoint as an evaluation needs it: config, spec and weights, no optimizer, no environments."""
-    from rollmill.optim.saving import weights_of
+    from rollmill.models.saving import weights_of
 
     learners = []
     for learner in run.parts.learners:

@@ -18,23 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.checkpoints import Checkpoints, Loaded
+from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
 from rollmill.core.config import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.shapes import check_shape
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
+from rollmill.runs.online_state import CHECKPOINT_FORMAT, STATE_SHAPE
 from rollmill.runs.stopping import Interrupt, StopRules
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
 from rollmill.runs.train.rank_sync import COUNTERS, Meeting
 from rollmill.runs.train.reporting import Reporter
 from rollmill.runs.train.settings import TrainConfig
-from rollmill.sampling.sampler import SamplerThread
+from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
 
 log = logging.getLogger("rollmill")
 
-CHECKPOINT_FORMAT = 1
 SWITCH_SECONDS = 0.0005
 """How long the learner may hold the interpreter while the sampler's thread wants it (async mode)."""
 
@@ -359,34 +360,46 @@ class OnlineRun:
 
     def load_state(self, loaded: Loaded) -> None:
         """Continue from a checkpoint of this run."""
-        state = loaded.state
-        for learner, entry in zip(self.parts.learners, state["learners"], strict=True):
-            learner.load_state(entry)
+        state, path = loaded.state, loaded.path
+        with restoring(path):
+            check_shape(state, STATE_SHAPE)
+        with restoring(path, "learners"):
+            for k, (learner, entry) in enumerate(zip(self.parts.learners, state["learners"], strict=True)):
+                with restoring(path, f"learners.{k}"):
+                    learner.load_state(entry)
         self.iteration = state["iteration"]
         self.seconds = state["seconds"]
         if not self._meeting.leads:
-            self._meeting.load_state(state.get("ranks", []))
+            with restoring(path, "ranks"):
+                self._meeting.load_state(state.get("ranks", []))
             return
         self._dropped = state["dropped_segments"]
-        self._reporter.load_state(state["reporter"])
+        with restoring(path, "reporter"):
+            self._reporter.load_state(state["reporter"])
         if self.recorder is not None:
-            self.recorder.tally = DropCounts(**state.get("recorder", {}))
-        sampler = self.parts.sampler
-        if state["policies"] and self._can_replay(state):
-            for policy, entry in zip(self.parts.policies, state["policies"], strict=True):
-                policy.load_state(entry)
-            sampler.resume(state["sampler"])
-            self._sampler_is_set = True
-        else:
-            sampler.load_counters(state["sampler"])
+            with restoring(path, "recorder"):
+                self.recorder.tally = DropCounts(**state.get("recorder", {}))
+        with restoring(path, "sampler"):
+            check_shape(state["sampler"], EXACT_SHAPE if state["policies"] else COUNTERS_SHAPE)
+            if not state["policies"] or not self._can_replay(state):
+                self.parts.sampler.load_counters(state["sampler"])
+                return
+        with restoring(path, "policies"):
+            for k, (policy, entry) in enumerate(zip(self.parts.policies, state["policies"], strict=True)):
+                with restoring(path, f"policies.{k}"):
+                    policy.load_state(entry)
+        with restoring(path, "sampler"):
+            self.parts.sampler.resume(state["sampler"])
+        self._sampler_is_set = True
 
     def _can_replay(self, state: Mapping[str, Any]) -> bool:
         """Whether the saved rows and envs fit this run; if not, it goes on with fresh episodes."""
         old, new = state["config"], to_dict(self.config)
+        held = state["sampler"]["held"]
         return (
             old["run"]["seed"] == new["run"]["seed"]
             and old["sampling"] == new["sampling"]
             and old["env"] == new["env"]
             and old["learning"]["recurrence"] == new["learning"]["recurrence"]
-            and len(state["sampler"]["held"]) == self.parts.sampler.plan.groups  # workers=0 is a matter of the machine
+            and len(held) == self.parts.sampler.plan.groups  # workers=0 is a matter of the machine
         )

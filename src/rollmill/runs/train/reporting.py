@@ -16,6 +16,7 @@ from rollmill.core.config import to_dict
 from rollmill.core.errors import RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.shapes import Shape, check_shape
 from rollmill.monitor.console import (
     RECORDING_ROWS,
     ROWS,
@@ -27,7 +28,7 @@ from rollmill.monitor.console import (
     stdout_is_terminal,
 )
 from rollmill.monitor.jsonl import JsonlSink
-from rollmill.monitor.metrics import EpisodeStats, MetricWindow, Progress, Rate
+from rollmill.monitor.metrics import EPISODES_SHAPE, WINDOW_SHAPE, EpisodeStats, MetricWindow, Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
 from rollmill.monitor.usage import Usage
 from rollmill.monitor.wandb import WandbRun, WandbSink
@@ -42,6 +43,15 @@ if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
 
 log = logging.getLogger("rollmill")
+
+STATE_SHAPE: Shape = {
+    "episodes": EPISODES_SHAPE,
+    "extras": WINDOW_SHAPE,
+    "workers?": WINDOW_SHAPE,
+    "checkpoint_failures": int,
+    "next_row": int,
+    "sums": {str: [float, float]},
+}
 
 Console = Literal["auto", "plain", "off"]
 
@@ -255,6 +265,7 @@ class Reporter:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        check_shape(state, STATE_SHAPE)
         self.episodes.load_state(state["episodes"])
         self._extras.load_state(state["extras"])
         self._workers.load_state(state.get("workers", {}))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint, require_version, restoring, saved_spec
 from rollmill.core.config import differences, dump_yaml
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, Interrupted, NonFiniteError, RollmillError, StoreError
@@ -23,10 +23,12 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.process_scope import household
 from rollmill.core.run_folder import Mode, RunFolder, State, open_log
+from rollmill.core.shapes import check_shape
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.reports.store.report import write_report
 from rollmill.runs.diary import open_diary
+from rollmill.runs.online_state import CHECKPOINT_FORMAT, PLAYABLE_SHAPE
 from rollmill.runs.out_of_memory import memory_is_named
 from rollmill.runs.report import write_run_report
 from rollmill.runs.stopping import Interrupt
@@ -173,6 +175,11 @@ def require_online(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an online run has written it."""
     if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != "online":
         raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
+    if "format" in loaded.state:
+        require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
+    with restoring(loaded.path):
+        check_shape(loaded.state, PLAYABLE_SHAPE)
+    saved_spec(loaded.path, loaded.state["spec"])
     return loaded
 
 

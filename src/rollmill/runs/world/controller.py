@@ -17,10 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from rollmill.core.checkpoints import restoring
 from rollmill.core.config import to_dict
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.process_scope import household
+from rollmill.core.shapes import ArrayOf, Shape
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
@@ -32,7 +34,7 @@ from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.runs.world.curves import GenerationRow, write_curves
 from rollmill.runs.world.stage import Progress, Stage, open_stage
 from rollmill.store.reader import Store
-from rollmill.worldmodel.controller.cmaes import Search, resume_search
+from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
     CONTROLLER_FILE,
     Mind,
@@ -55,6 +57,14 @@ from rollmill.worldmodel.encoder.file import ImageEncoder, encoder_checksum, loa
 log = logging.getLogger("rollmill")
 
 KIND = "world controller"
+STATE_SHAPE: Shape = {
+    "search": SEARCH_SHAPE,
+    "rows": [{str: (float, None)}],
+    "champion": ArrayOf("f", 1),
+    "champion_return": (float, None),
+    "seconds": float,
+    "env_steps": int,
+}
 PROBE_SECONDS = 120.0
 EVALUATION, FINAL = 1_000_003, 2_000_003
 """Added to the seed of evaluations: they play other episodes than the search, and the last one others still."""
@@ -149,7 +159,7 @@ def train_controller(
             "environment": to_dict(env),
             "dream": to_dict(dream) if dream else None,
         }
-        stage = stack.enter_context(open_stage(out, KIND, settings, inputs, FREE))
+        stage = stack.enter_context(open_stage(out, KIND, settings, inputs, FREE, STATE_SHAPE))
         scene = Scene(settings, env, spec, field, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
         run = _SearchRun(scene, stage, paths, progress)
@@ -233,7 +243,8 @@ class _SearchRun:
             size = self.shape.weights
             self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
         else:
-            self._load(stage.loaded.state, str(stage.loaded.path))
+            with restoring(stage.loaded.path):
+                self._load(stage.loaded.state, str(stage.loaded.path))
         log.info("controllers of %d weights, %d in a generation", self.shape.weights, s.population)
 
     def evaluator(self, dream: DreamSettings | None) -> Evaluator:

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from rollmill.core.checkpoints import restoring
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError
 from rollmill.core.seeds import Seeds
 from rollmill.runs.train.build import choose_device
 from rollmill.runs.world.stage import Progress, Stage, open_stage
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store
-from rollmill.worldmodel.dynamics.fit import COLUMNS, DynamicsFitter, LatentData, check_latents
+from rollmill.worldmodel.dynamics.fit import COLUMNS, FIT_SHAPE, DynamicsFitter, LatentData, check_latents
 from rollmill.worldmodel.dynamics.model import DYNAMICS_FILE, Dynamics, save_dynamics
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
@@ -63,7 +64,7 @@ def train_dynamics(
         if not len(store):
             raise StoreError(f"{encoded_store}: the store holds no finished episode")
         inputs = {"latent size": int(store.schema["obs:mean"].shape[0]), "environment": store.schema.env_id}
-        with open_stage(out, KIND, settings, inputs, FREE) as stage:
+        with open_stage(out, KIND, settings, inputs, FREE, {"fit": FIT_SHAPE}) as stage:
             source = DecodedCache(store, out / CACHE, columns=COLUMNS)
             run = _Fit(settings, LatentData(source, settings), devices, stage, progress)
             try:
@@ -99,7 +100,8 @@ class _Fit:
         self.model.starts = data.starts()
         self.fitter = DynamicsFitter(self.model, data, devices)
         if stage.loaded is not None:
-            self.fitter.load_state(stage.loaded.state["fit"], str(stage.loaded.path))
+            with restoring(stage.loaded.path, "fit"):
+                self.fitter.load_state(stage.loaded.state["fit"])
 
     def loop(self) -> None:
         s, fitter = self.settings, self.fitter

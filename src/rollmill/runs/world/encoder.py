@@ -17,13 +17,14 @@ from typing import Any, Literal
 import torch
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded
+from rollmill.core.checkpoints import Checkpoints, Loaded, require_version, restoring
 from rollmill.core.config import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, ConfigError, RollmillError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.monitor.console import Row, count_text
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.build import choose_device
@@ -37,7 +38,7 @@ from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
 from rollmill.store.split import Split
 from rollmill.worldmodel.encoder.file import ENCODER_FILE, build_encoder, save_encoder
-from rollmill.worldmodel.encoder.fit import EncoderFitter, precision
+from rollmill.worldmodel.encoder.fit import FIT_SHAPE, EncoderFitter, precision
 from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures, picture_column
 
 log = logging.getLogger("rollmill")
@@ -232,7 +233,8 @@ class VaeRun:
         }
 
     def load_state(self, loaded: Loaded) -> None:
-        self.fitter.load_state(loaded.state["fit"], str(loaded.path))
+        with restoring(loaded.path, "fit"):
+            self.fitter.load_state(loaded.state["fit"])
         self._checkpoints.set_aside_after(self.steps)
         log.info("continuing from %s (%s optimizer steps)", loaded.path, f"{self.steps:,}")
 
@@ -272,11 +274,17 @@ def _find_checkpoint(out: Path, request: Request) -> Loaded | None:
     loaded = checkpoints.load_newest()
     if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
         raise CheckpointError(f"{loaded.path}: not a checkpoint of an encoder's training")
+    require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
+    with restoring(loaded.path):
+        check_shape(loaded.state, {"config": MAPPING, "fit": FIT_SHAPE})
     return loaded
 
 
 def _open_diary(folder: RunFolder, config: VaeConfig, request: Request, loaded: Loaded | None) -> Diary:
-    changes = differences(loaded.state["config"], to_dict(config)) if loaded else {}
+    changes: dict[str, tuple[Any, Any]] = {}
+    if loaded is not None:
+        with restoring(loaded.path, "config"):
+            changes = differences(loaded.state["config"], to_dict(config))
     resumed = request.mode == "resume" and folder.diary.exists()
     diary = Diary.open(folder.diary) if resumed else Diary.create(folder.diary, request.command)
     diary.begin_session(request.command, loaded.frames if loaded else 0, changes)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded
-from rollmill.core.config import differences, dump_yaml, load_config, to_dict
+from rollmill.core.checkpoints import Checkpoints, Loaded, restoring, saved_settings
+from rollmill.core.config import differences, dump_yaml, to_dict
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.tensorboard import TensorBoardSink
 from rollmill.runs.stopping import Interrupt
@@ -73,17 +74,17 @@ class Stage:
 
 @contextlib.contextmanager
 def open_stage(
-    out: Path, kind: str, settings: object, inputs: Mapping[str, Any], free: Collection[str]
+    out: Path, kind: str, settings: object, inputs: Mapping[str, Any], free: Collection[str], shape: Mapping[str, Shape]
 ) -> Iterator[Stage]:
     """Take the folder ``out`` for a stage and write down how it ended.
 
     ``inputs``: what it is made from (checksums); a folder made from something else is refused. ``free``: settings
-    that may differ from those of the checkpoint, such as limits.
+    that may differ from those of the checkpoint, such as limits. ``shape``: of what the stage saves.
     """
     facts = {"settings": to_dict(settings), "inputs": dict(inputs)}
     is_there = (out / "config.yaml").is_file()
     with RunFolder.create(out, "resume" if is_there else "new") as folder:
-        loaded = _newest(folder, kind, settings, facts, free)
+        loaded = _newest(folder, kind, settings, facts, free, shape)
         atomic.write_text(folder.config, dump_yaml(settings))
         stage = Stage(folder, kind, facts, loaded)
         if loaded is not None:
@@ -104,7 +105,12 @@ def open_stage(
 
 
 def _newest(
-    folder: RunFolder, kind: str, settings: object, facts: Mapping[str, Any], free: Collection[str]
+    folder: RunFolder,
+    kind: str,
+    settings: object,
+    facts: Mapping[str, Any],
+    free: Collection[str],
+    shape: Mapping[str, Shape],
 ) -> Loaded | None:
     checkpoints = Checkpoints(folder.checkpoints)
     if checkpoints.newest() is None:
@@ -112,9 +118,11 @@ def _newest(
     loaded = checkpoints.load_newest()
     if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != kind:
         raise CheckpointError(f"{loaded.path}: not a checkpoint of the stage {kind}; choose another folder")
+    with restoring(loaded.path):
+        check_shape(loaded.state, {"facts": {"settings": MAPPING, "inputs": MAPPING}, **shape})
     saved = loaded.state["facts"]
     # Through the class, so that a setting which is newer than the checkpoint has its default there.
-    before = load_config(type(settings), (), (), base=saved["settings"])
+    before = saved_settings(type(settings), saved["settings"], loaded.path)
     changed = {key: pair for key, pair in differences(before, settings).items() if key not in free}
     if changed:
         words = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())

@@ -10,6 +10,7 @@ import numpy as np
 
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import ActRequest
+from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
 
@@ -55,4 +56,5 @@ class RandomPolicy:
         return {"rng": self._rng.bit_generator.state}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        check_shape(state, {"rng": MAPPING})
         self._rng.bit_generator.state = state["rng"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmill.core.protocols import ActAnswer, ActRequest, SaveablePolicy
+from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.core.slots import Arena
 
 
@@ -39,5 +40,6 @@ class Handover:
         return {"first": self._first.state(), "then": self._then.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        check_shape(state, {"first": MAPPING, "then": MAPPING})
         self._first.load_state(state["first"])
         self._then.load_state(state["then"])

@@ -16,7 +16,18 @@ import numpy as np
 from rollmill.core.errors import CheckpointError, MissingExtraError, NonFiniteError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import ArrayOf, Shape
 
+VECTOR = ArrayOf("f", 1)
+
+SEARCH_SHAPE: Shape = {
+    "origin": {"start": VECTOR, "stds": VECTOR, "sigma": float, "first": int, "shrink?": float},
+    "told": ArrayOf("f", 2),
+    "mean": VECTOR,
+    "sigma": float,
+    "stds": VECTOR,
+    "generation": int,
+}
 FULL_UP_TO = 2_000
 """Weights up to which ``auto`` learns a full covariance matrix: above, its decomposition costs more than it brings."""
 TOLERANCE = 1e-6

@@ -19,18 +19,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rollmill.core.checkpoints import require_version, restoring, saved_settings
 from rollmill.core.config import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec
+from rollmill.core.shapes import MAPPING, ArrayOf, check_shape
 from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.worldmodel.actions import ActionMap
-from rollmill.worldmodel.controller.settings import ControllerSettings, RetrievalSettings
+from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.model import Dynamics
 from rollmill.worldmodel.dynamics.retrieval import Bank
 from rollmill.worldmodel.encoder.file import ImageEncoder
 
 FORMAT = "controller"
 VERSION = 1
+STATE_SHAPE = {
+    "settings": MAPPING,
+    "weights": ArrayOf("f", 1),
+    "encoder": str,
+    "dynamics": str,
+    "env": MAPPING,
+    "metadata": MAPPING,
+}
 CONTROLLER_FILE = "controller.bin"
 
 
@@ -205,10 +215,11 @@ def load_controller(path: Path | str) -> SavedController:
     tree = load_tree(file)
     if not isinstance(tree, Mapping) or tree.get("format") != FORMAT:
         raise CheckpointError(f"{file}: not a controller (`rollmill world controller` writes {CONTROLLER_FILE})")
-    if tree["version"] > VERSION:
-        raise CheckpointError(f"{file}: written by a newer version of rollmill (controller format {tree['version']})")
+    require_version(file, tree, VERSION)
+    with restoring(file):
+        check_shape(tree, STATE_SHAPE)
     return SavedController(
-        settings=settings_from(tree["settings"]),
+        settings=saved_settings(ControllerSettings, tree["settings"], file),
         weights=tree["weights"],
         encoder=tree["encoder"],
         dynamics=tree["dynamics"],
@@ -220,15 +231,6 @@ def load_controller(path: Path | str) -> SavedController:
 def controller_file(path: Path | str) -> Path:
     """The file that ``path`` means: itself, or the controller of a folder."""
     return Path(path) / CONTROLLER_FILE if Path(path).is_dir() else Path(path)
-
-
-def settings_from(values: Mapping[str, Any]) -> ControllerSettings:
-    """Settings as they were saved."""
-    retrieval = dict(values["retrieval"])
-    if retrieval["store"] is not None:
-        retrieval["store"] = Path(retrieval["store"])
-    start = Path(values["start"]) if values["start"] is not None else None
-    return ControllerSettings(**{**values, "start": start, "retrieval": RetrievalSettings(**retrieval)})
 
 
 def start_weights(path: Path, shape: Shape) -> Array:

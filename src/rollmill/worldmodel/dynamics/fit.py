@@ -23,16 +23,26 @@ from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.machine import available_cores
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import Shape
 from rollmill.core.slots import OBS
 from rollmill.core.step_figures import StepFigures
+from rollmill.models.saving import (
+    OPTIMIZER_SHAPE,
+    WEIGHTS_SHAPE,
+    load_optimizer,
+    load_weights,
+    optimizer_state,
+    to_numpy,
+    weights_of,
+)
 from rollmill.optim.finite import explain_non_finite
 from rollmill.store.split import Split
 from rollmill.store.views import Source, Windows
 from rollmill.worldmodel.dynamics.mixture import log_likelihood
 from rollmill.worldmodel.dynamics.model import Axes, Dynamics, Origin, Starts
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
-from rollmill.worldmodel.encoder.file import load_weights, weights_of
 
+FIT_SHAPE: Shape = {"step": int, "seconds": float, "model": WEIGHTS_SHAPE, "optimizer": OPTIMIZER_SHAPE}
 MEAN, STD = OBS + "mean", OBS + "std"
 COLUMNS = (MEAN, STD, "action", "reward", "step", "terminated")
 VALIDATION_BATCHES = 8
@@ -309,32 +319,26 @@ class DynamicsFitter:
         for number in range(AXES_BATCHES):
             batch = self.data.batch(number).to(self.model.device)
             h = self.model(batch.latents[:, :-1], batch.action, batch.step, batch.mask)
-            found.append(_to_numpy(h[batch.mask]))
+            found.append(to_numpy(h[batch.mask]))
         return principal_axes(np.concatenate(found))
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        moments = self._optimizer.state_dict()["state"]
         return {
             "step": self.step,
             "seconds": self.seconds,
             "model": weights_of(self.model),
-            "optimizer": {str(k): {n: _to_numpy(x) for n, x in entry.items()} for k, entry in moments.items()},
+            "optimizer": optimizer_state(self._optimizer),
         }
 
-    def load_state(self, state: Mapping[str, Any], where: str) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; batches and noise follow from the step."""
-        load_weights(self.model, state["model"], where)
+        load_weights(self.model, state["model"])
         for other in self._models[1:]:
             if other is not self.model:
                 _copy_weights(self.model, other)
-        current = self._optimizer.state_dict()
-        current["state"] = {
-            int(k): {name: torch.from_numpy(np.array(x)) for name, x in entry.items()}
-            for k, entry in state["optimizer"].items()
-        }
-        self._optimizer.load_state_dict(current)
+        load_optimizer(self._optimizer, state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
 
     def close(self) -> None:
@@ -357,8 +361,3 @@ def principal_axes(memories: Array) -> Axes:
 def _copy_weights(source: nn.Module, target: nn.Module) -> None:
     for theirs, own in zip(source.parameters(), target.parameters(), strict=True):
         own.copy_(theirs)
-
-
-def _to_numpy(x: Tensor) -> Array:
-    array: Array = x.detach().cpu().numpy().copy()
-    return array

@@ -24,19 +24,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.config import to_dict
+from rollmill.core.checkpoints import require_version, restoring, saved_spec
+from rollmill.core.config import load_config, to_dict
 from rollmill.core.errors import CheckpointError
-from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.fields import SPEC_SHAPE, Array, EnvSpec
+from rollmill.core.shapes import MAPPING, ArrayOf, Shape, check_shape
 from rollmill.core.tree_file import load_tree, save_tree, stored_checksum
+from rollmill.models.saving import WEIGHTS_SHAPE, load_weights, weights_of
 from rollmill.models.transformer import Memory as TrunkMemory
 from rollmill.models.transformer import Trunk
 from rollmill.worldmodel.actions import ActionCode
 from rollmill.worldmodel.dynamics.mixture import Mixture, split_mixture
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
-from rollmill.worldmodel.encoder.file import load_weights, weights_of
 
 FORMAT = "dynamics"
 VERSION = 1
+STATE_SHAPE: Shape = {
+    "settings": MAPPING,
+    "origin": {
+        "spec": SPEC_SHAPE,
+        "env_id": str,
+        "env_kwargs": MAPPING,
+        "latent_size": int,
+        "reward_mean?": float,
+        "reward_std?": float,
+    },
+    "starts": {"mean": ArrayOf("f", 2), "std": ArrayOf("f", 2)},
+    "axes?": ({"mean": ArrayOf("f", 1), "directions": ArrayOf("f", 2)}, None),
+    "metadata": MAPPING,
+    "weights": WEIGHTS_SHAPE,
+}
 DYNAMICS_FILE = "dynamics.bin"
 LONGEST_WAVE = 1_000.0
 """Of the sines that tell a transformer which step it is at, in steps."""
@@ -184,10 +201,6 @@ class Origin:
             "reward_std": self.reward_std,
         }
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Origin:
-        return Origin(**{**data, "spec": EnvSpec.from_dict(data["spec"])})
-
 
 @dataclass
 class Starts:
@@ -291,12 +304,15 @@ def load_dynamics(path: Path | str, device: torch.device | str = "cpu") -> Dynam
     tree = load_tree(file)
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise CheckpointError(f"{file}: not a dynamics model (`rollmill world dynamics` writes one as {DYNAMICS_FILE})")
-    if tree["version"] > VERSION:
-        raise CheckpointError(f"{file}: written by a newer version of rollmill (dynamics format {tree['version']})")
-    model = Dynamics(DynamicsSettings(**tree["settings"]), Origin.from_dict(tree["origin"]))
-    load_weights(model, tree["weights"], str(file))
-    model.starts = Starts(**tree["starts"])
-    model.axes = Axes(**tree["axes"]) if tree.get("axes") is not None else None
+    require_version(file, tree, VERSION)
+    with restoring(file):
+        check_shape(tree, STATE_SHAPE)
+        settings = load_config(DynamicsSettings, (), (), base=tree["settings"])
+        spec = saved_spec(file, tree["origin"]["spec"])
+        model = Dynamics(settings, Origin(**{**tree["origin"], "spec": spec}))
+        load_weights(model, tree["weights"])
+        model.starts = Starts(**tree["starts"])
+        model.axes = Axes(**tree["axes"]) if tree.get("axes") is not None else None
     model.metadata = tree["metadata"]
     return model.to(device).eval().requires_grad_(False)
 

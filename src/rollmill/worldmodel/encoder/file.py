@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rollmill.core.checkpoints import require_version, restoring
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.imports import import_object
+from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.core.tree_file import load_tree, save_tree, stored_checksum
+from rollmill.models.saving import WEIGHTS_SHAPE, load_weights, weights_of
 
 KINDS: dict[str, str] = {
     "vae": "rollmill.worldmodel.encoder.vae:VariationalEncoder",
@@ -28,6 +30,13 @@ KINDS: dict[str, str] = {
 }
 FORMAT = "image_encoder"
 VERSION = 1
+STATE_SHAPE: Shape = {
+    "kind": str,
+    "image_shape": [int, int, int],
+    "architecture": {str: (float, [int])},
+    "metadata": MAPPING,
+    "weights": WEIGHTS_SHAPE,
+}
 ENCODER_FILE = "encoder.bin"
 """Its name in the folder of a training."""
 
@@ -108,11 +117,12 @@ def load_encoder(path: Path | str, device: torch.device | str = "cpu") -> ImageE
     tree = load_tree(file)
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise CheckpointError(f"{file}: not an encoder (`rollmill world vae` writes one as {ENCODER_FILE})")
-    if tree["version"] > VERSION:
-        raise CheckpointError(f"{file}: written by a newer version of rollmill (encoder format {tree['version']})")
-    height, width, channels = tree["image_shape"]
-    encoder = build_encoder(tree["kind"], (height, width, channels), **tree["architecture"])
-    load_weights(encoder, tree["weights"], str(file))
+    require_version(file, tree, VERSION)
+    with restoring(file):
+        check_shape(tree, STATE_SHAPE)
+        height, width, channels = tree["image_shape"]
+        encoder = build_encoder(tree["kind"], (height, width, channels), **tree["architecture"])
+        load_weights(encoder, tree["weights"])
     encoder.metadata = tree["metadata"]
     return encoder.to(device).eval().requires_grad_(False)
 
@@ -126,16 +136,3 @@ def encoder_file(path: Path | str) -> Path:
 def encoder_checksum(path: Path | str) -> str:
     """Hex SHA-256 that names an encoder file; stores of latents are marked with it."""
     return stored_checksum(encoder_file(path))
-
-
-def weights_of(module: nn.Module) -> dict[str, Any]:
-    """The weights as numpy arrays by name."""
-    return {name: x.detach().cpu().numpy().copy() for name, x in module.state_dict().items()}
-
-
-def load_weights(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
-    """Copy saved weights into a network; CheckpointError unless both have the same names and shapes."""
-    try:
-        module.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights.items()}, strict=True)
-    except RuntimeError as error:
-        raise CheckpointError(f"{where}: the saved weights do not fit this network: {error}") from error

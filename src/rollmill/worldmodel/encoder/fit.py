@@ -16,12 +16,28 @@ from torch import Tensor, nn
 from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.fields import Array
 from rollmill.core.machine import available_cores, has_fast_bfloat16
+from rollmill.core.shapes import Shape
 from rollmill.core.step_figures import StepFigures
+from rollmill.models.saving import (
+    OPTIMIZER_SHAPE,
+    WEIGHTS_SHAPE,
+    load_optimizer,
+    load_weights,
+    optimizer_state,
+    weights_of,
+)
 from rollmill.optim.finite import explain_non_finite
-from rollmill.worldmodel.encoder.file import Figures, ImageEncoder, load_weights, weights_of
+from rollmill.worldmodel.encoder.file import Figures, ImageEncoder
 from rollmill.worldmodel.encoder.images import PictureBatches
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings
 
+FIT_SHAPE: Shape = {
+    "step": int,
+    "seconds": float,
+    "position": int,
+    "encoder": WEIGHTS_SHAPE,
+    "optimizer": OPTIMIZER_SHAPE,
+}
 SMALLEST_PIECE = 16
 """Pictures that are worth a thread."""
 VALIDATION_BATCH = 256
@@ -176,24 +192,18 @@ class EncoderFitter:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        moments = self._optimizer.state_dict()["state"]
         return {
             "step": self.step,
             "seconds": self.seconds,
             "position": self.batches.position,
             "encoder": weights_of(self.encoder),
-            "optimizer": {str(k): {n: _to_numpy(x) for n, x in entry.items()} for k, entry in moments.items()},
+            "optimizer": optimizer_state(self._optimizer),
         }
 
-    def load_state(self, state: Mapping[str, Any], where: str) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: weights, optimizer, and the place in the data. Noise follows from the step."""
-        load_weights(self.encoder, state["encoder"], where)
-        current = self._optimizer.state_dict()
-        current["state"] = {
-            int(k): {name: torch.from_numpy(np.array(x)) for name, x in entry.items()}
-            for k, entry in state["optimizer"].items()
-        }
-        self._optimizer.load_state_dict(current)
+        load_weights(self.encoder, state["encoder"])
+        load_optimizer(self._optimizer, state["optimizer"])
         self.step, self.seconds, self.batches.position = state["step"], state["seconds"], state["position"]
 
     def close(self) -> None:
@@ -218,8 +228,3 @@ def rate_share(step: int, steps: int, warmup: int, end: float) -> float:
         return (step + 1) / (warmup + 1)
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
     return end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-def _to_numpy(x: Tensor) -> Array:
-    array: Array = x.detach().cpu().numpy().copy()
-    return array
