@@ -4,7 +4,8 @@
     python examples/own_env.py env.args.length=12 stop.frames=60_000
 
 Any Gymnasium environment works, and any callable that returns one. The same file works from the command
-line: ``rollmill train env=examples/own_env.py:Corridor env.args.length=12``.
+line: ``rollmill train env=examples/own_env.py:Corridor env.args.length=12``. To evaluate a run, name it again:
+``rollmill eval runs/examples/own_env env=examples/own_env.py:Corridor``.
 """
 
 from __future__ import annotations
