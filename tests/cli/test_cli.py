@@ -174,7 +174,7 @@ def test_json_is_alone_on_stdout_even_if_an_env_prints(call: Call, tmp_path: Pat
     trained = call(*command_words(tmp_path, *SERIAL, *CHATTER, "stop.batches=2"), "--json")
     assert json.loads(trained.out)["state"] == "finished"
     assert "chatter" in trained.err
-    played = call("eval", str(tmp_path / "x/run"), "--json", "--episodes", "2", "--workers", "1")
+    played = call("eval", str(tmp_path / "x/run"), "--json", "--episodes", "2", "--workers", "1", "--trust-code")
     assert json.loads(played.out)["episodes"] == 2
 
 
