@@ -20,11 +20,11 @@ import pytest
 from running import ROOT
 
 import rollmill
-from rollmill.cli.data.verbs import FILTERED
 from rollmill.cli.data.verbs import load as load_data_verb
 from rollmill.cli.envs import CheckConfig, list_envs
 from rollmill.cli.envs import check as check_verb
-from rollmill.cli.main import VERBS, split_overrides
+from rollmill.cli.main import VERBS
+from rollmill.cli.words import split_overrides
 from rollmill.cli.world.verbs import load as load_world_verb
 from rollmill.core.config import describe, load_config
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
@@ -179,9 +179,10 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
 def check_data_command(words: list[str]) -> None:
     verb, *rest = words
     rest, conditions = split_overrides(rest)
-    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in inspect.signature(load_data_verb(verb)).parameters}
+    parameters = inspect.signature(load_data_verb(verb)).parameters
+    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in parameters}
     assert {word for word in rest if word.startswith("-")} <= flags
-    assert not conditions or verb in FILTERED
+    assert not conditions or "filters" in parameters
     Filter.parse(conditions)
 
 
@@ -202,6 +203,41 @@ def check_world_command(words: list[str]) -> None:
     if verb in (*configs, "controller", "dream"):
         files = [ROOT / after for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
         load_config(configs.get(verb, ControllerConfig), files, overrides)
+
+
+def shell_commands(page: Path) -> Iterator[list[str]]:
+    """The ``rollmill`` commands of a page in their order, word by word."""
+    for language, block in pieces_of(page):
+        if language in ("", "bash", "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                found = re.match(r"(?:nohup )?rollmill (.*)", line.partition(" #")[0])
+                if found and "KEY=VALUE" not in line:
+                    yield shlex.split(re.sub(r"[>&|].*", "", found.group(1)))
+
+
+def folder_made_by(words: list[str]) -> Path | None:
+    """The run folder that a command makes."""
+    verb, *rest = words
+    if verb not in ("train", "offline"):
+        return None
+    rest, overrides = split_overrides(rest)
+    files = [ROOT / after for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
+    if verb == "train":
+        return load_config(TrainConfig, files, overrides).folder
+    return load_config(OfflineConfig, files, [f"store={rest[0]}", *overrides]).folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_runs_in_commands_were_made_by_earlier_ones(page: Path) -> None:
+    """On the same page, or on the first one: whoever copies the commands must not find folders missing."""
+    first = DOCS / "quickstart.md"
+    made = {folder_made_by(words) for words in shell_commands(first)} if page != first else set()
+    for words in shell_commands(page):
+        for word in words[1:]:
+            place = Path(*Path(word).parts[:3])
+            if word.startswith("runs/default/") and not any(c in word for c in "*[<"):
+                assert place in made, f"{page.name}: rollmill {' '.join(words)}"
+        made.add(folder_made_by(words))
 
 
 def test_there_are_commands_to_check() -> None:

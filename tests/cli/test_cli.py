@@ -1,5 +1,6 @@
 """The command: verbs, words, exit codes, and what goes to stdout."""
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -8,17 +9,15 @@ import pty
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from running import SERIAL, Call, Result, Run, command_words, wait_until
+from running import SERIAL, SUPPORT, Call, Result, Run, command_words, wait_until
 
 from rollmill import __version__
 from rollmill.cli import main as cli
-from rollmill.cli.main import CONFIGURED, NESTED, VERBS, split_overrides
+from rollmill.cli.main import NESTED, VERBS
 from rollmill.core.config import describe
 from rollmill.runs.bench import run as bench
 from rollmill.runs.train.settings import TrainConfig
@@ -48,17 +47,21 @@ def files_in(folder: Path) -> list[str]:
         ("--config missing.yaml", "missing.yaml"),
         ("--resume --overwrite", "--resume and --overwrite exclude each other"),
         ("--resume", "nothing to resume"),
-        ("--restore missing.ckpt", "missing.ckpt"),
+        ("env=toy_target --restore missing.ckpt", "missing.ckpt"),
+        ("", "which environment? For example `rollmill train env=CartPole-v1`"),
+        ("stop.frames=1000", "which environment?"),
+        ("env=toy_target lr=1e-3", "did you mean 'learning.learning_rate'?"),
+        ("CartPole-v1", "settings are words of the form KEY=VALUE: rollmill train env=CartPole-v1"),
+        ("--env CartPole-v1", "settings are words without dashes: rollmill train env=CartPole-v1"),
     ],
 )
 def test_a_wrong_command_line_creates_nothing(call: Call, tmp_path: Path, words: str, hint: str) -> None:
     result = call("train", *words.split())
     assert hint in result.err
     assert result.code == (1 if "--restore" in words else 2)
-    assert "Traceback" not in result.err
+    assert result.err.count("\n") == 1  # an error is one line
     assert files_in(tmp_path) == []
-    if "missing" not in words and words != "--resume":  # those are found out after the settings were printed
-        assert result.out == ""
+    assert result.out == ""
 
 
 @pytest.mark.parametrize("words", ["train --resum", "train stray", "bench nothing", "eval", "envs key=value"])
@@ -82,8 +85,11 @@ def test_without_a_verb_the_usage_is_shown(call: Call) -> None:
     nothing, asked = call(), call("--help")
     assert (nothing.code, asked.code) == (2, 0)
     assert nothing.out == asked.out == call("-h").out
-    for verb in VERBS:
-        assert f"\n  {verb} " in asked.out
+    assert nothing.out == call("help").out
+    lines = {line.split()[0]: line for line in asked.out.splitlines() if line.startswith("  ")}
+    assert list(lines) == list(VERBS)
+    for verb, (_, summary) in VERBS.items():
+        assert lines[verb].index(summary) == lines["train"].index(VERBS["train"][1])  # one below the other
 
 
 def test_the_version(call: Call) -> None:
@@ -97,36 +103,12 @@ def test_the_version(call: Call) -> None:
 def test_every_verb_resolves_and_explains_itself(call: Call, verb: str) -> None:
     module, _, name = VERBS[verb][0].partition(":")
     function = getattr(importlib.import_module(module), name)
-    parameters = list(inspect.signature(function).parameters)
-    assert (parameters[0] == "overrides") == (verb in CONFIGURED)
     result = call(verb, "--help")
     assert result.code == 0
-    assert inspect.getdoc(function).splitlines()[0][:40] in result.out  # type: ignore[union-attr]
+    assert inspect.getdoc(function).splitlines()[0].replace("``", "`")[:40] in result.out  # type: ignore[union-attr]
     assert "--json" in result.out or verb == "tb"  # which prints no figures
-    assert "overrides" not in result.out
-
-
-def test_every_verb_that_takes_settings_exists() -> None:
-    assert set(CONFIGURED) <= set(VERBS)
-
-
-def test_key_value_words_are_told_from_flags_and_paths() -> None:
-    words = ["a=1", "--json", "-f", "x=y.yaml", "b.c=[1, 2]", "--restore", "p=q.ckpt", "--config=z=1.yaml", "run/dir"]
-    flags, overrides = split_overrides(words)
-    assert flags == ["--json", "-f", "x=y.yaml", "--restore", "p=q.ckpt", "--config=z=1.yaml", "run/dir"]
-    assert overrides == ("a=1", "b.c=[1, 2]")
-
-
-KEYS = st.sampled_from(["env=toy_target", "learning.gamma=0.5", "run.name=a=b", "env.args={a: 1}", "stop.frames="])
-FLAGS = st.sampled_from([["--json"], ["--resume"], ["-f", "a=b.yaml"], ["--seed", "3"], ["folder/run"]])
-
-
-@given(st.lists(st.one_of(KEYS, FLAGS)))
-def test_key_value_words_may_stand_anywhere(parts: list[Any]) -> None:
-    words = [word for part in parts for word in ([part] if isinstance(part, str) else part)]
-    flags, overrides = split_overrides(words)
-    assert list(overrides) == [part for part in parts if isinstance(part, str)]
-    assert flags == [word for part in parts if not isinstance(part, str) for word in part]
+    assert ("[KEY=VALUE ...]" in result.out) == ("overrides" in inspect.signature(function).parameters)
+    assert call("help", verb).out == result.out
 
 
 def test_files_and_words_around_each_other(call: Call, tmp_path: Path) -> None:
@@ -149,7 +131,8 @@ def test_json_of_train_and_eval(call: Call, tmp_path: Path) -> None:
     assert trained.code == 0
     outcome = json.loads(trained.out)
     folder = tmp_path / "x/run"
-    assert outcome.keys() == {"state", "reason", "frames", "mean_return", "folder"}
+    assert outcome.keys() == {"state", "reason", "frames", "mean_return", "folder", "page"}
+    assert outcome["page"] == str(tmp_path / "x/run/report.html")
     assert outcome["state"] == "finished"
     assert outcome["reason"] == "limit of 2 batches"
     assert outcome["frames"] > 0
@@ -178,21 +161,42 @@ def test_json_is_alone_on_stdout_even_if_an_env_prints(call: Call, tmp_path: Pat
     assert json.loads(played.out)["episodes"] == 2
 
 
-def test_json_is_alone_on_a_terminal_too(tmp_path: Path) -> None:
-    """No live panel there: a script that asks for JSON may well run in a terminal."""
-    words = [sys.executable, "-m", "rollmill.cli.main", *command_words(tmp_path, *TINY), "--json"]
+@dataclass(frozen=True)
+class Shown:
+    """What a command has left on a terminal, stderr included."""
+
+    returncode: int
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.strip() for line in self.text.splitlines() if line.strip()]
+
+
+def on_a_terminal(*words: str, stderr: int | None = None) -> Shown:
+    """``rollmill <words>`` with a terminal as its stdout; ``stderr`` None: and as its stderr."""
     master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", "COLUMNS": "300", "PYTHONPATH": str(SUPPORT)}
+    command = [sys.executable, "-m", "rollmill.cli.main", *words]
     with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE, env=environment
+        command, stdin=subprocess.DEVNULL, stdout=slave, stderr=stderr or slave, env=environment
     ) as run:
         os.close(slave)
-        noise = run.communicate()[1].decode()
-    output = os.read(master, 1 << 16).decode()  # little: the terminal keeps it until it is read
+        text = b""
+        with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while part := os.read(master, 1 << 16):
+                text += part
     os.close(master)
-    assert run.returncode == 0
-    assert json.loads(output)["state"] == "finished"
-    assert "run folder" in noise
+    return Shown(run.returncode, text.decode())
+
+
+def test_json_is_alone_on_a_terminal_too(tmp_path: Path) -> None:
+    """No live panel there: a script that asks for JSON may well run in a terminal."""
+    with open(tmp_path / "noise", "wb") as noise:
+        shown = on_a_terminal(*command_words(tmp_path, *TINY), "--json", stderr=noise.fileno())
+    assert shown.returncode == 0
+    assert json.loads(shown.text)["state"] == "finished"
+    assert "run folder" in (tmp_path / "noise").read_text()
 
 
 def test_json_of_bench(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +215,20 @@ def test_json_of_bench(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_table_of_bench_shows_shares(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {
         "sim": bench.Measurement("sim", 2000.0, 1000.0),
+        "policy": bench.Measurement("policy", 900.0, 450.0, {"main rounds": 1912.6}),
         "train": bench.Measurement("train", 500.0, 250.0, {"main learn": 0.25}),
+        "bound": bench.Measurement("bound", 800.0, 400.0, {"env ms/step": 0.0123}),
     }
     monkeypatch.setattr("rollmill.cli.bench.run_bench", lambda config, kinds, seconds, profiler: figures)
     monkeypatch.setattr("rollmill.cli.bench.load_of_others", lambda: 0.5)
     result = call("bench", "all", "--seconds", "0.1")
     assert "loaded by others (0.5 cores busy" in result.out
-    assert "25 % of sim" in result.out
-    assert "main learn         0.250" in result.out
+    assert "25 % of sim, 62 % of bound\n" in result.out
+    assert "45 % of sim\n" in result.out  # nothing is learnt there: the bound means something else
+    assert "main learn         25.0 % of the time\n" in result.out
+    assert "main rounds        1,913 per second\n" in result.out
+    assert "env                0.012 ms per step\n" in result.out
+    assert "\nbound    what these cores would reach in training" in result.out
     assert call("bench", "--seconds", "0").code == 2
 
 
@@ -246,6 +256,8 @@ def test_config_explains_a_block(call: Call) -> None:
         ("lerning", "did you mean 'learning'?"),
         ("learn", "did you mean 'learning'?"),  # half a name is not a prefix
         ("learning.gama", "did you mean 'learning.gamma'"),
+        ("gamma", "did you mean 'learning.gamma'"),
+        ("lr", "did you mean 'learning.learning_rate'"),
         ("xyzzy", "`rollmill config` lists them all"),
     ],
 )
@@ -370,6 +382,29 @@ def test_escape_sequences_of_others_are_shown(call: Call, tmp_path: Path) -> Non
     for text in (result.out, result.err, *(path.read_text() for path in tmp_path.rglob("log.txt"))):
         assert "\x1b" not in text
         assert "\x07" not in text
+
+
+def test_a_fault_of_an_environment_is_told_once_with_what_to_do(call: Call, tmp_path: Path) -> None:
+    faulty = ("env=faulty_envs:Misbehave", "env.args={env: 3, at_step: 20}", "env.fault_limit=0")
+    said = call(*command_words(tmp_path, *SERIAL, *faulty)).err
+    assert said.count("Traceback") == 1  # the log has shown it
+    *_, first, second, last = said.splitlines()
+    assert first.startswith("rollmill train: env 3 (faulty_envs:Misbehave) failed in step")
+    assert second.startswith("That is fault 1")
+    check = "rollmill envs check faulty_envs:Misbehave env.args.env=3 env.args.at_step=20"
+    assert last == f"`{check}` looks for what is wrong with it"
+
+
+def test_on_a_terminal_the_end_names_the_page(tmp_path: Path) -> None:
+    """There the log goes into the panel: nobody else would say where the page is."""
+    shown = on_a_terminal(*command_words(tmp_path, *TINY))
+    assert shown.returncode == 0
+    assert shown.lines[-1] == f"report: {tmp_path}/x/run/report.html"
+    faulty = ("env=faulty_envs:Misbehave", "env.args={env: 3, at_step: 20}", "env.fault_limit=0", "run.name=faulty")
+    failed = on_a_terminal(*command_words(tmp_path, *SERIAL, *faulty))
+    assert failed.returncode == 1
+    assert f"report: {tmp_path}/x/faulty/report.html\r\n" in failed.text
+    assert failed.lines[-1] == "RuntimeError: told to raise in step"  # the traceback: no log was on this console
 
 
 QUITTER = """

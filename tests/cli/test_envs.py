@@ -18,7 +18,7 @@ from rollmill.envs.make import NAMED
 
 @pytest.fixture
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rollmill.cli.envs.is_installed", lambda name: False)
 
 
 def test_every_name_is_listed_with_its_state(call: Call) -> None:
@@ -41,6 +41,10 @@ def test_a_missing_package_comes_with_its_install_line(call: Call, without_packa
     plain = call("envs", "doom").out
     assert "missing  ViZDoom: shoot the monster" in plain
     assert plain.count('pip install "rollmill[vizdoom]"') == 1
+
+
+def test_the_usage_line_shows_both_forms(call: Call) -> None:
+    assert call("envs", "--help").out.startswith("usage: rollmill envs [-h] [WORD | check ENV] [--json]\n")
 
 
 def test_a_word_narrows_the_list_down(call: Call) -> None:

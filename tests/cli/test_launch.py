@@ -23,7 +23,8 @@ from rollmill.cli import diary as diary_verb
 from rollmill.cli import report as report_verb
 from rollmill.cli import tb as tb_verb
 from rollmill.cli.launch import SUBVERBS, load
-from rollmill.cli.main import VERBS, split_overrides
+from rollmill.cli.main import VERBS
+from rollmill.cli.words import split_overrides
 from rollmill.core.config import load_config
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.records import Book, PlanRecord, RunRecord
@@ -228,7 +229,8 @@ def test_a_real_training_is_killed_and_resumed(tmp_path: Path, rollmill: Callabl
     gate.touch()
     assert command.wait() == 0, command.text
     assert "real_s0 running, attempt 2: before: killed by SIGKILL" in command.text
-    assert "1 runs: 1 finished" in command.text
+    assert command.text.count("1 run: 1 finished") == 1
+    assert command.text.endswith("\ncompare them: rollmill report runs/real\n")
     first, second = sessions(folder.path)
     assert first["how"].startswith("killed")
     assert second["frames_at_start"] > 0

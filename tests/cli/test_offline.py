@@ -19,11 +19,22 @@ def store(tmp_path: Path) -> str:
 def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
     done = call("offline", store, *SMALL, "run.name=dt")
     assert done.code == 0, done.err
-    assert "algorithm: dt" in done.out
+    assert done.out.startswith(f"settings  run.name=dt store={store}")
+    assert "model.context=4" in done.out
+    assert "wandb" not in done.out
+    assert done.out.endswith("\nreport: runs/default/dt/report.html\n")
     assert "asked for" in done.out
     assert "limit of 3 updates; 3 updates, folder runs/default/dt" in done.out
     twice = call("offline", store, *SMALL, "run.name=dt")
+    for words in (("eval",), ("watch",), ("collect", "--out", "x", "--until", "1", "--policy")):
+        refused = call(*words, "runs/default/dt")
+        assert refused.err == (
+            f"rollmill {words[0]}: runs/default/dt is an offline policy, "
+            "which `rollmill offline-eval runs/default/dt` plays\n"
+        )
     assert twice.code == 2
+    assert twice.out == ""
+    assert twice.err.count("\n") == 1
     assert "--resume" in twice.err
     judged = call("offline-eval", "runs/default/dt", "--episodes", "4", "--workers", "1", "--random", "--json")
     assert judged.code == 0, judged.err
@@ -33,6 +44,14 @@ def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
     assert shown.code == 0, shown.err
     assert "asked for" in shown.out
     assert Path("page.html").is_file()
+
+
+def test_a_run_folder_means_its_recording(call: Call, tmp_path: Path) -> None:
+    skilled_store(tmp_path / "agent/data", 20)
+    (tmp_path / "agent/config.yaml").touch()
+    done = call("offline", "agent", *SMALL, "evaluation.episodes=0")
+    assert done.code == 0, done.err
+    assert "folder runs/default/dt-agent-s0" in done.out
 
 
 def test_json_is_all_there_is_on_stdout(call: Call, store: str) -> None:

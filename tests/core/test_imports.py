@@ -7,8 +7,8 @@ import sys
 import pytest
 from running import train_here
 
-from rollmill.core.errors import ConfigError
-from rollmill.core.imports import import_object
+from rollmill.core.errors import ConfigError, MissingExtraError
+from rollmill.core.imports import import_object, is_installed
 from rollmill.store.parallel import map_unordered
 
 
@@ -50,11 +50,16 @@ def test_missing_modules_and_files_are_named(module):
         import_object("no_such_garden.py:plant", "env")
 
 
-def test_a_broken_import_inside_the_module_is_not_hidden(module, monkeypatch):
-    (module.parent / "weeds.py").write_text("import no_such_package_at_all\n")
+@pytest.mark.parametrize("target", ["weeds:plant", "weeds.py:plant"])
+def test_a_package_that_the_module_lacks_is_named_in_one_line(module, monkeypatch, target):
+    place = module.parent / "weeds.py"
+    place.write_text("import math\nimport no_such_package_at_all\n")
     monkeypatch.syspath_prepend(str(module.parent))
-    with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
-        import_object("weeds:plant", "env")
+    monkeypatch.delitem(sys.modules, "weeds", raising=False)
+    with pytest.raises(MissingExtraError) as caught:
+        import_object(target, "env")
+    problem = f"env={target} cannot be imported: No module named 'no_such_package_at_all'"
+    assert str(caught.value) == f"{problem} ({place}, line 2)"
 
 
 def test_processes_of_ours_do_not_look_into_the_current_folder(tmp_path, monkeypatch):
@@ -77,3 +82,36 @@ def test_built_in_code_does_not_bring_the_current_folder_along(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     import_object("rollmill.envs.toy:Target", "env")
     assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize("target", ["stones:plant", "stones.py:plant"])
+def test_a_module_that_fails_is_shown_from_its_own_line_on(module, monkeypatch, target):
+    place = module.parent / "stones.py"
+    place.write_text("x = 1\ny = x / 0\n")
+    monkeypatch.syspath_prepend(str(module.parent))
+    with pytest.raises(ConfigError) as caught:
+        import_object(target, "env")
+    first, second, third, *_ = str(caught.value).splitlines()
+    assert first == f"env={target} cannot be imported: ZeroDivisionError: division by zero"
+    assert second == "Traceback (most recent call last):"
+    assert third.strip() == f'File "{place}", line 2, in <module>'
+
+
+def test_a_module_that_is_no_python(module):
+    (module.parent / "mud.py").write_text("class A(:\n")
+    with pytest.raises(ConfigError, match=r"cannot be imported: SyntaxError: invalid syntax \(mud.py, line 1\)"):
+        import_object("mud.py:A", "env")
+
+
+def test_what_a_notebook_defines_is_in_no_other_process():
+    with pytest.raises(ConfigError, match=r"notebook or script .* file \(env=path/to/file.py:Mine\).*serial"):
+        import_object("__main__:Mine", "env")
+
+
+def test_whether_a_package_is_installed(monkeypatch):
+    assert is_installed("json")
+    assert not is_installed("no_such_package_at_all")
+    monkeypatch.setitem(sys.modules, "json", None)
+    assert not is_installed("json")
+    monkeypatch.setitem(sys.modules, "made_by_hand", object())
+    assert is_installed("made_by_hand")

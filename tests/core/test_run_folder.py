@@ -17,7 +17,15 @@ import pytest
 
 from rollmill.core import run_folder
 from rollmill.core.errors import RunFolderError
-from rollmill.core.run_folder import RunFolder, is_folder_name, open_log
+from rollmill.core.run_folder import (
+    WARNING_BURST,
+    RunFolder,
+    holder,
+    is_folder_name,
+    open_log,
+    remove_run,
+    told_on_console,
+)
 
 LOG = logging.getLogger("rollmill")
 
@@ -368,6 +376,60 @@ def test_a_state_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         RunFolder(tmp_path / "none").set_state("running")
 
 
+# ------------------------------------------------------------------------------------------------ remove
+
+
+def test_a_run_is_removed_with_its_folder(tmp_path: Path) -> None:
+    remove_run(make_run(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stages_of_a_world_model_are_removed_too(tmp_path: Path) -> None:
+    stage = make_run(tmp_path / "stage")
+    for name in ("dynamics.bin", "curve.svg"):
+        (stage / name).touch()
+    remove_run(stage)
+    whole = tmp_path / "world"
+    for name in ("stages", "raw"):
+        (whole / name).mkdir(parents=True)
+    (whole / "config.yaml").touch()
+    make_run(whole / "vae")
+    with RunFolder.create(whole / "vae", "resume", min_free_mb=0), pytest.raises(RunFolderError, match="in use by pid"):
+        remove_run(whole)
+    remove_run(whole)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_removed(tmp_path: Path) -> None:
+    run, link = make_run(tmp_path / "run"), tmp_path / "link"
+    link.symlink_to(run)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/config.yaml").touch()
+    for path, why in (
+        (link, "it is a link to"),
+        (tmp_path / "project", r"it does not look like a run \(no diary.json or state.json\)"),
+        (tmp_path / "nowhere", "there is no such run folder"),
+    ):
+        with pytest.raises(RunFolderError, match=why):
+            remove_run(path)
+    (run / "notes.txt").touch()
+    with pytest.raises(RunFolderError, match=r"what no run writes \(notes.txt\)"):
+        remove_run(run)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "project", "run"]
+    assert list(RunFolder(run).checkpoints.iterdir())
+
+
+def test_who_is_at_work(tmp_path: Path) -> None:
+    assert holder(tmp_path) == ""
+    run = make_run(tmp_path / "run")
+    assert holder(run) == ""
+    with RunFolder.create(run, "resume", min_free_mb=0):
+        assert holder(run) == f"pid {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(RunFolderError, match="not removed: in use by"):
+            remove_run(run)
+    assert holder(run) == ""
+
+
 # ---------------------------------------------------------------------------------------------------- log
 
 
@@ -399,6 +461,38 @@ def test_the_console_gets_plain_lines_with_the_level_of_warnings(
     handle.close()
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines] == ["started", "broken [error]"]
+
+
+def test_warnings_of_one_kind_do_not_fill_the_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them are in the file."""
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    for number in range(20):
+        LOG.warning("env %d failed", number)
+        LOG.info("line %d", number)
+    LOG.warning("another kind")
+    handle.close()
+    said = [line.split(maxsplit=1)[1] for line in capsys.readouterr().err.splitlines()]
+    warnings = [line for line in said if line.endswith("[warning]")]
+    assert warnings == [
+        *(f"env {number} failed [warning]" for number in range(WARNING_BURST - 1)),
+        f"env {WARNING_BURST - 1} failed; more warnings like this one are in log.txt [warning]",
+        "another kind [warning]",
+    ]
+    assert len(said) == len(warnings) + 20
+    assert (tmp_path / "log.txt").read_text().count("failed\n") == 20
+
+
+def test_what_the_console_has_been_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    LOG.error("failed: %s (3 frames)", "a long story")
+    handle.close()
+    assert told_on_console("a long story")
+    assert not told_on_console("another story")
+    quiet = open_log(RunFolder(tmp_path), to_console=False)
+    LOG.error("another story")
+    quiet.close()
+    assert not told_on_console("another story")
+    assert not told_on_console("")
 
 
 def test_closing_the_log_puts_the_logger_back(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """From a name to an environment."""
 
 import contextlib
-import importlib.util
 import inspect
 import os
 import socket
@@ -88,14 +87,26 @@ def test_what_gymnasium_lacks_is_a_missing_extra_too(monkeypatch: pytest.MonkeyP
         make_env(EnvSettings(id="Pool-v0"))
 
 
+def test_a_constructor_that_lacks_a_module_says_so_in_one_line() -> None:
+    with pytest.raises(MissingExtraError) as caught:
+        make_env(EnvSettings(id="broken_envs:LacksModule"))
+    assert str(caught.value) == "broken_envs:LacksModule: No module named 'no_such_module'"
+
+
 @pytest.mark.parametrize(
-    ("name", "package", "extra"), [("LunarLander-v3", "Box2D", "box2d"), ("Hopper-v5", "mujoco", "mujoco")]
+    ("name", "package", "extra"),
+    [
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("Hopper-v5", "mujoco", "mujoco"),
+        ("car_racing", "Box2D", "box2d"),
+        ("doom_basic", "vizdoom", "vizdoom"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"),
+    ],
 )
-def test_a_family_of_gymnasium_names_its_extra_before_anything_is_built(
+def test_a_missing_package_is_named_before_anything_is_built(
     name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=rf'{name} needs {package}: pip install "rollmill\[{extra}\]"'):
         check_env_settings(EnvSettings(id=name))
     check_env_settings(EnvSettings(id="CartPole-v1"))
@@ -145,12 +156,10 @@ def test_a_wrong_reference_says_what_is_wrong(name: str, message: str) -> None:
         check_env_settings(EnvSettings(id=name))
 
 
-def test_a_module_that_lacks_something_itself_keeps_its_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_lacks_something_itself_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needy_env.py").write_text("import needy\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="needy"):
+    with pytest.raises(MissingExtraError, match=r"No module named 'needy' \(.*needy_env.py, line 1\)"):
         check_env_settings(EnvSettings(id="needy_env:Env"))
 
 

@@ -403,10 +403,13 @@ def test_good_settings_pass() -> None:
     check_env_settings(vector(args={"sutton_barto_reward": True}, max_episode_steps=3))
 
 
-def test_a_vectorised_form_that_cannot_be_imported_is_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = gym.envs.registration.EnvSpec("Lacking-v0", vector_entry_point="lacking_module:Env")
+def test_a_vectorised_form_that_cannot_be_imported_is_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = gym.envs.registration.EnvSpec("Lacking-v0", vector_entry_point="lacking_form:Env")
     monkeypatch.setitem(gym.registry, "Lacking-v0", spec)
-    monkeypatch.setattr("rollmill.envs.make.import_object", lambda *words: __import__("lacking_module"))
+    (tmp_path / "lacking_form.py").write_text("import lacking_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(MissingExtraError, match="cannot be imported: No module named 'lacking_module'"):
         check_env_settings(vector("Lacking-v0"))
 

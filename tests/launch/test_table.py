@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rollmill.launch.records import RunRecord
 from rollmill.launch.status import Standing
-from rollmill.launch.table import cells, duration, first_line, plain, rich_table, summary
+from rollmill.launch.table import cells, duration, first_line, plain, rich_table, seconds_left, summary
 
 
 def run(name: str, state: str, **more: object) -> Standing:
@@ -33,7 +33,18 @@ def test_plain_text_ends_with_what_failed() -> None:
     text = plain(RUNS)
     assert "4 runs: 1 running, 1 waiting, 1 failed, 1 finished; 1,250 of 4,000 frames" in text
     assert text.endswith("c failed (1 attempts); the end of its output:\n    one\n    two")
-    assert summary([run("a", "finished")]) == "1 runs: 1 finished; 0 of 1,000 frames"
+    assert summary([run("a", "finished")]) == "1 run: 1 finished; 0 of 1,000 frames"
+
+
+def test_how_long_all_of_it_will_take() -> None:
+    """At the rate of those that run: 750 and 1000 frames are left, 5 are made a second."""
+    going = [run("a", "finished", frames=1000), run("b", "running", frames=250, frames_per_s=5.0), run("c", "waiting")]
+    assert seconds_left(going) == 350.0
+    assert summary(going).endswith("; 1,250 of 3,000 frames, about 5m left")
+    assert seconds_left([run("a", "finished")]) is None
+    assert seconds_left([run("a", "running")]) is None  # nobody knows how fast it is
+    endless = Standing(RunRecord("x", "g", {}, (), "/f", 0), "waiting", 0, 0)
+    assert seconds_left([*going, endless]) is None
 
 
 def test_a_small_terminal_shows_what_needs_attention() -> None:

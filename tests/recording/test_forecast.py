@@ -48,10 +48,10 @@ def test_files_and_budget() -> None:
         ({"keep": "all", "budget_gb": 0.2}, "the budget of 0.2 GB is reached after 25% of it, then recording stops"),
         ({"keep": "all", "budget_gb": 0.2, "at_budget": "thin"}, "then it is thinned"),
         ({"keep": "all", "budget_gb": 0.2, "at_budget": "ring"}, "then the oldest is dropped"),
-        ({"keep": "one"}, "about 20,000 rows, 0.16 GB (8,000 bytes per row); budget 10 GB; about 5 files"),
+        ({"keep": "one"}, "about 20,000 rows, 160 MB (8,000 bytes per row); budget 10 GB; about 5 files"),
         ({"keep": "one", "budget_gb": 0}, "no budget"),
         ({"keep": "all", "min_return": 3.0}, "at most 100,000 rows"),
-        ({"keep": "all", "when": "spread", "budget_gb": 0.1}, "so that 0.1 GB are used"),
+        ({"keep": "all", "when": "spread", "budget_gb": 0.1}, "so that 100 MB are used"),
     ],
 )
 def test_words(settings: dict[str, object], text: str) -> None:

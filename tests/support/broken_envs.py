@@ -394,3 +394,11 @@ class FloatEnds(Native):
 class FiveValues(Native):
     def step(self, action: Array, obs: Obs) -> Any:
         return (obs, *super().step(action, obs))
+
+
+class LacksModule(Sound):
+    """Its constructor imports what is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import no_such_module  # noqa: F401

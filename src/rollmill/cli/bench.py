@@ -41,7 +41,7 @@ def bench(
     ``rollmill bench tune`` searches the numbers of workers, environments and threads that train fastest.
 
     Args:
-        overrides: The KEY=VALUE words.
+        overrides: Settings, for example env=doom_basic sampling.workers=4.
         kind: What to measure.
         config: A YAML file with settings; may be given several times.
         seconds: Seconds of each measurement (unset: 10), or of the whole search of ``tune`` (unset: 60).
@@ -143,17 +143,34 @@ def _comment(result: TuneResult) -> str:
     return "".join(f"# {line.strip()}\n" for line in text.splitlines())
 
 
+MEANINGS = {
+    "sim": "bare simulators, one process per core, nothing else",
+    "sample": "the same through our workers, with random actions",
+    "policy": "with the network that answers",
+    "train": "with the learner: what `rollmill train` reaches",
+    "bound": "what these cores would reach in training if nothing ever waited, every part timed alone",
+}
+
+
 def _table(results: dict[str, Measurement]) -> str:
     lines = []
     for result in results.values():
+        others = {"sim": result.kind not in ("sim", "bound"), "bound": result.kind == "train"}
         shares = [
             f"{100 * result.frames_per_s / results[other].frames_per_s:.0f} % of {other}"
-            for other in ("sim", "bound")
-            if other in results and result.kind not in ("sim", "bound")
+            for other, compares in others.items()
+            if compares and other in results
         ]
-        lines.append(
-            f"{result.kind:8} {result.frames_per_s:12,.0f} frames/s {result.steps_per_s:12,.0f} steps/s   "
-            f"{', '.join(shares)}"
-        )
-        lines += [f"         {name:18} {value:.3f}" for name, value in result.phases.items()]
-    return "\n".join(lines)
+        speed = f"{result.frames_per_s:12,.0f} frames/s {result.steps_per_s:12,.0f} steps/s   {', '.join(shares)}"
+        lines.append(f"{result.kind:8} {speed}".rstrip())
+        lines += [f"         {_phase(name, value)}" for name, value in result.phases.items()]
+    return "\n".join([*lines, "", *(f"{kind:8} {MEANINGS[kind]}" for kind in results)])
+
+
+def _phase(name: str, value: float) -> str:
+    """A part of a measurement with its unit: most are shares of the time, of a worker or of the main process."""
+    if name.endswith(" ms/step"):
+        return f"{name.removesuffix(' ms/step'):18} {value:.3f} ms per step"
+    if name == "main rounds":
+        return f"{name:18} {value:,.0f} per second"
+    return f"{name:18} {100 * value:.1f} % of the time"

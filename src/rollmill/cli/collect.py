@@ -13,7 +13,8 @@ from pathlib import Path
 from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.errors import RollmillError
 from rollmill.core.terminal import drawing, printable
-from rollmill.monitor.console import bytes_text, count_text, duration_text
+from rollmill.core.text import bytes_text
+from rollmill.monitor.console import count_text, duration_text
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Collected, Figures
 from rollmill.runs.collect.run import collect as run_collection
@@ -49,7 +50,7 @@ def collect(
     of the sampling are those of ``rollmill train``.
 
     Args:
-        overrides: The KEY=VALUE words, for example env=CarRacing-v3 sampling.workers=4.
+        overrides: Settings, for example env=CarRacing-v3 sampling.workers=4.
         out: Folder of the store; made where there is none, added to where there is one.
         policy: random, smoothed-random, random-controller, a run folder or checkpoint, or your own as module:callable.
         episodes: Episodes to add.

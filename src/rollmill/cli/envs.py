@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rollmill.cli.calling import call
 from rollmill.cli.options import Json
+from rollmill.cli.words import call
 from rollmill.core.config import load_config, settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec, Field
+from rollmill.core.imports import is_installed
 from rollmill.envs.make import FAMILIES, NAMED, ROUTES, Entry
 from rollmill.envs.settings import EnvSettings
 
@@ -29,11 +28,8 @@ EXAMPLES = {"Box2D": "LunarLander-v3, CarRacing-v3", "mujoco": "HalfCheetah-v5, 
 
 def envs(words: tuple[str, ...], /) -> int:
     """Run ``rollmill envs ...``; ``words`` is everything behind ``envs``."""
-    from rollmill.cli.main import split_overrides
-
     if words[:1] == ("check",):
-        rest, overrides = split_overrides(words[1:])
-        return call(functools.partial(check, overrides), rest, "rollmill envs check")
+        return call(check, words[1:], "rollmill envs check")
     return call(list_envs, words, "rollmill envs")
 
 
@@ -53,7 +49,10 @@ class Row:
     summary: str
 
 
-def list_envs(word: tyro.conf.Positional[str] = "", /, json_: Json = False) -> int:
+Word = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[WORD | check ENV]")]
+
+
+def list_envs(word: Word = "", /, json_: Json = False) -> int:
     """List the environments, all of them or those with a word in name or summary: ``rollmill envs doom``.
 
     ``rollmill envs check ENV`` tells what is wrong with one.
@@ -109,7 +108,7 @@ def _is_there(entry: Entry) -> bool:
         from rollmill.envs.mlagents.install import interpreter
 
         return interpreter() is not None
-    return not entry.package or importlib.util.find_spec(entry.package) is not None
+    return not entry.package or is_installed(entry.package)
 
 
 # ---------------------------------------------------------------------------------------------- check
@@ -137,7 +136,7 @@ def check(
     where, what was expected and found, and what to do. Exit code 1 where there are errors.
 
     Args:
-        overrides: KEY=VALUE words: settings of the environment.
+        overrides: Settings of the environment.
         env: A name from ``rollmill envs``, a Gymnasium id, or module:callable. KEY=VALUE words set env.* keys.
         steps: Steps to play.
         timeout: Seconds that one call into the environment may take.

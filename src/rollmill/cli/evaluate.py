@@ -43,7 +43,7 @@ def evaluate(
     """Evaluate runs or checkpoints over whole episodes: ``rollmill eval runs/default/doom_basic-s0 --random``.
 
     Args:
-        overrides: KEY=VALUE words: settings that differ from the run's own.
+        overrides: Settings that differ from the run's own.
         targets: Run folders, checkpoint files, or patterns of them ("runs/default/doom*").
         episodes: How many episodes to play (unset: 100).
         steps: Instead of --episodes: play episodes 0, 1, 2 ... until they have so many steps together.

@@ -11,7 +11,8 @@ import tyro
 from rollmill.cli.options import Json
 from rollmill.core.config import describe
 from rollmill.core.errors import ConfigError
-from rollmill.core.text import nearest
+from rollmill.core.other_names import keys_called
+from rollmill.core.text import closest, did_you_mean
 
 
 def config(prefix: tyro.conf.Positional[str] = "", /, json_: Json = False) -> int:
@@ -27,7 +28,10 @@ def config(prefix: tyro.conf.Positional[str] = "", /, json_: Json = False) -> in
     found = [key for key in keys if key.key == prefix or key.key.startswith(f"{prefix}." if prefix else "")]
     if not found:
         names = [key.key for key in keys] + [key.key.partition(".")[0] for key in keys]
-        raise ConfigError(f"no key {prefix!r}; {nearest(prefix, names) or '`rollmill config` lists them all'}")
+        last = prefix.rpartition(".")[2]
+        same = [name for name in names if name.rpartition(".")[2] == last]
+        hint = did_you_mean(same or keys_called(last, names) or closest(prefix, names))
+        raise ConfigError(f"no key {prefix!r}; {hint or '`rollmill config` lists them all'}")
     if json_:
         print(json.dumps([asdict(key) for key in found], default=str))
         return 0

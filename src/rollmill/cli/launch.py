@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import importlib
 import json
 import os
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from rollmill.cli.calling import call
 from rollmill.cli.options import Json
+from rollmill.cli.words import call
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
-from rollmill.core.text import nearest
+from rollmill.core.text import nearest, usage_of
 from rollmill.launch import launcher as supervise
 from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
 from rollmill.launch.measure import measure, measure_like
@@ -29,6 +28,7 @@ from rollmill.launch.records import Book, PlanRecord
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.status import Standing, look
 from rollmill.launch.table import first_line, plain, rich_table, summary, tails
+from rollmill.monitor.console import stdout_is_terminal
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -52,18 +52,11 @@ def launch(words: tuple[str, ...], /) -> int:
         hint = nearest(words[0], SUBVERBS)
         print(f"rollmill launch: no verb {words[0]!r}{f'; {hint}' if hint else ''}\n\n{usage()}", file=sys.stderr)
         return 2
-    from rollmill.cli.main import split_overrides
-
-    rest, overrides = split_overrides(words[1:])
-    function = functools.partial(load(words[0]), overrides)
-    return call(function, rest, f"rollmill launch {words[0]}")
+    return call(load(words[0]), words[1:], f"rollmill launch {words[0]}")
 
 
 def usage() -> str:
-    lines = ["usage: rollmill launch VERB ...", "", "verbs:"]
-    lines += [f"  {name:10} {text}" for name, (_, text) in SUBVERBS.items()]
-    lines += ["", "`rollmill launch VERB --help` explains a verb."]
-    return "\n".join(lines)
+    return usage_of("rollmill launch", SUBVERBS)
 
 
 def load(name: str) -> Callable[..., int]:
@@ -87,7 +80,7 @@ def plan(
     """Print what a description comes to: ``rollmill launch plan examples/grid_cartpole.yaml``. Nothing is started.
 
     Args:
-        overrides: KEY=VALUE words: settings of the launch, for example local.parallel=2 or backend=slurm.
+        overrides: Settings of the launch, for example local.parallel=2 or backend=slurm.
         description: A YAML file, path/to/file.py or package.module (with :NAME if it defines several).
         root: Folder of all experiments.
         like: A run folder whose speed and size the forecast takes; default: runs of the same experiment.
@@ -184,7 +177,7 @@ def run(
     ones are started again up to ``retries`` times, from their checkpoint. Exit code 1 if any run failed.
 
     Args:
-        overrides: KEY=VALUE words: settings of the launch, for example backend=slurm slurm.partition=gpu.
+        overrides: Settings of the launch, for example backend=slurm slurm.partition=gpu.
         description: A description (see plan), or the folder of an experiment that was launched before.
         root: Folder of all experiments.
         again: Also try runs again that failed for good or were cancelled.
@@ -204,7 +197,8 @@ def run(
             print(f"\nthe launcher has ended, its runs go on; to continue: rollmill launch run {folder}")
             print(f"to end them: rollmill launch cancel {folder}")
             return exit_code_of(error)
-    return _told(standings, json_)
+    shown = not detach and stdout_is_terminal()  # the live table ends with the summary
+    return _told(standings, book.experiment, json_, shown)
 
 
 def _opened(description: str, overrides: Sequence[str], root: Path) -> tuple[Book, LaunchSettings, Plan | None]:
@@ -221,8 +215,6 @@ def _opened(description: str, overrides: Sequence[str], root: Path) -> tuple[Boo
 def _watched(launcher: supervise.Launcher, json_: bool) -> list[Standing]:
     if json_:
         return launcher.run()
-    from rollmill.monitor.console import stdout_is_terminal
-
     if stdout_is_terminal():
         with _live() as live:
             return launcher.run(lambda standings: _draw(live, standings))
@@ -248,11 +240,15 @@ def _event(standing: Standing) -> str:
     return f"{standing.run.name} {state}{attempt}{reason}"
 
 
-def _told(standings: Sequence[Standing], json_: bool) -> int:
+def _told(standings: Sequence[Standing], folder: Path, json_: bool, shown: bool) -> int:
     if json_:
         print(json.dumps([standing.to_dict() for standing in standings]))
     else:
-        print("\n".join([summary(standings), *tails(standings)]))
+        lines = [*([] if shown else [summary(standings)]), *tails(standings)]
+        if any(standing.state == "finished" for standing in standings):
+            short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+            lines.append(f"compare them: rollmill report {command_text([str(short)])}")
+        print("\n".join(lines))
     return 1 if any(standing.state == "failed" for standing in standings) else 0
 
 
@@ -271,7 +267,7 @@ def status(
     """How all runs of an experiment stand: ``rollmill launch status runs/gammas``. From any shell, at any time.
 
     Args:
-        overrides: KEY=VALUE words: settings of the launch that differ from those it was made with.
+        overrides: Settings of the launch that differ from those it was made with.
         experiment: The experiment's folder, its name, or the file that describes it.
         root: Folder of all experiments.
         watch: Keep the table up to date until nothing is left to do.
@@ -345,7 +341,7 @@ def cancel(
     What was cancelled is not started again, unless ``rollmill launch run --again`` asks for it.
 
     Args:
-        overrides: KEY=VALUE words: settings of the launch that differ from those it was made with.
+        overrides: Settings of the launch that differ from those it was made with.
         experiment: The experiment's folder, its name, or the file that describes it.
         runs: Names or masks; none: all.
         root: Folder of all experiments.

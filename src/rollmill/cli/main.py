@@ -7,10 +7,8 @@ Verbs are imported when they are used, so that ``rollmill --help`` and a typing 
 from __future__ import annotations
 
 import faulthandler
-import functools
 import importlib
 import os
-import re
 import select
 import sys
 import traceback
@@ -19,8 +17,9 @@ from collections.abc import Callable, Sequence
 from rollmill import __version__
 from rollmill.core.errors import RollmillError, exit_code_of
 from rollmill.core.exits import leave
+from rollmill.core.run_folder import told_on_console
 from rollmill.core.terminal import printable
-from rollmill.core.text import nearest
+from rollmill.core.text import nearest, usage_of
 from rollmill.runs.out_of_memory import refused_by_system
 from rollmill.runs.stopping import CommandSignals
 
@@ -35,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "world": ("rollmill.cli.world.verbs:world", "world models: encoder, latents, dynamics, controller, dream"),
     "bench": ("rollmill.cli.bench:bench", "measure speed"),
     "launch": ("rollmill.cli.launch:launch", "plan, start, watch and cancel many runs"),
+    "runs": ("rollmill.cli.runs:runs", "list runs, compare two of them, remove some"),
     "tb": ("rollmill.cli.tb:tb", "one TensorBoard over the runs that match"),
     "diary": ("rollmill.cli.diary:diary", "the history of an experiment's runs"),
     "report": ("rollmill.cli.report:report", "curves, best settings and importance of an experiment"),
@@ -42,13 +42,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
     "doctor": ("rollmill.cli.doctor:doctor", "look whether this machine is fit for a run"),
 }
-CONFIGURED = ("train", "eval", "watch", "collect", "bench", "offline", "offline-eval")
-"""Verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
-NESTED = ("data", "envs", "launch", "world")
+NESTED = ("data", "envs", "launch", "runs", "world")
 """Verbs with verbs of their own; their function takes all words."""
-
-_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
-_TAKES_PATH = ("-f", "--config", "--restore", "--out", "--policy", "--record", "--csv", "--video")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,6 +90,8 @@ def _run_command(words: list[str], on_loaded: Callable[[], None] = lambda: None)
 
 
 def _dispatch(words: list[str], on_loaded: Callable[[], None]) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
@@ -108,26 +105,20 @@ def _dispatch(words: list[str], on_loaded: Callable[[], None]) -> int:
 
 
 def usage() -> str:
-    lines = ["usage: rollmill VERB ...", "", "verbs:"]
-    lines += [f"  {name:10} {summary}" for name, (_, summary) in VERBS.items()]
-    lines += ["", "`rollmill VERB --help` explains a verb."]
-    return "\n".join(lines)
+    return usage_of("rollmill", VERBS)
 
 
 def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
-    from rollmill.cli.calling import call
+    from rollmill.cli.words import call
 
     function = _load(verb)
     on_loaded()
-    if verb in CONFIGURED:
-        words, overrides = split_overrides(words)
-        function = functools.partial(function, overrides)
     try:
         if verb in NESTED:
             return function(tuple(words))
         return call(function, words, f"rollmill {verb}")
     except RollmillError as error:
-        print(printable(f"rollmill {verb}: {error}"), file=sys.stderr)
+        print(printable(f"rollmill {verb}: {_once(str(error)).rstrip()}"), file=sys.stderr)
         return error.exit_code
     except (OSError, MemoryError, RuntimeError) as error:
         refusal = refused_by_system(error)
@@ -147,6 +138,11 @@ def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
         return 1
 
 
+def _once(message: str) -> str:
+    """A message, without its traceback where the log has just shown that on the same console."""
+    return message.partition("\nTraceback (most recent call last)")[0] if told_on_console(message) else message
+
+
 def _is_parser(ending: SystemExit) -> bool:
     """Whether it is about the command line; anybody else who calls ``sys.exit`` has not finished what was asked for."""
     *_, (frame, _) = traceback.walk_tb(ending.__traceback__)
@@ -158,16 +154,6 @@ def _reader_is_gone() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return bool(poll.poll(0))
-
-
-def split_overrides(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Take KEY=VALUE words out, wherever they stand between the flags."""
-    flags: list[str] = []
-    overrides: list[str] = []
-    for word, before in zip(words, ("", *words)):
-        is_override = _OVERRIDE.match(word) and before not in _TAKES_PATH
-        (overrides if is_override else flags).append(word)
-    return flags, tuple(overrides)
 
 
 def _load(verb: str) -> Callable[..., int]:

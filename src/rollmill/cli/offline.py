@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tyro
 
-from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.cli.announce import announcer, page_of
+from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.cli.progress import ProgressLine
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
@@ -29,6 +30,7 @@ def offline(
     overwrite: bool = False,
     restore: Path | None = None,
     trust_code: bool = False,
+    print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
     """Learn a policy from a store: ``rollmill offline runs/demo/doom_basic/data algorithm=dt fit.steps=5000``.
@@ -36,7 +38,7 @@ def offline(
     The run lives in ``<run.dir>/<run.experiment>/<run.name>``; docs/offline.md explains every key.
 
     Args:
-        overrides: The KEY=VALUE words, for example algorithm=bc data.filter=["top=10%"].
+        overrides: Settings, for example algorithm=bc data.filter=["top=10%"].
         store: The store to learn from.
         config: A YAML file with settings; may be given several times, later files win.
         resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
@@ -44,6 +46,7 @@ def offline(
         restore: Start from this checkpoint.
         trust_code: Run the code that store and checkpoints name; else your own words have to name it
             (env=my_env.py:MyEnv).
+        print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.offline.run import train_offline
@@ -51,20 +54,24 @@ def offline(
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
     settings = _load(store, config, overrides, resume)
+    if print_config:
+        print(dump_yaml(settings), end="")
+        return 0
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    if not json_:
-        print(dump_yaml(settings), flush=True)
     request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto", trust_code=trust_code)
     with keep_stdout(json_):
-        outcome = train_offline(settings, request)
+        outcome = train_offline(settings, request, announcer(settings, settings.folder, quiet=json_))
+    page = page_of(outcome.folder, "offline")
     if json_:
-        print(json.dumps(outcome.to_dict(), default=str))
+        print(json.dumps({**outcome.to_dict(), "page": page}, default=str))
         return outcome.exit_code
     if outcome.results is not None:
         print(outcome.results.text())
     print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} updates, folder {outcome.folder}")
     if outcome.results is None:
         print(f"the policy: {outcome.weights}")
+    if page is not None:
+        print(f"report: {page}")
     if outcome.state == "interrupted":
         print("the same command with --resume continues it")
     return outcome.exit_code

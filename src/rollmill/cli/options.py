@@ -16,6 +16,8 @@ Configs = Annotated[
 ]
 """YAML files, one per flag."""
 
+PrintConfig = Annotated[bool, tyro.conf.arg(name="print-config")]
+
 Json = Annotated[bool, tyro.conf.arg(name="json")]
 
 

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.cli.announce import announcement, page_of
+from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config import dump_yaml, load_config
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.reporting import live_panel
 from rollmill.runs.train.run import Outcome, Request
 from rollmill.runs.train.run import train as run_training
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.settings import TrainConfig, require_env
 from rollmill.runs.train.sizing import size
+
+if TYPE_CHECKING:
+    from rollmill.runs.train.loop import OnlineRun
+
+OVERSHOOT = 1.05
+"""A run that ended so far above its limit of frames says why."""
 
 
 def train(
@@ -24,6 +34,7 @@ def train(
     overwrite: bool = False,
     restore: Path | None = None,
     profile: bool = False,
+    print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
     """Train an agent: ``rollmill train env=CartPole-v1 stop.frames=200_000``.
@@ -32,26 +43,55 @@ def train(
     key. The run lives in ``<run.dir>/<run.experiment>/<run.name>``.
 
     Args:
-        overrides: The KEY=VALUE words, for example env=doom_basic learning.gamma=0.995.
+        overrides: Settings, for example env=doom_basic learning.gamma=0.995.
         config: A YAML file with settings; may be given several times, later files win.
         resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
         overwrite: Delete the run in the folder and start anew.
         restore: Start from this checkpoint: a new run with a parent or, with --resume, the same run from there.
         profile: Record traces of every process into the run's folder (settings: ``rollmill config profile``).
+        print_config: Print all settings as YAML, with the numbers that this machine gets, and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
     settings = _load(config, overrides, resume)
-    sized = size(settings)
+    if print_config:
+        print(dump_yaml(size(settings)), end="")
+        return 0
+    if not resume:
+        require_env(config, overrides, "rollmill train")
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    if not json_:
-        print(dump_yaml(sized), flush=True)
     request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto", profile)
-    with keep_stdout(json_):
-        outcome = run_training(settings, request)
-    _print(outcome, json_)
+    announcer = _Announcer(settings, quiet=json_)
+    try:
+        with keep_stdout(json_):
+            outcome = run_training(settings, request, (announcer,))
+    except RollmillError:
+        if announcer.page is not None and live_panel(request.console):  # elsewhere the log has said so
+            print(f"report: {announcer.page}", file=sys.stderr)
+        raise
+    _print(outcome, announcer.page, settings.stop.frames, json_)
     return outcome.exit_code
+
+
+class _Announcer(Observer):
+    """Says what the run is about to do as soon as nothing can be refused any more: an error stays one line."""
+
+    def __init__(self, asked: TrainConfig, quiet: bool) -> None:
+        self._asked, self._quiet = asked, quiet
+        self._folder: Path | None = None
+
+    def on_init(self, run: OnlineRun) -> None:
+        self._folder = run.folder.path
+        if not self._quiet:
+            print(announcement(self._asked, run.config, run.folder.path), flush=True)
+
+    @property
+    def page(self) -> Path | None:
+        """The page about the run, once it has ended."""
+        if self._folder is None or not self._asked.report.page:
+            return None
+        return page_of(self._folder, "run")
 
 
 def _load(files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool) -> TrainConfig:
@@ -62,7 +102,7 @@ def _load(files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool) -> 
     return settings
 
 
-def _print(outcome: Outcome, as_json: bool) -> None:
+def _print(outcome: Outcome, page: Path | None, limit: int, as_json: bool) -> None:
     if as_json:
         values = {
             "state": outcome.state,
@@ -70,10 +110,16 @@ def _print(outcome: Outcome, as_json: bool) -> None:
             "frames": outcome.frames,
             "mean_return": outcome.mean_return,
             "folder": str(outcome.folder),
+            "page": None if page is None else str(page),
         }
         print(json.dumps(values))
         return
     mean = "-" if outcome.mean_return is None else f"{outcome.mean_return:.4g}"
-    print(f"{outcome.state}: {outcome.reason}; {outcome.frames:,} frames, mean return {mean}, folder {outcome.folder}")
+    late = limit and outcome.frames > OVERSHOOT * limit
+    why = " (limits are looked at after each training step)" if late else ""
+    frames = f"{outcome.frames:,} frames{why}"
+    print(f"{outcome.state}: {outcome.reason}; {frames}, mean return {mean}, folder {outcome.folder}")
+    if page is not None:
+        print(f"report: {page}")
     if outcome.state == "interrupted":
         print("the same command with --resume continues it")

@@ -38,7 +38,7 @@ def watch(
     A run that is still training is followed: newer checkpoints are taken over between episodes. Ctrl-C ends it.
 
     Args:
-        overrides: KEY=VALUE words: settings that differ from the run's own.
+        overrides: Settings that differ from the run's own.
         target: A run folder, or a checkpoint file.
         window: Open a window on this machine's display.
         terminal: Draw in the terminal, with coloured half blocks.

@@ -38,6 +38,7 @@ from typing import (
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.opening import MOST_DEPTH
+from rollmill.core.other_names import keys_called
 from rollmill.core.text import alternatives, choices, closest, cut, did_you_mean, field_docs, show, type_text
 
 if TYPE_CHECKING:
@@ -423,6 +424,8 @@ def _keys_near(known: list[str], siblings: list[str], path: KeyPath, name: str, 
     exact = [key for key in known if last_names[key] == name] if not rest else []
     if exact:  # the right name in the wrong block
         return exact[:3]
+    if elsewhere := keys_called((name, *rest)[-1], known):
+        return elsewhere[:3]
     full = ".".join((*path, name, *rest))
     near: list[str] = []
     for sibling in closest(name, siblings):

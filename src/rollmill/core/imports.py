@@ -10,25 +10,39 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, MissingExtraError, RollmillError, error_text
 from rollmill.core.text import nearest
 
 
 def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable) -> Any:
     """What ``target`` names. ConfigError (naming the config ``key``) lists what there is instead.
 
-    ``fits`` tells which attributes of the module could be meant at all.
+    ``fits`` tells which attributes of the module could be meant at all. A module that cannot be imported is a
+    ConfigError, too: one line where a package is missing, else with the traceback from the module on.
     """
     source, _, name = target.rpartition(":")
     if not source or not name:
         raise ConfigError(f'{key}={target}: expected "module:Name" or "path/to/file.py:Name"')
-    module = _load_file(source, key) if source.endswith(".py") else _load_module(source, key)
+    try:
+        module = _load_file(source, key) if source.endswith(".py") else _load_module(source, key)
+    except RollmillError:
+        raise
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"{key}={target} cannot be imported: {error} ({_last_place(error)})") from error
+    except Exception as error:  # whatever user code raises
+        raise ConfigError(f"{key}={target} cannot be imported: {error_text(error)}\n{_own_part(error)}") from error
     found = getattr(module, name, None)
+    if found is None and source == "__main__":
+        raise ConfigError(
+            f"{key}={target}: what a notebook or script defines exists in its own process only, not in those that the "
+            f"run starts. Put it into a file ({key}=path/to/file.py:{name}) or, from there, use sampling.mode=serial"
+        )
     if found is None or not fits(found):
         own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
         names = sorted(n for n, v in own.items() if not n.startswith("_") and fits(v))
@@ -47,6 +61,29 @@ def module_command(module: str, *words: str) -> list[str]:
     ``-P``: Python would look into the current folder first, for every module, and that may be somebody else's folder.
     """
     return [sys.executable, "-P", "-m", module, *words]
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported, without importing it."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None
+
+
+def _last_place(error: BaseException) -> str:
+    """Where it was raised: the last line of the traceback that is not the import system's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}"
+
+
+def _own_part(error: BaseException) -> str:
+    """The traceback without what led to the module: our lines, and those of the import system."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, importlib.__file__):
+        trace = trace.tb_next
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
 def _load_file(source: str, key: str) -> ModuleType:

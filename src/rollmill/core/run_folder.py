@@ -21,10 +21,11 @@ import re
 import shutil
 import socket
 import sys
+from collections import deque
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
@@ -37,6 +38,9 @@ State = Literal["running", "finished", "failed", "interrupted"]
 
 LOG_BYTES = 20_000_000
 LOG_FILES = 3
+WARNING_BURST = 5
+WARNING_SECONDS = 60.0
+"""At most so many warnings of one kind within so many seconds are shown on the console."""
 
 _LOG = logging.getLogger("rollmill")
 _LOCK = ".lock"
@@ -51,6 +55,10 @@ _LAYOUT = {
     *("data_report.html", "data_report.json", "wandb", "pictures", "encoder.bin"),
     *("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES))),
 }
+_STAGES = "stages"
+"""In the folder of a whole world model: a record of each stage."""
+_MODELS = {"dynamics.bin", "controller.bin"}
+"""What single stages of a world model are there for."""
 _PAGE = re.compile(r"report-[a-z]+(-\d+)?\.html")
 """A report that found another page under its usual name (``reports.html.document``)."""
 
@@ -219,6 +227,60 @@ def _delete_run(path: Path) -> None:
             entry.unlink()
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run, of whatever kind."""
+    return any((path / name).is_file() for name in _MARKS)
+
+
+def holder(path: Path) -> str:
+    """Who is at work in the run folder ``path``, as ``pid 12 on host``; empty where nobody is. Stages of a world model
+    have folders, and locks, of their own."""
+    for lock in (path / _LOCK, *path.glob(f"*/{_LOCK}")):
+        try:
+            descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # none: nobody was ever there
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
+        except OSError:  # a file system without locks: nobody can tell
+            continue
+        finally:
+            os.close(descriptor)
+    return ""
+
+
+def refuse_removal(path: Path) -> None:
+    """RunFolderError unless ``remove_run`` may delete what is at ``path``; changes nothing."""
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    world = "config.yaml" in names and _STAGES in names
+    if not names & {"diary.json", "state.json"} and not world:
+        what = "it does not look like a run (no diary.json or state.json)" if names else "there is no such run folder"
+        raise RunFolderError(f"{path}: not removed: {what}")
+    if busy := holder(path):
+        raise RunFolderError(f"{path}: not removed: in use by {busy}; stop it first")
+    names = {name for name in names if name not in (_LOCK, _PROBE) and not atomic.is_temporary(name)}
+    # What the stages of a world model leave beside the rest is not in the layout.
+    _refuse_to_delete(path, names & _LAYOUT if world or names & _MODELS else names, is_run=True)
+
+
+def remove_run(path: Path) -> None:
+    """Delete a run and its folder. Raises RunFolderError, and changes nothing, where ``refuse_removal`` does."""
+    refuse_removal(path)
+    try:
+        lock = _take_lock(path)
+        try:
+            _delete_run(path)
+            (path / _LOCK).unlink()
+            path.rmdir()
+        finally:
+            _held.discard(lock)
+            os.close(lock)
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or path}: cannot be removed: {error.strerror or error}") from error
+
+
 # ------------------------------------------------------------------------------------------------- lock
 
 _held: set[int] = set()
@@ -311,10 +373,39 @@ def open_log(folder: RunFolder, to_console: bool) -> LogHandle:
     file.setFormatter(CleanFormatter("%(asctime)s %(levelname)-7s %(message)s"))
     handlers: list[logging.Handler] = [file]
     if to_console:
-        console = logging.StreamHandler()
+        console = _Console()
         console.setFormatter(_ConsoleFormat("%(asctime)s %(message)s", "%H:%M:%S"))
         handlers.append(console)
     return LogHandle(handlers)
+
+
+class _Console(logging.StreamHandler[TextIO]):
+    """Stderr, with few warnings of one kind at a time: all of them are in ``log.txt``."""
+
+    last_error = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._recent: dict[str, deque[float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            recent = self._recent.setdefault(str(record.msg), deque(maxlen=WARNING_BURST))
+            if len(recent) == WARNING_BURST and record.created - recent[0] < WARNING_SECONDS:
+                return False
+            recent.append(record.created)
+            record.was_last = len(recent) == WARNING_BURST and record.created - recent[0] < WARNING_SECONDS
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if record.levelno >= logging.ERROR:
+            _Console.last_error = record.getMessage()
+
+
+def told_on_console(text: str) -> bool:
+    """Whether the last error that the log of a run has shown on stderr holds this text."""
+    return bool(text) and text in _Console.last_error
 
 
 class _ConsoleFormat(CleanFormatter):
@@ -322,4 +413,6 @@ class _ConsoleFormat(CleanFormatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
+        if getattr(record, "was_last", False):
+            line = f"{line}; more warnings like this one are in log.txt"
         return line if record.levelno <= logging.INFO else f"{line} [{record.levelname.lower()}]"

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,6 +25,14 @@ def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
         padded = (c.rjust(w) if right and k else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def usage_of(command: str, verbs: Mapping[str, tuple[str, str]]) -> str:
+    """What a command with verbs answers to ``--help``; ``verbs``: name -> (where it is, what it is for)."""
+    lines = [f"usage: {command} VERB ...", "", "verbs:"]
+    lines += [f"  {line}" for line in columns([(name, summary) for name, (_, summary) in verbs.items()])]
+    lines += ["", f"`{command} VERB --help` explains a verb."]
+    return "\n".join(lines)
 
 
 def closest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
@@ -65,6 +73,19 @@ def show(value: Any, limit: int = 80) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def bytes_text(value: float) -> str:
+    """``12.3 MB``, in units of 1000."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if value >= unit * 0.9995:
+            return f"{three_digits(value / unit)} {name}"
+    return f"{value:.0f} B"
+
+
+def three_digits(value: float) -> str:
+    """``1.23``, ``12.3``, ``123``."""
+    return f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
 
 
 def cut(text: str, limit: int) -> str:

@@ -357,7 +357,7 @@ class EnvBatch:
             raise EnvError(
                 f"{fault.describe()}\nThat is fault {seat.faults} of this env within "
                 f"{self._settings.fault_window} steps; env.fault_limit is {self._settings.fault_limit}."
-                f"\n{fault.trace}"
+                f"\n{self._settings.check_hint}\n{fault.trace}"
             ) from error
 
     def _report(self, seat: _Seat, phase: int, error: BaseException) -> Fault:

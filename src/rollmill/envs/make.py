@@ -5,17 +5,17 @@ There is no registration by import: ``NAMED`` is the whole list, and a test reso
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib.util
 import inspect
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import MASK_FIELD, EnvSpec
-from rollmill.core.imports import import_object
+from rollmill.core.imports import import_object, is_installed
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
 from rollmill.envs.settings import EnvSettings
@@ -192,8 +192,20 @@ def make_env(settings: EnvSettings, instance: EnvInstance | None = None, dials: 
     if settings.dials:
         kwargs["dials"] = dials or Dials.fixed(settings.dials)
     _check_required(settings.id, maker, kwargs)
-    env = maker(**kwargs)
+    with _missing_is_named(settings.id):
+        env = maker(**kwargs)
     return _as_env(env, settings)
+
+
+@contextlib.contextmanager
+def _missing_is_named(name: str) -> Iterator[None]:
+    """What a constructor says about a package that is not there, in one line."""
+    import gymnasium as gym
+
+    try:
+        yield
+    except (ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
+        raise MissingExtraError(f"{name}: {error}") from error
 
 
 def _check_required(name: str, maker: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
@@ -207,7 +219,8 @@ def make_vector_env(settings: EnvSettings, lanes: int) -> gym.vector.VectorEnv:
     """Build the vectorised form that the id brings, with ``lanes`` environments in it (``env.vector``)."""
     import gymnasium as gym
 
-    env = _find_vector_maker(settings.id)(num_envs=lanes, **vector_args(settings))
+    with _missing_is_named(settings.id):
+        env = _find_vector_maker(settings.id)(num_envs=lanes, **vector_args(settings))
     if not isinstance(env, gym.vector.VectorEnv):
         raise ConfigError(
             f"env.vector: {settings.id} built a {type(env).__name__}, which is no gymnasium.vector.VectorEnv"
@@ -226,7 +239,8 @@ def vector_args(settings: EnvSettings) -> dict[str, Any]:
 
 
 def check_env_settings(settings: EnvSettings) -> None:
-    """Refuse an unknown name or argument before any process starts."""
+    """Refuse an unknown name or argument, or a package that is not there, before any process starts."""
+    _check_package(settings.id)
     maker = _find_vector_maker(settings.id) if settings.vector else _find_maker(settings.id)
     parameters = _parameters(maker)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -247,6 +261,14 @@ def check_env_settings(settings: EnvSettings) -> None:
                 f"env.args.{name}: {settings.id} takes no such argument{f'; {hint}' if hint else ''}"
                 f" (it takes: {', '.join(known) or 'none'})"
             )
+
+
+def _check_package(name: str) -> None:
+    """Say which extra a built-in environment lacks; what no extra can bring says what to do when it is built."""
+    route = find_route(name)
+    entry = NAMED.get(route.entry if route else name)
+    if entry is not None and not entry.install and entry.package and not is_installed(entry.package):
+        raise MissingExtraError(f'{name} needs {entry.package}: pip install "rollmill[{entry.extra}]"')
 
 
 def _find_maker(name: str) -> Callable[..., Any]:
@@ -301,7 +323,7 @@ def _registered(name: str) -> gym.envs.registration.EnvSpec:
 def _check_family(spec: gym.envs.registration.EnvSpec) -> None:
     """Say which extra is missing before anything is built."""
     for prefix, (package, extra) in FAMILIES.items():
-        if str(spec.entry_point).startswith(f"{prefix}.") and importlib.util.find_spec(package) is None:
+        if str(spec.entry_point).startswith(f"{prefix}.") and not is_installed(package):
             raise MissingExtraError(f'{spec.id} needs {package}: pip install "rollmill[{extra}]"')
 
 
@@ -313,10 +335,7 @@ def _gymnasium_maker(name: str) -> Callable[..., Any]:
     spec = dataclasses.replace(_registered(name), order_enforce=False)
 
     def make(**kwargs: Any) -> Any:
-        try:
-            return gym.make(spec, disable_env_checker=True, **kwargs)
-        except gym.error.DependencyNotInstalled as error:
-            raise MissingExtraError(f"{name}: {error}") from error
+        return gym.make(spec, disable_env_checker=True, **kwargs)
 
     return make
 
@@ -340,16 +359,10 @@ def _find_vector_maker(name: str) -> Callable[..., Any]:
     point = spec.vector_entry_point
     if point is None:
         raise ConfigError(f"env.vector: {name} has no vectorised form (vector_entry_point); set env.vector=false")
-    try:
-        creator = point if callable(point) else import_object(point, "env")
-    except ImportError as error:
-        raise MissingExtraError(f"env.vector: the vectorised form of {name} cannot be imported: {error}") from error
+    creator = point if callable(point) else import_object(point, "env.vector")
 
     def make(num_envs: int, **kwargs: Any) -> Any:
-        try:
-            return gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-        except gym.error.DependencyNotInstalled as error:
-            raise MissingExtraError(f"{name}: {error}") from error
+        return gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
 
     make.__signature__ = inspect.signature(creator)  # type: ignore[attr-defined]
     return make

@@ -47,8 +47,8 @@ def build_one(settings: EnvSettings) -> Env:
     except (*STOPS, RollmillError):
         raise
     except BaseException as error:
-        message = f"{settings.id}: the constructor failed with {error_text(error)}\n{trace_text(error)}"
-        raise EnvError(message) from error
+        said = f"{settings.id}: the constructor failed with {error_text(error)}"
+        raise EnvError(f"{said}\n{settings.check_hint}\n{trace_text(error)}") from error
 
 
 def close_one(env: Env) -> str:
@@ -75,17 +75,17 @@ class Probe:
 
     def result(self, timeout: float) -> EnvSpec:
         """The spec, or an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
-        name = self._settings.id
+        name, hint = self._settings.id, self._settings.check_hint
         try:
             answer = self._errand.first_line(timeout or None)
             if answer is None:
                 noise = self._errand.last_noise
-                raise EnvError(f"{name}: building it ended the process, which {self._errand.end()}\n{noise}")
+                raise EnvError(f"{name}: building it ended the process, which {self._errand.end()}\n{hint}\n{noise}")
             if "error" in answer:
                 raise CONFIG_ERRORS.get(answer["kind"], EnvError)(answer["error"])
             note_closing(name, self._errand)
         except TimeoutError:
-            raise EnvError(f"{name}: the constructor hangs for more than {timeout:g} s") from None
+            raise EnvError(f"{name}: the constructor hangs for more than {timeout:g} s; {hint}") from None
         finally:
             self.close()
         try:

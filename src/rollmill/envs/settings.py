@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import field
 from typing import Any
 
@@ -46,6 +48,13 @@ class EnvSettings:
     @property
     def policy_count(self) -> int:
         return max(self.policies, default=0) + 1
+
+    @property
+    def check_hint(self) -> str:
+        """What to do about an environment that fails."""
+        args = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.args.items()}
+        words = [self.id, *(f"env.args.{name}={value}" for name, value in args.items())]
+        return f"`rollmill envs check {shlex.join(words)}` looks for what is wrong with it"
 
     def __post_init__(self) -> None:
         if self.max_episode_steps < 0:

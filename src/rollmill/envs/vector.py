@@ -350,7 +350,7 @@ class VectorBatch:
             raise EnvError(
                 f"{fault.describe()}\nThat is fault {self._faults} of its group (env.vector) within "
                 f"{self._settings.fault_window} steps; env.fault_limit is {self._settings.fault_limit}."
-                f"\n{fault.trace}"
+                f"\n{self._settings.check_hint}\n{fault.trace}"
             ) from error
 
     def _report(self, phase: int, error: BaseException) -> Fault:

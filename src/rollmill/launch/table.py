@@ -57,12 +57,23 @@ def tails(standings: Sequence[Standing]) -> list[str]:
 
 
 def summary(standings: Sequence[Standing]) -> str:
-    """``12 runs: 2 running, 10 finished; 120,000 of 500,000 frames``."""
+    """``12 runs: 2 running, 10 finished; 120,000 of 500,000 frames, about 3h20m left``."""
     counts = ", ".join(f"{count} {state}" for state, count in count_states(standings).items())
     frames = sum(standing.frames or 0 for standing in standings)
     wanted = sum(standing.run.frames for standing in standings)
     limit = f" of {wanted:,}" if wanted else ""
-    return f"{len(standings)} runs: {counts}; {frames:,}{limit} frames"
+    left = seconds_left(standings)
+    rest = "" if left is None else f", about {duration(left)} left"
+    return f"{len(standings)} run{'s' * (len(standings) != 1)}: {counts}; {frames:,}{limit} frames{rest}"
+
+
+def seconds_left(standings: Sequence[Standing]) -> float | None:
+    """Until all runs are done, if it goes on at the rate of those that run now; None where nobody can tell."""
+    open_runs = [standing for standing in standings if not standing.settled]
+    rate = sum(standing.frames_per_s or 0.0 for standing in open_runs if standing.state == "running")
+    if not rate or not all(standing.run.frames for standing in open_runs):
+        return None
+    return sum(max(0, standing.run.frames - (standing.frames or 0)) for standing in open_runs) / rate
 
 
 def rich_table(standings: Sequence[Standing], limit: int) -> RenderableType:

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmill.core.terminal import CleanFormatter, drawing, printable
+from rollmill.core.text import bytes_text, three_digits
 from rollmill.monitor.metrics import Clock, Progress
 
 _LOG = logging.getLogger("rollmill")
@@ -40,16 +41,8 @@ def count_text(value: float) -> str:
         return str(value)
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
         if abs(value) >= unit * 0.9995:
-            return f"{_three_digits(value / unit)}{name}"
+            return f"{three_digits(value / unit)}{name}"
     return f"{value:.0f}"
-
-
-def bytes_text(value: float) -> str:
-    """``12.3 MB``, in units of 1000."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if value >= unit * 0.9995:
-            return f"{_three_digits(value / unit)} {name}"
-    return f"{value:.0f} B"
 
 
 def duration_text(seconds: float) -> str:
@@ -74,10 +67,6 @@ def number_text(value: float) -> str:
         decimals = max(0, 3 - math.floor(math.log10(abs(value))))
         return f"{value:.{decimals}f}"
     return f"{value:.2g}" if abs(value) < 1 else f"{value:.3e}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
 
 
 @dataclass(frozen=True)

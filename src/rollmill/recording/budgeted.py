@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollmill.core.errors import StoreError
+from rollmill.core.text import bytes_text
 from rollmill.recording.assemble import Rows
 from rollmill.recording.budget import (
     DISK_BLOCK,
@@ -137,7 +138,7 @@ class BudgetedWriter:
                 return
         raise BudgetReached(
             f"{self.store} has reached its budget of {self.limit / 1e9:g} GB "
-            f"({self.bytes / 1e9:.3g} GB written, {(self.reserve_bytes + need) / 1e9:.3g} GB set aside for what comes)"
+            f"({bytes_text(self.bytes)} written, {bytes_text(self.reserve_bytes + need)} set aside for what comes)"
         )
 
     def begin(self, key: Hashable, info: EpisodeInfo, level: int = 0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rollmill.core.text import bytes_text
 from rollmill.recording.budget import shard_size
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
@@ -88,10 +89,10 @@ def describe(found: Forecast, settings: RecordingSettings) -> str:
     per = " per million frames" if found.unlimited_run else ""
     text = (
         f"recording keep={settings.keep} when={settings.when}: {about} {found.rows:,} rows{per}, "
-        f"{found.bytes / 1e9:.3g} GB ({found.bytes_per_row:,.0f} bytes per row)"
+        f"{bytes_text(found.bytes)} ({found.bytes_per_row:,.0f} bytes per row)"
     )
     if settings.when == "spread":
-        text += f", spread over the run so that {found.stored_bytes / 1e9:.3g} GB are used"
+        text += f", spread over the run so that {bytes_text(found.stored_bytes)} are used"
     elif found.budget_reached_at < 1 and not found.unlimited_run:
         then = {"stop": "recording stops", "thin": "it is thinned", "ring": "the oldest is dropped"}
         text += (

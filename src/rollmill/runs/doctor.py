@@ -27,8 +27,7 @@ from rollmill.core import janitor_main
 from rollmill.core.errors import ConfigError
 from rollmill.core.janitor import find_stale_segments, sweep_stale_segments
 from rollmill.core.machine import available_cores, available_memory, cpu_quota, may_have_gpu, usable_cores
-from rollmill.core.text import nearest
-from rollmill.monitor.console import bytes_text
+from rollmill.core.text import bytes_text, nearest
 from rollmill.monitor.usage import descendants
 
 Level = Literal["good", "warn", "bad"]

@@ -350,7 +350,8 @@ class ProcessCrew:
         if len(recent) > self._settings.worker_restarts:
             raise trouble.error(
                 f"{trouble.reason}; replaced {len(recent) - 1} times within ten minutes, "
-                f"sampling.worker_restarts is {self._settings.worker_restarts}{stack}"
+                f"sampling.worker_restarts is {self._settings.worker_restarts}\n"
+                f"{self._plans[index].env.check_hint}{stack}"
             )
         log.warning("%s; replacing the worker%s", trouble.reason, stack)
         self.report.worker_restarts += 1

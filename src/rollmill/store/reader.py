@@ -29,7 +29,7 @@ from rollmill.store.format.codec import CodecError
 from rollmill.store.format.index import ShardIndex
 from rollmill.store.format.read_column import skim_block, skim_column
 from rollmill.store.format.records import Block, RecordError, parse, parse_block
-from rollmill.store.format.schema import DERIVED, Column, load_schema
+from rollmill.store.format.schema import DERIVED, Column, load_schema, store_at
 from rollmill.store.format.shards import Problem, ShardRef
 from rollmill.store.table import EpisodeTable
 
@@ -62,7 +62,7 @@ class Store:
         cache_bytes: int = 64 << 20,
         max_files: int = 128,
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = store_at(path)
         self.schema = load_schema(self.path)
         self.verify = verify
         self.unfinished = unfinished

@@ -21,7 +21,7 @@ from storing import make_episode, small_schema, write_episodes
 
 from rollmill.cli.data import check as data_check
 from rollmill.cli.data import progress as data_progress
-from rollmill.cli.data.verbs import FILTERED, SUBVERBS, load
+from rollmill.cli.data.verbs import SUBVERBS, load
 from rollmill.core.errors import Interrupted
 from rollmill.core.fields import Field
 from rollmill.store.care.verify import verify_store
@@ -43,6 +43,26 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+def test_every_verb_takes_a_run_folder_for_its_recording(call: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_store(run / "data", schema_of((Field("obs", "uint8", (36, 40, 3)),)), LENGTHS)
+    (run / "config.yaml").touch()
+    assert call("info", str(run), "--json").json["episodes"] == len(LENGTHS)
+    assert call("verify", str(run), "--json").json["episodes"] == len(LENGTHS)
+    for words in (
+        ("report", str(run)),
+        ("merge", str(run), "--out", "merged"),
+        ("split", str(run), "--out", "selected", "top=50%"),
+        ("export", str(run), "--format", "npz", "--out", "exported"),
+        ("repair", str(run), "--out", "repaired"),
+        ("repair", str(run), "--in-place"),
+    ):
+        done = call(*words)
+        assert done.code == 0, done.err
+    assert len(Store(tmp_path / "merged")) == len(Store(tmp_path / "repaired")) == len(LENGTHS)
+    assert (run / "data/report.html").is_file()
+
+
 # -- words -----------------------------------------------------------------------------------------------
 
 
@@ -61,10 +81,6 @@ def test_every_verb_resolves_and_explains_itself(call: Call, name: str) -> None:
     assert result.code == 0
     assert f"rollmill data {name}" in result.out
     assert "--json" in result.out
-
-
-def test_filters_are_for_verbs_that_exist() -> None:
-    assert set(FILTERED) <= set(SUBVERBS)
 
 
 @pytest.mark.parametrize(

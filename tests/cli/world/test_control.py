@@ -59,7 +59,7 @@ def test_dream(call: Call, models: Path) -> None:
     said = call("world", "dream", str(models), str(models), "--out", "d", *SEARCH[1:], "dream.max_steps=5")
     assert said.code == 0, said.err
     assert "2 generations" in said.out
-    assert "id: toy_image" in said.out
+    assert " env.id=toy_image " in said.out
 
 
 def test_film(call: Call, models: Path, tmp_path: Path) -> None:

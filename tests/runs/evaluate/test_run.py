@@ -314,7 +314,9 @@ def test_a_broken_checkpoint_is_named_and_no_older_one_is_taken(own_run: RunFold
 def test_a_checkpoint_of_something_else(tmp_path: Path, state: object) -> None:
     path = tmp_path / "other.ckpt"
     tree_file.save_tree(path, {"frames": 1, "metric": None, "state": state})
-    with pytest.raises(CheckpointError, match=r"other\.ckpt: not a checkpoint of an online run"):
+    offline = state == {"kind": "offline"}
+    answer = "an offline policy, which `rollmill offline-eval" if offline else "not a checkpoint of an online run"
+    with pytest.raises(CheckpointError, match=rf"other\.ckpt.* {answer}"):
         evaluate(path, EvalOptions())
     with pytest.raises(CheckpointError, match=r"other\.ckpt: not a checkpoint of an online run"):
         train_here(tmp_path, *SERIAL, "env=toy_target", restore=path)

@@ -9,7 +9,15 @@ from storing import SPEC, small_schema
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.store.format.schema import Column, StoreSchema, create_store, load_schema, parse_schema, schema_text
+from rollmill.store.format.schema import (
+    Column,
+    StoreSchema,
+    create_store,
+    load_schema,
+    parse_schema,
+    schema_text,
+    store_at,
+)
 
 
 def test_the_schema_of_an_environment_has_all_its_columns() -> None:
@@ -158,6 +166,23 @@ def test_what_is_no_store_is_named(tmp_path: Path) -> None:
         load_schema(tmp_path / "file")
     with pytest.raises(StoreError, match="cannot be created"):
         create_store(tmp_path / "file", small_schema())
+
+
+def test_a_run_folder_means_the_recording_in_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(StoreError, match="is not a store: there is no such folder"):
+        load_schema(tmp_path / "nowhere")
+    (run / "config.yaml").touch()
+    assert store_at(run) == run
+    with pytest.raises(StoreError, match="it is a run that has recorded nothing"):
+        load_schema(store_at(run))
+    create_store(run / "data", small_schema())
+    assert store_at(run) == store_at(str(run / "data")) == run / "data"
+    (run / "data/store.json").unlink()
+    assert store_at(run) == run / "data"  # damaged, and still what is meant
+    create_store(run, small_schema())
+    assert store_at(run) == run  # a store itself
 
 
 def test_every_flipped_bit_of_the_schema_file_is_noticed(tmp_path: Path) -> None:

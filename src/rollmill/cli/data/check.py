@@ -12,7 +12,8 @@ import tyro
 from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json, shard_bytes
 from rollmill.core.errors import ConfigError
-from rollmill.monitor.console import bytes_text, number_text
+from rollmill.core.text import bytes_text
+from rollmill.monitor.console import number_text
 from rollmill.store.care.recover import recover
 from rollmill.store.care.repair import LOST_FILE, RepairReport
 from rollmill.store.care.repair import repair as repair_store

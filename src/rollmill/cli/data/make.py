@@ -15,7 +15,7 @@ from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json, shard_bytes
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
-from rollmill.monitor.console import bytes_text
+from rollmill.core.text import bytes_text
 from rollmill.store.convert.formats import EXPORTS, IMPORTS, exporter, importer
 from rollmill.store.derive.derivation import open_quietly
 from rollmill.store.derive.merge import merge as merge_stores
@@ -87,7 +87,7 @@ def split(
     ``--parts 4`` divides them into stores of even size, ``--fractions validation:0.1 train:0.9`` by uid.
 
     Args:
-        filters: KEY=VALUE conditions: return_min, return_max, length_min, version_max, partial, top and so on.
+        filters: Conditions: return_min, return_max, length_min, version_max, partial, top and so on.
         store: The store's folder.
         out: The new store's folder, or the folder of the new stores; must not exist.
         parts: Make this many stores of about the same size.
@@ -186,7 +186,7 @@ def export(
     Nothing is overwritten, and a target that appears is complete.
 
     Args:
-        filters: KEY=VALUE conditions on episodes: return_min, partial, top and so on.
+        filters: Conditions on episodes: return_min, partial, top and so on.
         store: The store's folder.
         out: The file or folder to write; must not exist.
         format: minari, tfrecord, npz, parquet or mp4.

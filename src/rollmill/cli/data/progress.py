@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from rollmill.core.errors import Interrupted
 from rollmill.core.terminal import drawing, printable
-from rollmill.monitor.console import bytes_text, count_text, duration_text
+from rollmill.core.text import bytes_text
+from rollmill.monitor.console import count_text, duration_text
 from rollmill.runs.stopping import Interrupt
 
 Tell = Callable[[int, int], None]

@@ -10,7 +10,7 @@ import tyro
 from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json
 from rollmill.core.errors import ConfigError
-from rollmill.monitor.console import bytes_text
+from rollmill.core.text import bytes_text
 from rollmill.reports.store.checks import checks
 from rollmill.reports.store.report import write_report
 from rollmill.reports.store.statistics import MAX_EPISODES
@@ -66,7 +66,7 @@ def play(
     """Turn episodes into videos with action and reward drawn on: ``rollmill data play x/data --episodes best --out v``.
 
     Args:
-        filters: KEY=VALUE conditions on the episodes that best, worst and random choose from: partial=no and so on.
+        filters: Conditions on the episodes that best, worst and random choose from: partial=no and so on.
         store: The store's folder.
         out: Folder for the videos; made where there is none.
         episodes: Numbers (7, -1, 3..9), best, worst or random; best:5 takes five.

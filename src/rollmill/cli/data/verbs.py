@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from rollmill.cli.calling import call
+from rollmill.cli.words import call
 from rollmill.core.errors import Interrupted
-from rollmill.core.text import nearest
+from rollmill.core.text import nearest, usage_of
 
 SUBVERBS: dict[str, tuple[str, str]] = {
     "info": ("rollmill.cli.data.check:info", "what a store holds"),
@@ -22,8 +21,6 @@ SUBVERBS: dict[str, tuple[str, str]] = {
     "report": ("rollmill.cli.data.report:report", "a page about a store, and its figures as JSON"),
     "play": ("rollmill.cli.data.report:play", "videos of episodes, with action and reward drawn on"),
 }
-FILTERED = ("split", "export", "play")
-"""Sub-verbs that take KEY=VALUE words: conditions on episodes."""
 
 
 def data(words: tuple[str, ...], /) -> int:
@@ -39,21 +36,12 @@ def data(words: tuple[str, ...], /) -> int:
 
 
 def usage() -> str:
-    lines = ["usage: rollmill data VERB ...", "", "verbs:"]
-    lines += [f"  {name:10} {summary}" for name, (_, summary) in SUBVERBS.items()]
-    lines += ["", "`rollmill data VERB --help` explains a verb."]
-    return "\n".join(lines)
+    return usage_of("rollmill data", SUBVERBS)
 
 
 def _run(name: str, words: Sequence[str]) -> int:
-    function = load(name)
-    if name in FILTERED:
-        from rollmill.cli.main import split_overrides
-
-        words, filters = split_overrides(words)
-        function = functools.partial(function, filters)
     try:
-        return call(function, words, f"rollmill data {name}")
+        return call(load(name), words, f"rollmill data {name}")
     except Interrupted as stop:
         print(f"rollmill data {name}: {stop}", file=sys.stderr)
         return stop.exit_code

@@ -12,7 +12,8 @@ from typing import Any
 
 import tyro
 
-from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.cli.announce import announcer
+from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.dream import DreamFilm
@@ -28,6 +29,7 @@ def dynamics(
     /,
     out: Path,
     config: Configs = (),
+    print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
     """Learn what happens next: ``rollmill world dynamics data/car_latents --out runs/car/dynamics steps=2000``.
@@ -35,17 +37,22 @@ def dynamics(
     Writes ``dynamics.bin`` (architecture and weights), checkpoints and metrics. The same command continues a fit.
 
     Args:
-        overrides: The KEY=VALUE words, for example memory=transformer size=256 sequence_length=64.
+        overrides: Settings, for example memory=transformer size=256 sequence_length=64.
         latents: The store of latents (``rollmill world encode``).
         out: Folder of the fit.
         config: A YAML file with settings; may be given several times, later files win.
+        print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.world.dynamics import train_dynamics
 
     settings = load_config(DynamicsSettings, config, overrides)
-    _begin(settings, json_)
-    outcome = train_dynamics(settings, latents, out, None if json_ else _print_progress)
+    if print_config:
+        print(dump_yaml(settings), end="")
+        return 0
+    _log_to_stderr(json_)
+    ready = announcer(settings, out, quiet=json_)
+    outcome = train_dynamics(settings, latents, out, None if json_ else _print_progress, ready)
     _say(outcome.to_dict(), json_, f"{outcome.steps:,} optimizer steps; model {outcome.model}")
     return INTERRUPTED if outcome.interrupted else 0
 
@@ -58,6 +65,7 @@ def controller(
     dynamics: Path | None = None,
     config: Configs = (),
     trust_code: bool = False,
+    print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
     """Search a controller: ``rollmill world controller runs/car/vae --dynamics runs/car/dynamics --out runs/car/ctl``.
@@ -65,16 +73,17 @@ def controller(
     Writes ``controller.bin``, ``generations.csv``, two plots, checkpoints and metrics. The same command continues it.
 
     Args:
-        overrides: The KEY=VALUE words, for example env=car_racing env.args.size=64 controller.population=32.
+        overrides: Settings, for example env=car_racing env.args.size=64 controller.population=32.
         encoder: The encoder's file, or the folder of its training.
         out: Folder of the search.
         dynamics: The dynamics model's file or folder; unset: the controller sees latents alone (controller.inputs=z).
         config: A YAML file with settings; may be given several times, later files win.
         trust_code: Run the code that the dynamics model names; else your own words have to name it
             (env=my_env.py:MyEnv).
+        print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    return _search(overrides, encoder, dynamics, out, config, trust_code, json_, in_dream=False)
+    return _search(overrides, encoder, dynamics, out, config, trust_code, print_config, json_, in_dream=False)
 
 
 def dream(
@@ -85,21 +94,23 @@ def dream(
     out: Path,
     config: Configs = (),
     trust_code: bool = False,
+    print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
     """Search a controller in the model's dreams, and test it outside: as ``rollmill world controller``.
 
     Args:
-        overrides: The KEY=VALUE words, for example env=doom_take_cover dream.temperature=1.15 dream.survival_reward=1.
+        overrides: Settings, for example env=doom_take_cover dream.temperature=1.15 dream.survival_reward=1.
         encoder: The encoder's file, or the folder of its training; evaluations need it.
         dynamics: The dynamics model's file, or the folder of its training.
         out: Folder of the search.
         config: A YAML file with settings; may be given several times, later files win.
         trust_code: Run the code that the dynamics model names; else your own words have to name it
             (env=my_env.py:MyEnv).
+        print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    return _search(overrides, encoder, dynamics, out, config, trust_code, json_, in_dream=True)
+    return _search(overrides, encoder, dynamics, out, config, trust_code, print_config, json_, in_dream=True)
 
 
 def _search(
@@ -109,17 +120,24 @@ def _search(
     out: Path,
     config: tuple[Path, ...],
     trust_code: bool,
+    print_config: bool,
     json_: bool,
     in_dream: bool,
 ) -> int:
     from rollmill.runs.world.controller import known_env, train_controller
 
     settings = load_config(ControllerConfig, config, overrides)
+    if print_config:
+        print(dump_yaml(settings), end="")
+        return 0
     env = settings.env or known_env(model, trust_code)
-    _begin(replace(settings, env=env), json_)
+    settings = replace(settings, env=env)
+    _log_to_stderr(json_)
     with keep_stdout(json_):
         outcome = train_controller(
-            settings.controller, env, encoder, model, out, dream=settings.dream if in_dream else None
+            *(settings.controller, env, encoder, model, out),
+            dream=settings.dream if in_dream else None,
+            on_ready=announcer(settings, out, quiet=json_),
         )
     figures = outcome.to_dict()
     judged = "not judged" if outcome.final is None else f"{figures['final_return']:.1f} +- {figures['final_std']:.1f}"
@@ -141,7 +159,7 @@ def film(
     """Film dreams beside what happened: ``rollmill world film data/lat runs/vae runs/dynamics --out dreams.mp4``.
 
     Args:
-        overrides: The KEY=VALUE words, for example episodes=4 shown=20 temperature=1.2.
+        overrides: Settings, for example episodes=4 shown=20 temperature=1.2.
         latents: The store of latents.
         encoder: The encoder's file, or the folder of its training.
         dynamics: The dynamics model's file, or the folder of its training.
@@ -214,10 +232,8 @@ def evaluate(
     return 0
 
 
-def _begin(settings: object, json_: bool) -> None:
+def _log_to_stderr(json_: bool) -> None:
     logging.basicConfig(level=logging.WARNING if json_ else logging.INFO, format="%(message)s", stream=sys.stderr)
-    if not json_:
-        print(dump_yaml(settings), flush=True)
 
 
 def _print_progress(share: float, metrics: Mapping[str, float]) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import tyro
 
-from rollmill.cli.options import Configs, Json
+from rollmill.cli.announce import announcer, page_of
+from rollmill.cli.options import Configs, Json, PrintConfig
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
@@ -24,6 +25,7 @@ def vae(
     config: Configs = (),
     resume: bool = False,
     overwrite: bool = False,
+    print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
     """Learn an image encoder from a store: ``rollmill world vae data/car --out runs/car/vae fit.steps=3000``.
@@ -31,13 +33,14 @@ def vae(
     Writes ``encoder.bin`` (architecture and weights), metrics, pictures of reconstructions and ``report.html``.
 
     Args:
-        overrides: The KEY=VALUE words, for example encoder.size=32 fit.batch_size=128 pictures.per_rollout=100.
+        overrides: Settings, for example encoder.size=32 fit.batch_size=128 pictures.per_rollout=100.
         store: The store with the pictures.
         out: Folder of the training.
         config: A YAML file with settings; may be given several times, later files win.
         resume: Continue the training in the folder from its newest checkpoint, with its saved settings below the
             given ones.
         overwrite: Delete the training in the folder and start anew.
+        print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.train.run import Request
@@ -49,16 +52,18 @@ def vae(
     files = (saved, *config) if resume and saved.is_file() else config
     settings = load_config(VaeConfig, files, overrides)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    if not json_:
-        print(dump_yaml(settings), flush=True)
+    if print_config:
+        print(dump_yaml(settings), end="")
+        return 0
     request = Request(mode, None, ("rollmill", *sys.argv[1:]), "off" if json_ else "auto")
-    outcome = train_vae(settings, store, out, request)
+    outcome = train_vae(settings, store, out, request, on_ready=announcer(settings, out, quiet=json_))
     if json_:
         print(json.dumps(outcome.to_dict()))
         return outcome.exit_code
     print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} optimizer steps, folder {outcome.folder}")
     if outcome.encoder is not None:
         print(f"encoder: {outcome.encoder}")
+        print(f"report: {page_of(out, 'encoder')}")
     else:
         print("the same command with --resume continues it")
     return outcome.exit_code

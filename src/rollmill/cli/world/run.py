@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from rollmill.cli.options import Configs, Json, keep_stdout
+from rollmill.cli.announce import announcer
+from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.runs.world.settings import WorldConfig
@@ -19,6 +20,7 @@ def run(
     out: Path | None = None,
     until: Literal["collect", "vae", "encode", "dynamics", "controller", "report"] = "report",
     trust_code: bool = False,
+    print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
     """All stages in turn: ``rollmill world run --config configs/carracing_world.yaml``.
@@ -27,29 +29,34 @@ def run(
     is run again, with all that depends on it; what it had made before is moved to ``aside/``.
 
     Args:
-        overrides: The KEY=VALUE words, for example vae.fit.steps=5000 controller.generations=50.
+        overrides: Settings, for example vae.fit.steps=5000 controller.generations=50.
         config: A YAML file with settings; may be given several times, later files win.
         out: Folder of everything; unset: runs/world/NAME, after the first config.
         until: Stop after this stage.
         trust_code: Run the code that a checkpoint among collect.episodes names.
+        print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    if out is None and not config:
+    if out is None and not config and not print_config:
         raise ConfigError("where to? Give --out, or a --config whose name is the folder's")
     settings = load_config(WorldConfig, config, overrides)
+    if print_config:
+        print(dump_yaml(settings), end="")
+        return 0
     folder = out or Path("runs") / "world" / config[0].stem
-    if not json_:
-        print(dump_yaml(settings), flush=True)
     from rollmill.runs.world.run import run_world
 
     with keep_stdout(json_):
+        ready = announcer(settings, folder, quiet=json_)
         console: Literal["auto", "off"] = "off" if json_ else "auto"
-        outcome = run_world(settings, folder, until=until, console=console, trust_code=trust_code)
+        outcome = run_world(settings, folder, until=until, console=console, trust_code=trust_code, on_ready=ready)
     if json_:
         print(json.dumps(outcome.to_dict()))
         return outcome.exit_code
     stages = ", ".join(f"{name} {state}" for name, state in outcome.stages.items())
     print(f"{outcome.state}: {stages}; folder {outcome.folder}")
+    if "page" in outcome.results.get("report", {}):
+        print(f"report: {outcome.results['report']['page']}")
     if outcome.state == "interrupted":
         print("the same command continues it")
     return outcome.exit_code

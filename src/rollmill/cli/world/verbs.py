@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from rollmill.cli.calling import call
-from rollmill.core.text import nearest
+from rollmill.cli.words import call
+from rollmill.core.text import nearest, usage_of
 
 SUBVERBS: dict[str, tuple[str, str]] = {
     "run": ("rollmill.cli.world.run:run", "all stages in turn; what is done is skipped"),
@@ -20,8 +19,6 @@ SUBVERBS: dict[str, tuple[str, str]] = {
     "film": ("rollmill.cli.world.control:film", "a video of dreams beside what really happened"),
     "eval": ("rollmill.cli.world.control:evaluate", "play a saved controller in its environment"),
 }
-CONFIGURED = tuple(name for name in SUBVERBS if name != "encode")
-"""Sub-verbs that take KEY=VALUE words; their function's first parameter is the list of them."""
 
 
 def world(words: tuple[str, ...], /) -> int:
@@ -33,24 +30,11 @@ def world(words: tuple[str, ...], /) -> int:
         hint = nearest(words[0], SUBVERBS)
         print(f"rollmill world: no verb {words[0]!r}{f'; {hint}' if hint else ''}\n\n{usage()}", file=sys.stderr)
         return 2
-    return _run(words[0], words[1:])
+    return call(load(words[0]), words[1:], f"rollmill world {words[0]}")
 
 
 def usage() -> str:
-    lines = ["usage: rollmill world VERB ...", "", "verbs:"]
-    lines += [f"  {name:10} {summary}" for name, (_, summary) in SUBVERBS.items()]
-    lines += ["", "`rollmill world VERB --help` explains a verb."]
-    return "\n".join(lines)
-
-
-def _run(name: str, words: Sequence[str]) -> int:
-    function = load(name)
-    if name in CONFIGURED:
-        from rollmill.cli.main import split_overrides
-
-        words, overrides = split_overrides(words)
-        function = functools.partial(function, overrides)
-    return call(function, words, f"rollmill world {name}")
+    return usage_of("rollmill world", SUBVERBS)
 
 
 def load(name: str) -> Callable[..., int]:

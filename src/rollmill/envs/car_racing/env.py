@@ -140,9 +140,11 @@ class CarRacingEnv:
 
 def _import_game() -> Any:
     """The class that is driven; its module needs Box2D, pygame and OpenCV to be imported."""
+    from gymnasium.error import DependencyNotInstalled
+
     try:
         from rollmill.envs.car_racing.gym import CarRacing
-    except ImportError as error:
+    except (ImportError, DependencyNotInstalled) as error:
         raise MissingExtraError(
             f'CarRacing needs Box2D, pygame and OpenCV ({error}): pip install "rollmill[box2d]"'
         ) from error

@@ -20,7 +20,7 @@ from rollmill.launch.experiment import SEED, flat
 from rollmill.launch.params import Setting
 from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.records import Book
-from rollmill.store.format.schema import load_schema
+from rollmill.store.format.schema import load_schema, store_at
 
 COMPARED: tuple[RunKind, ...] = ("online", "offline")
 _ASIDE = ("run.", "report.", "wandb.", "checkpoints.", "profile.", "evaluation.")
@@ -50,7 +50,7 @@ def find_runs(experiment: Path) -> list[Found]:
     """All runs that have begun, launched or started one by one, with their groups."""
     book = Book(experiment)
     planned = {run.name: run for run in book.read_plan().runs} if book.exists else {}
-    found = [_look(path.parent) for path in sorted(experiment.glob("*/config.yaml"))]
+    found = [look_at(path.parent) for path in sorted(experiment.glob("*/config.yaml"))]
     launched = [
         replace(run, group=planned[run.name].group, params=planned[run.name].params)
         for run in found
@@ -68,7 +68,8 @@ def families(runs: Iterable[Found]) -> dict[tuple[RunKind, str], list[Found]]:
     return dict(sorted(found.items(), key=lambda item: (item[0][0] != "online", item[0][1].lower())))
 
 
-def _look(folder: Path) -> Found:
+def look_at(folder: Path) -> Found:
+    """A run by its saved settings; ConfigError where they cannot be read."""
     tree = read_mapping(folder / "config.yaml").data
     kind, settings = run_kind(tree), flat(tree)
     env = settings.get("env.id") or settings.get("env") or ""
@@ -80,7 +81,7 @@ def _look(folder: Path) -> Found:
 def _env_of_store(path: Any) -> str:
     """What the store of an offline run was recorded in; nothing where the store is gone."""
     try:
-        return load_schema(Path(str(path))).env_id
+        return load_schema(store_at(str(path))).env_id
     except RollmillError:
         return ""
 

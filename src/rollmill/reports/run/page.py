@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rollmill.monitor.console import bytes_text, count_text, duration_text
+from rollmill.core.text import bytes_text
+from rollmill.monitor.console import count_text, duration_text
 from rollmill.reports.html.document import card, document, grid, note, tiles
 from rollmill.reports.html.svg import Plot, escape, number
 from rollmill.reports.html.tables import NONE, Marked, size, table, value

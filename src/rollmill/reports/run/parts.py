@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rollmill.monitor.console import bytes_text
+from rollmill.core.text import bytes_text
 from rollmill.reports.html.curves import Line, curves
 from rollmill.reports.html.document import card, grid, note
 from rollmill.reports.html.document import section as plain_section

@@ -28,7 +28,7 @@ from rollmill.runs.collect.extract import Harvest, ProgressFile, Stats, check_wr
 from rollmill.runs.collect.options import CollectOptions, PolicySource, find_policy
 from rollmill.runs.collect.quota import Census, Claims, Series, refuse_twins
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.settings import TrainConfig, require_env
 from rollmill.runs.train.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.runs.trust import load_saved
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
@@ -155,6 +155,7 @@ def _configure(
 ) -> TrainConfig:
     """Settings of the env and the sampling; those of the training's machine are left behind."""
     if source.loaded is None:
+        require_env(files, overrides, "rollmill collect")
         config = load_config(TrainConfig, files, overrides)
     else:
         saved = {name: block for name, block in source.loaded.state["config"].items() if name != "sampling"}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings
-from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import household
 from rollmill.core.protocols import Policy
@@ -32,11 +32,12 @@ from rollmill.runs.evaluate.targets import (
     checkpoint_name,
     find_checkpoints,
     find_targets,
+    load_agent,
     record_folder,
     require_fit,
 )
 from rollmill.runs.evaluate.video import FilmPlan, ScriptWriter, make_films
-from rollmill.runs.train.run import probe_beside, require_online
+from rollmill.runs.train.run import probe_beside
 from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
@@ -120,12 +121,7 @@ def _tell_apart(jobs: Sequence[Job]) -> list[Job]:
 
 def _prepare(path: Path, target: Path, options: EvalOptions) -> Job:
     """Read and check one checkpoint and its settings; nothing is started."""
-    try:
-        loaded = require_online(load_checkpoint(path))
-    except CheckpointError as error:
-        if target.is_file():
-            raise
-        raise CheckpointError(f"{error}. Others in {path.parent} can be given by their path") from error
+    loaded = load_agent(path, target)
     saved = loaded.state["config"]
     config = load_saved(TrainConfig, saved, path, overrides=options.overrides, trust_code=options.trust_code)
     check_env_settings(config.env)

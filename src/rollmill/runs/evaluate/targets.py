@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
@@ -11,6 +11,12 @@ from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.train.run import require_online
+
+_PLAYED_BY = {
+    "offline": ("an offline policy", "rollmill offline-eval"),
+    "world controller": ("a controller of a world model", "rollmill world eval"),
+}
+"""Checkpoints of other kinds: what they hold, and who plays it."""
 
 
 def find_targets(words: Sequence[str | Path]) -> list[Path]:
@@ -55,13 +61,22 @@ def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> l
 
 def find_checkpoint(target: Path, best: bool) -> Loaded:
     """The checkpoint a path means: a file itself, or the newest (best) of a run folder."""
-    path = find_checkpoints(target, best)[0]
+    return load_agent(find_checkpoints(target, best)[0], target)
+
+
+def load_agent(path: Path, target: Path) -> Loaded:
+    """Read a checkpoint that an online run has written; ``target`` is what the user called it: the file or its run."""
     try:
-        return require_online(load_checkpoint(path))
+        loaded = load_checkpoint(path)
     except CheckpointError as error:
         if target.is_file():
             raise
         raise CheckpointError(f"{error}. Others in {path.parent} can be given by their path") from error
+    kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
+    if kind in _PLAYED_BY:
+        what, command = _PLAYED_BY[kind]
+        raise CheckpointError(f"{target} is {what}, which `{command} {target}` plays")
+    return require_online(loaded)
 
 
 def require_fit(saved: EnvSpec, found: EnvSpec) -> None:

@@ -58,8 +58,10 @@ class Choice:
 
 def require_offline(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an offline training has written it."""
-    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
-        raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
+    kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
+    if kind != KIND:
+        hint = f"; `rollmill eval {loaded.path}` plays it" if kind == "online" else ""
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training{hint}")
     require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
     with restoring(loaded.path):
         check_shape(loaded.state, STATE_SHAPE)

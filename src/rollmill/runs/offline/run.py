@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -81,8 +81,13 @@ class OfflineOutcome:
         }
 
 
-def train_offline(config: OfflineConfig, request: Request | None = None) -> OfflineOutcome:
-    """Run an offline training to its end. Raises RollmillError when it fails; the folder says why, too."""
+def train_offline(
+    config: OfflineConfig, request: Request | None = None, on_ready: Callable[[], None] | None = None
+) -> OfflineOutcome:
+    """Run an offline training to its end. Raises RollmillError when it fails; the folder says why, too.
+
+    ``on_ready`` is called when everything is built: nothing can be refused any more.
+    """
     request = request or Request()
     check_offline(config)
     device = choose_device(config.fit.device, "fit.device")
@@ -102,6 +107,8 @@ def train_offline(config: OfflineConfig, request: Request | None = None) -> Offl
             if loaded is not None:
                 run.load_state(loaded)
                 atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
+            if on_ready is not None:
+                on_ready()
             log.info("%s", describe_data(task))
             run.loop()
             run.save()

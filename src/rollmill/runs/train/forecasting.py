@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollmill.core.errors import RollmillError, error_text
 from rollmill.core.fields import EnvSpec
+from rollmill.core.text import bytes_text
 from rollmill.recording.forecast import Forecast, RunSize, Sample, describe, forecast
 from rollmill.runs.train.recording import store_schema
 from rollmill.runs.train.settings import TrainConfig, segments_per_batch
@@ -47,7 +48,7 @@ class Forecaster:
         free = shutil.disk_usage(folder).free
         if found.stored_bytes > free and not found.unlimited_run:
             log.warning(
-                "the disk of %s has %.3g GB free, less than the recording is expected to take", folder, free / 1e9
+                "the disk of %s has %s free, less than the recording is expected to take", folder, bytes_text(free)
             )
         return sample
 

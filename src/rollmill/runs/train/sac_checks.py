@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.machine import available_memory
+from rollmill.core.text import bytes_text
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.store.format.schema import StoreSchema
@@ -75,6 +76,6 @@ def check_sac_env(config: TrainConfig, spec: EnvSpec) -> None:
     free = available_memory()
     if free is not None and needed > free:
         raise ConfigError(
-            f"sac.capacity={config.sac.capacity}: {rows:,} rows of {spec.name} take {needed / 1e9:.1f} GB, "
-            f"{free / 1e9:.1f} GB of memory are free; set a smaller sac.capacity"
+            f"sac.capacity={config.sac.capacity}: {rows:,} rows of {spec.name} take {bytes_text(needed)}, "
+            f"{bytes_text(free)} of memory are free; set a smaller sac.capacity"
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 
-from rollmill.core.config import settings
+from rollmill.core.config import load_config, settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.run_folder import is_folder_name
@@ -187,6 +188,16 @@ class TrainConfig:
     def report_frames(self) -> int:
         """Frames between two rows of metrics."""
         return self.report.every_frames or (max(1, self.stop.frames // 500) if self.stop.frames else 10_000)
+
+
+def require_env(files: Sequence[Path], overrides: Sequence[str], command: str) -> None:
+    """ConfigError unless a file or a word names the environment: nobody means the default one."""
+    named = load_config(TrainConfig, files, overrides, base={"env": {"id": ""}}).env.id
+    if not named:
+        raise ConfigError(
+            f"which environment? For example `{command} env=CartPole-v1` or `{command} env=my_env.py:MyEnv`; "
+            "`rollmill envs` lists those that come along"
+        )
 
 
 def check(config: TrainConfig) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,11 +137,13 @@ def train_controller(
     *,
     dream: DreamSettings | None = None,
     progress: Progress | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> ControllerOutcome:
     """Search for a controller, or go on with it; ``out/controller.bin`` is the best one.
 
     ``dream``: the search happens in the dynamics model; evaluations are always in the environment. ``dynamics_path``
-    None: the controller sees latents alone. Raises RollmillError when it fails.
+    None: the controller sees latents alone. ``on_ready`` is called when nothing can be refused any more. Raises
+    RollmillError when it fails.
     """
     check_env_settings(env)
     models = load_models(settings, encoder_path, dynamics_path)
@@ -164,6 +166,8 @@ def train_controller(
         paths = (str(encoder_path), str(dynamics_path or ""))
         run = _SearchRun(scene, stage, paths, progress)
         with contextlib.closing(run.evaluator(dream)) as evaluator:
+            if on_ready is not None:
+                on_ready()
             run.loop(evaluator)
         final = run.finish() if not stage.stopped else None
     return run.outcome(final)

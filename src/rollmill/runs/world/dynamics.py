@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,16 @@ class DynamicsOutcome:
 
 
 def train_dynamics(
-    settings: DynamicsSettings, encoded_store: Path, out: Path, progress: Progress | None = None
+    settings: DynamicsSettings,
+    encoded_store: Path,
+    out: Path,
+    progress: Progress | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> DynamicsOutcome:
     """Fit a model to a store of latents, or go on with it; ``out/dynamics.bin`` is the model.
 
-    Raises RollmillError when it fails; a killed or interrupted fit continues when called again.
+    ``on_ready`` is called when everything is built: nothing can be refused any more. Raises RollmillError when it
+    fails; a killed or interrupted fit continues when called again.
     """
     devices = choose_devices(settings.device)
     torch.set_num_threads(1)  # threads take whole pieces of a batch
@@ -68,6 +74,8 @@ def train_dynamics(
             source = DecodedCache(store, out / CACHE, columns=COLUMNS)
             run = _Fit(settings, LatentData(source, settings), devices, stage, progress)
             try:
+                if on_ready is not None:
+                    on_ready()
                 run.loop()
             finally:
                 run.fitter.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,9 +90,17 @@ class VaeOutcome:
 
 
 def train_vae(
-    config: VaeConfig, store_path: Path, out: Path, request: Request | None = None, progress: Progress | None = None
+    config: VaeConfig,
+    store_path: Path,
+    out: Path,
+    request: Request | None = None,
+    progress: Progress | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> VaeOutcome:
-    """Train an encoder in the folder ``out``. Raises RollmillError when it fails; the folder says why, too."""
+    """Train an encoder in the folder ``out``. Raises RollmillError when it fails; the folder says why, too.
+
+    ``on_ready`` is called when everything is built: nothing can be refused any more.
+    """
     request = request or Request()
     device = choose_device(config.fit.device)
     precision(config.fit, device)  # a wish this machine cannot grant is refused before anything is there
@@ -110,6 +118,8 @@ def train_vae(
         with _ending(run, folder, diary):
             if loaded is not None:
                 run.load_state(loaded)
+            if on_ready is not None:
+                on_ready()
             run.loop()
             run.save()
             if not run.interrupt.signal:

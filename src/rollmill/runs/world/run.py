@@ -126,15 +126,19 @@ def run_world(
     until: str = STAGES[-1],
     console: Literal["auto", "off"] = "auto",
     trust_code: bool = False,
+    on_ready: Callable[[], None] | None = None,
 ) -> WorldOutcome:
     """Run all stages up to ``until`` in the folder ``out``. Raises RollmillError when one fails.
 
-    ``trust_code``: run the code that a checkpoint among the policies names.
+    ``trust_code``: run the code that a checkpoint among the policies names. ``on_ready`` is called before the first of
+    them, when the folder is taken.
     """
     check_env_settings(config.env)
     for policy in config.collect.episodes:
         find_policy(CollectOptions(out / "raw", policy, episodes=1))
     with RunFolder.create(out, "resume" if (out / "config.yaml").is_file() else "new") as folder:
+        if on_ready is not None:
+            on_ready()
         panel = StagePanel(f"world model: {out}", STAGES, live=False if console == "off" else None)
         handle = open_log(folder, to_console=console != "off" and not panel.is_live)
         try:

@@ -19,7 +19,7 @@ from rollmill.core import atomic
 from rollmill.store.care.lost import load_witnesses, lost_episodes, witnesses
 from rollmill.store.format import owner
 from rollmill.store.format.index import IndexDamaged, ShardIndex, build_index, read_index, write_index
-from rollmill.store.format.schema import load_schema
+from rollmill.store.format.schema import load_schema, store_at
 from rollmill.store.format.shards import Problem, ShardRef, ShardScan, list_files, scan_shard, shard_path
 
 SET_ASIDE = ".set-aside"
@@ -45,7 +45,7 @@ def recover(path: Path | str, *, force: bool = False) -> Recovery:
     container, and its process is gone. ``force`` also takes those nobody can tell about (other machines, shards
     without a header): the caller vouches that no writer is at work. A living writer's shard is never touched.
     """
-    store = Path(path).absolute()
+    store = store_at(path)
     load_schema(store)
     done, lost = Recovery(), _Lost(store)
     found = list_files(store)

@@ -32,6 +32,7 @@ from rollmill.store.format.schema import (
     load_schema,
     parse_schema,
     schema_text,
+    store_at,
 )
 from rollmill.store.format.shards import ShardRef, ShardScan, index_path, list_shards, scan_shard
 from rollmill.store.reader import Store
@@ -90,7 +91,7 @@ def repair(
     ``progress_verify`` counts bytes while the damage is looked for. A ``store.json`` that is damaged or missing is
     taken from the shards.
     """
-    path = Path(source).absolute()
+    path = store_at(source)
     if not resume:
         check_free(Path(target))
     found = verify_store(path, workers=workers, progress=progress_verify)

@@ -16,7 +16,7 @@ from pathlib import Path
 from rollmill.core.errors import StoreError
 from rollmill.store.care.check_shard import Place, ShardReport, examine
 from rollmill.store.care.lost import witness_files
-from rollmill.store.format.schema import SHARD_FOLDER, STORE_FILE, load_schema
+from rollmill.store.format.schema import SHARD_FOLDER, STORE_FILE, is_store, load_schema, store_at
 from rollmill.store.format.shards import SEALED, Problem, list_files, shard_path
 from rollmill.store.parallel import map_unordered
 
@@ -96,9 +96,9 @@ def expand(patterns: Sequence[Path | str]) -> list[Path]:
         names = [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
         if not names:
             raise StoreError(f"{text}: there is no such store or file")
-        for path in (Path(name).absolute() for name in names):
+        for path in map(store_at, names):
             # One that nobody may look into is named as a bad place.
-            if os.path.isdir(path) and not _is_store(path) and os.access(path, os.X_OK):
+            if os.path.isdir(path) and not is_store(path) and os.access(path, os.X_OK):
                 if len(names) == 1:
                     raise StoreError(f"{path} is not a store: it has neither {STORE_FILE} nor {SHARD_FOLDER}/")
                 continue  # a pattern may match folders beside the stores
@@ -108,14 +108,10 @@ def expand(patterns: Sequence[Path | str]) -> list[Path]:
     return list(found)
 
 
-def _is_store(path: Path) -> bool:
-    return os.path.lexists(path / STORE_FILE) or os.path.isdir(path / SHARD_FOLDER)
-
-
 def _place_of(path: Path) -> Place:
     """A file that was named itself; it may be a shard of a store."""
     store = path.parent.parent
-    if path.parent.name != SHARD_FOLDER or not path.name.endswith(SEALED) or not _is_store(store):
+    if path.parent.name != SHARD_FOLDER or not path.name.endswith(SEALED) or not is_store(store):
         return Place(path)
     place = Place(path, store)
     return replace(place, witnesses=witness_files(store).get(place.name, ()))

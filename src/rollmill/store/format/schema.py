@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from rollmill.core import atomic
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import EnvSpec, Field
 from rollmill.core.opening import parse_json, read_text
+from rollmill.core.run_folder import RunFolder
 from rollmill.core.slots import OBS
 
 STORE_FILE = "store.json"
@@ -317,17 +319,35 @@ def schema_text(schema: StoreSchema, indent: int | None = None) -> str:
     return json.dumps({"schema": data, "hash": _digest(data)}, indent=indent, allow_nan=False) + "\n"
 
 
+def is_store(path: Path) -> bool:
+    """Whether a folder holds a store, damaged ones included."""
+    return os.path.lexists(path / STORE_FILE) or os.path.isdir(path / SHARD_FOLDER)
+
+
+def store_at(path: Path | str) -> Path:
+    """Which store a path means, absolute: the folder itself or, of a run's folder, the recording in it."""
+    folder = Path(path).absolute()
+    recording = RunFolder(folder).data
+    return recording if not is_store(folder) and is_store(recording) else folder
+
+
 def load_schema(path: Path) -> StoreSchema:
     """Read ``store.json`` of the store at ``path``, checksum included."""
     file = path / STORE_FILE
     try:
         text = read_text(file)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"{path} is not a store: {STORE_FILE} is missing") from error
+        raise StoreError(f"{path} is not a store: {_why_not(path)}") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise StoreError(f"{file} cannot be read: {reason}") from error
     return parse_schema(text, str(file))
+
+
+def _why_not(path: Path) -> str:
+    if os.path.isfile(RunFolder(path).config):
+        return "it is a run that has recorded nothing (see `rollmill config recording`)"
+    return f"{STORE_FILE} is missing" if os.path.lexists(path) else "there is no such folder"
 
 
 def parse_schema(text: str, where: str) -> StoreSchema:

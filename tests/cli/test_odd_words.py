@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 import tyro
 
-from rollmill.cli.calling import call
+from rollmill.cli.words import call
 from rollmill.core.errors import ConfigError
 
 
@@ -34,7 +33,7 @@ def verb(
 
 
 def run(*words: str) -> int:
-    return call(functools.partial(verb, ("a=1",)), words, "rollmill verb")
+    return call(verb, ("a=1", *words), "rollmill verb")
 
 
 def test_it_is_called_and_its_output_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
