@@ -134,7 +134,7 @@ def test_json_of_train_and_eval(call: Call, tmp_path: Path) -> None:
     assert outcome.keys() == {"state", "reason", "frames", "mean_return", "folder", "page"}
     assert outcome["page"] == str(tmp_path / "x/run/report.html")
     assert outcome["state"] == "finished"
-    assert outcome["reason"] == "limit of 2 batches"
+    assert outcome["reason"] == "reached stop.batches=2"
     assert outcome["frames"] > 0
     assert outcome["folder"] == str(folder)
 

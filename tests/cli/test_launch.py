@@ -222,7 +222,7 @@ def test_a_real_training_is_killed_and_resumed(tmp_path: Path, rollmill: Callabl
     grid = describe(tmp_path, f"experiment: real\nsettings:\n{lines}launch: {{poll_seconds: 0.1}}\n")
     command = rollmill("launch", "run", grid)
     folder = RunFolder(tmp_path / "runs/real/real_s0")
-    wait_until(lambda: any(folder.checkpoints.glob("*.ckpt")), what="a checkpoint")
+    wait_until(lambda: any(folder.checkpoints.glob("frames-*[1-9]*.ckpt")), what="a checkpoint with frames")
     state = folder.read_state()
     assert state is not None
     os.kill(state["pid"], signal.SIGKILL)

@@ -24,7 +24,7 @@ def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
     assert "wandb" not in done.out
     assert done.out.endswith("\nreport: runs/default/dt/report.html\n")
     assert "asked for" in done.out
-    assert "limit of 3 updates; 3 updates, folder runs/default/dt" in done.out
+    assert "reached fit.steps=3; 3 updates, folder runs/default/dt" in done.out
     twice = call("offline", store, *SMALL, "run.name=dt")
     for words in (("eval",), ("watch",), ("collect", "--out", "x", "--until", "1", "--policy")):
         refused = call(*words, "runs/default/dt")
@@ -52,6 +52,17 @@ def test_a_run_folder_means_its_recording(call: Call, tmp_path: Path) -> None:
     done = call("offline", "agent", *SMALL, "evaluation.episodes=0")
     assert done.code == 0, done.err
     assert "folder runs/default/dt-agent-s0" in done.out
+
+
+def test_resume_without_config_yaml_takes_the_settings_of_the_checkpoint(call: Call, store: str) -> None:
+    words = ("run.name=bc", "evaluation.episodes=0", "evaluation.targets=[]")
+    assert call("offline", store, *SMALL, "algorithm=bc", *words).code == 0
+    Path("runs/default/bc/config.yaml").unlink()
+    again = call("offline", *words, "fit.steps=4", "--resume")
+    assert again.code == 0, again.err
+    assert "runs/default/bc/config.yaml is missing: the settings are those of " in again.err
+    assert "algorithm: bc" in again.out
+    assert "reached fit.steps=4; 4 updates" in again.out
 
 
 def test_json_is_all_there_is_on_stdout(call: Call, store: str) -> None:

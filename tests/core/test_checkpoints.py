@@ -62,6 +62,31 @@ def test_an_empty_or_missing_folder_has_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_which_one_is_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert not checkpoints.is_newest(tmp_path / "checkpoints" / "frames-000000000001.ckpt")
+    first, second = checkpoints.save(state(), 1, None), checkpoints.save(state(), 2, None)
+    monkeypatch.chdir(tmp_path)
+    assert checkpoints.is_newest(second.relative_to(tmp_path))
+    assert not checkpoints.is_newest(first)
+    assert not checkpoints.is_newest(tmp_path / second.name)
+
+
+def test_a_run_folder_that_is_gone_does_not_come_back_by_a_save(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="checkpoints: cannot be written: No such file"):
+        Checkpoints(tmp_path / "run" / "checkpoints").save(state(), 1, None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_checkpoint_of_the_start_is_one_like_any_other(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1, milestone_frames=100)
+    checkpoints.save(state(), 0, None)
+    assert (names(checkpoints), checkpoints.best()) == (["frames-000000000000.ckpt"], None)
+    for number in (40, 50, 120):
+        checkpoints.save(state(), number, 1.0)
+    assert frames(checkpoints) == [50, 120]
+
+
 def test_saving_again_at_the_same_frames_replaces(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1.0), 10, 5.0)

@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from disks import mounted
 
 from rollmill.core import run_folder
-from rollmill.core.errors import RunFolderError
+from rollmill.core.errors import CheckpointError, EnvError, RunFolderError, RunFolderLost
 from rollmill.core.run_folder import (
     WARNING_BURST,
     RunFolder,
@@ -186,6 +187,200 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(RunFolderError, match="is a file, not a run folder"):
         RunFolder.create(tmp_path / "run", "new")
+
+
+# --------------------------------------------------------------------------------- starts that failed
+
+
+def failed_start(path: Path) -> Path:
+    """A folder as a run leaves it that fails just before its first training step."""
+    with RunFolder.create(path, "new") as folder:
+        folder.set_state("failed", "no GPU", 0)
+        folder.config.write_text("seed: 1\n")
+        folder.diary.write_text("{}")
+        folder.log.write_text("no GPU\n")
+        for name in ("data/shards", "data/index", "tb", "eval", "checkpoints"):
+            (path / name).mkdir(parents=True)
+        for name in ("data/store.json", "tb/events", "report.html", "checkpoints/frames-000000000000.ckpt"):
+            (path / name).write_text("x")
+        for name in ("metrics.jsonl", "eval/training.jsonl"):
+            (path / name).touch()
+    return path
+
+
+def test_what_a_failed_start_left_is_taken_over_but_for_its_log(tmp_path: Path) -> None:
+    path = failed_start(tmp_path / "run")
+    assert RunFolder(path).never_began()
+    with RunFolder.create(path, "new") as folder:
+        assert folder.took_over
+        assert contents(path) == {"log.txt", "state.json"}
+        assert folder.log.read_text() == "no GPU\n"
+    with RunFolder.create(path, "new") as again:  # killed at once: that was a start, too
+        assert again.took_over
+
+
+def append(name: str) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("x")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        append("metrics.jsonl"),
+        append("checkpoints/frames-000000000064.ckpt"),
+        append("checkpoints/frames-000000000064.ckpt.abandoned"),
+        append("data/shards/W-00000.open.tfrecord"),
+        append("data/notes.csv"),
+        append("eval/training.jsonl"),
+        append("profile/main.json"),
+        append("videos/film.mp4"),
+        append("thesis.tex"),
+        lambda path: (path / "state.json").unlink(),
+        lambda path: (path / "state.json").write_text('{"state": "failed"}'),
+        lambda path: (path / "state.json").write_text("["),
+        lambda path: RunFolder(path).set_state("finished", "", 0),
+        lambda path: (path / "wandb").symlink_to("data"),
+        lambda path: ((path / "tb").rename(path.parent / "tb"), (path / "tb").symlink_to(path.parent / "tb")),
+    ],
+)
+def test_a_folder_with_anything_else_is_not_taken_over(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    path = failed_start(tmp_path / "run")
+    change(path)
+    before = sorted(path.rglob("*"))
+    assert not RunFolder(path).never_began()
+    with pytest.raises(RunFolderError, match="exists and is not empty"):
+        RunFolder.create(path, "new")
+    assert sorted(path.rglob("*")) == before
+
+
+def test_a_start_under_way_is_not_taken_over(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        folder.set_state("running", "starting", 0)
+        with pytest.raises(RunFolderError, match=f"in use by pid {os.getpid()}"):
+            RunFolder.create(tmp_path / "run", "new")
+        assert folder.read_state() is not None
+
+
+# ----------------------------------------------------------------------------------------- lost folders
+
+
+def replace_folder(path: Path) -> None:
+    shutil.rmtree(path)
+    make_run(path)
+
+
+def empty_folder(path: Path) -> None:
+    for name in contents(path):
+        (path / name).unlink()
+
+
+LOSSES = [
+    (shutil.rmtree, "does not exist any more"),
+    (lambda path: path.rename(path.with_name("moved")), "does not exist any more"),
+    (lambda path: (path.rename(path.with_name("moved")), path.write_text("")), "another folder has taken its place"),
+    (replace_folder, "another folder has taken its place"),
+    (empty_folder, "it was emptied"),
+]
+
+
+@pytest.mark.parametrize(("lose", "why"), LOSSES)
+def test_a_lost_folder_is_noticed_and_nothing_is_written_in_its_place(
+    tmp_path: Path, lose: Callable[[Path], object], why: str
+) -> None:
+    path = tmp_path / "run"
+    with RunFolder.create(path, "new") as folder:
+        folder.set_state("running")
+        folder.config.write_text("seed: 1\n")
+        folder.require()
+        lose(path)
+        before = sorted(tmp_path.rglob("*"))
+        assert why in folder.lost()
+        with pytest.raises(RunFolderLost, match=f"run: the folder of the run is lost: .*{why}") as failure:
+            folder.require()
+        assert failure.value.exit_code == 1
+        with pytest.raises(RunFolderLost):
+            folder.set_state("finished")
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unmounted_disk_is_a_lost_folder(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "4m") as disk:
+        folder = RunFolder.create(disk / "run", "new", min_free_mb=1)
+        folder.set_state("running")
+        assert not folder.lost()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+        assert "unmounted" in folder.lost()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], check=True)  # for whoever unmounts it at the end
+        assert "unmounted" in folder.lost()
+        folder.close()
+
+
+@pytest.mark.parametrize("name", [".lock", "state.json", "config.yaml"])
+def test_a_single_file_may_go(tmp_path: Path, name: str) -> None:
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        folder.set_state("running")
+        folder.config.write_text("seed: 1\n")
+        (tmp_path / "run" / name).unlink()
+        folder.require()
+
+
+def test_a_folder_that_is_only_named_is_not_watched(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "none").require()
+    folder = RunFolder.create(tmp_path / "run", "new")
+    folder.close()
+    shutil.rmtree(tmp_path / "run")
+    folder.require()
+
+
+def test_a_forked_child_does_not_watch_it(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(1 if folder.lost() else 0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert not folder.lost()
+
+
+def test_watching_looks_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now)
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        folder.watch()
+        shutil.rmtree(tmp_path / "run")
+        now += run_folder.LOOK_SECONDS / 2
+        folder.watch()
+        now += run_folder.LOOK_SECONDS / 2
+        with pytest.raises(RunFolderLost):
+            folder.watch()
+
+
+def fail(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("error", [OSError("x"), CheckpointError("x"), RunFolderError("x"), None])
+def test_whatever_a_lost_folder_leads_to_is_called_by_its_name(tmp_path: Path, error: Exception | None) -> None:
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(RunFolderLost) as failure, folder.guarded(), contextlib.ExitStack() as stack:
+            stack.callback(fail, error)
+        assert failure.value.__cause__ is error
+
+
+def test_other_errors_keep_their_name(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "new") as folder:
+        with folder.guarded():
+            pass
+        with pytest.raises(OSError, match="disk"), folder.guarded():
+            raise OSError("disk")
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(EnvError), folder.guarded():
+            raise EnvError("it fell over")
 
 
 # --------------------------------------------------------------------------------------------------- lock

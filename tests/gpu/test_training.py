@@ -56,7 +56,7 @@ def test_a_training(tmp_path: Path, mode: str, words: tuple[str, ...]) -> None:
     watch = Watch()
     options = (*WORDS, f"sampling.mode={mode}", *words, "stop.batches=12")
     outcome, folder = train_here(tmp_path, *options, observers=[watch])
-    assert outcome.reason.startswith("limit of 12 batches")
+    assert outcome.reason.startswith("reached stop.batches=12")
     assert watch.devices == {DEVICE.type}
     if ON_GPU and "env.policies=[0,1]" not in words:
         assert watch.graphs
@@ -91,7 +91,7 @@ def test_ranks_that_share_the_device(tmp_path: Path) -> None:
     place = "learning.device=cuda:0" if ON_GPU else "learning.device=cpu"
     options = ("env=toy_target", "sampling.mode=sync", "learning.ranks=2", "stop.batches=8")
     outcome, _ = train_here(tmp_path, *WORDS, place, *options)
-    assert outcome.reason == "limit of 8 batches"
+    assert outcome.reason == "reached stop.batches=8"
 
 
 @pytest.mark.parametrize("mode", ["serial", "async"])

@@ -201,6 +201,15 @@ def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     assert made.book.attempts("tests_s0")[1].mode == "overwrite"
 
 
+def test_a_start_that_failed_does_not_block_the_first_attempt(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment())
+    with RunFolder.create(Path(made.plan.runs[0].folder), "new", min_free_mb=1) as folder:
+        folder.set_state("failed", "no GPU", 0)
+        folder.config.write_text("run: {}\n")
+    assert states(made.run()) == {"tests_s0": "finished"}
+    assert made.book.attempts("tests_s0")[0].mode == "new"
+
+
 @pytest.mark.usefixtures("own_signals")
 def test_a_display_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = launcher(tmp_path, experiment())

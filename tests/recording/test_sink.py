@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,18 @@ def test_a_store_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCapture
         sink.close()
     assert sink.state == "failed"
     assert "store.json" in caplog.text
+
+
+@pytest.mark.parametrize("fed", [0, 2])
+def test_a_run_folder_that_is_gone_does_not_come_back(tmp_path: Path, fed: int) -> None:
+    (tmp_path / "run").mkdir()
+    sink = SegmentSink(plan_of(tmp_path / "run" / "data"))
+    feed(sink, SEGMENTS[:fed])
+    shutil.rmtree(tmp_path / "run")
+    feed(sink, SEGMENTS[fed:])
+    sink.close()
+    assert SegmentSink(plan_of(tmp_path / "run" / "data")).state == "failed"
+    assert not (tmp_path / "run").exists()
 
 
 def test_damage_is_named_and_recording_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

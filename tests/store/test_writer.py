@@ -208,6 +208,14 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
             StoreWriter(tmp_path / "s", SCHEMA, **options)  # type: ignore[arg-type]
 
 
+def test_a_store_that_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a store"):
+        StoreWriter(tmp_path / "store", tiny_schema(), create=False)
+    assert not (tmp_path / "store").exists()
+    StoreWriter(tmp_path / "store", tiny_schema()).close()
+    StoreWriter(tmp_path / "store", tiny_schema(), create=False).close()
+
+
 def test_incomplete_episodes_are_refused_whole(tmp_path: Path) -> None:
     good = make_episode(SCHEMA, 5, 1)
     with StoreWriter(tmp_path, SCHEMA) as writer:

@@ -17,6 +17,7 @@ from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.reports.html.document import place_for
+from rollmill.runs.diary import resumed_settings
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.train.run import Request
 
@@ -53,7 +54,7 @@ def offline(
 
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
-    settings = _load(store, config, overrides, resume)
+    settings = _load(store, config, overrides, resume, restore)
     if print_config:
         print(dump_yaml(settings), end="")
         return 0
@@ -77,15 +78,15 @@ def offline(
     return outcome.exit_code
 
 
-def _load(store: Path | None, files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool) -> OfflineConfig:
+def _load(
+    store: Path | None, files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool, restore: Path | None
+) -> OfflineConfig:
     settings = _with_store(load_config(OfflineConfig, files, overrides), store)
     if not resume:
         return settings
     found = _as_found(settings)
-    saved = RunFolder(found.folder).config
-    if not saved.is_file():
-        return settings
-    settings = _with_store(load_config(OfflineConfig, (saved, *files), overrides), store)
+    folder = RunFolder(found.folder)
+    settings = _with_store(resumed_settings(OfflineConfig, folder, files, overrides, restore), store)
     return replace(settings, run=replace(settings.run, name=found.run.name))
 
 

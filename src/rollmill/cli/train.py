@@ -12,6 +12,7 @@ from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.runs.diary import resumed_settings
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.reporting import live_panel
 from rollmill.runs.train.run import Outcome, Request
@@ -54,7 +55,7 @@ def train(
     """
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
-    settings = _load(config, overrides, resume)
+    settings = _load(config, overrides, resume, restore)
     if print_config:
         print(dump_yaml(size(settings)), end="")
         return 0
@@ -94,12 +95,11 @@ class _Announcer(Observer):
         return page_of(self._folder, "run")
 
 
-def _load(files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool) -> TrainConfig:
+def _load(files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool, restore: Path | None) -> TrainConfig:
     settings = load_config(TrainConfig, files, overrides)
-    saved = RunFolder(settings.folder).config
-    if resume and saved.is_file():
-        return load_config(TrainConfig, (saved, *files), overrides)
-    return settings
+    if not resume:
+        return settings
+    return resumed_settings(TrainConfig, RunFolder(settings.folder), files, overrides, restore)
 
 
 def _print(outcome: Outcome, page: Path | None, limit: int, as_json: bool) -> None:

@@ -179,6 +179,11 @@ class Checkpoints:
         found = self.list()
         return found[-1] if found else None
 
+    def is_newest(self, path: Path) -> bool:
+        """Whether a file is the checkpoint that ``load_newest`` would take."""
+        newest = self.newest()
+        return newest is not None and newest.path.resolve() == path.resolve()
+
     def best(self) -> Checkpoint | None:
         """The one with the highest metric, the newer of equals; None where no metric is known."""
         ranked = self._ranked(self.list())
@@ -188,7 +193,10 @@ class Checkpoints:
         """Load the newest checkpoint or raise; never takes an older one by itself."""
         found = self.list()
         if not found:
-            raise CheckpointError(f"{self.folder}: no checkpoint to continue from yet; to start again: --overwrite")
+            raise CheckpointError(
+                f"{self.folder}: no checkpoint to continue from; choose another name, or start again with --overwrite, "
+                "which deletes everything that the run has recorded"
+            )
         newest, *older = reversed(found)
         try:
             return load_checkpoint(newest.path)
@@ -274,7 +282,7 @@ class Checkpoints:
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         needed = tree_file.tree_file_bytes(content)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # without parents: a run folder that was lost does not come back like this
             for leftover in atomic.sweep_temporary(self.folder):
                 _LOG.info("removed the remains of an unfinished checkpoint: %s", leftover)
             free = _free_bytes(self.folder)

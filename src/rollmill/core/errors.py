@@ -64,6 +64,12 @@ class RunFolderError(RollmillError):
     exit_code = 2
 
 
+class RunFolderLost(RunFolderError):
+    """The run folder has gone while the run was under way: nothing more can be saved."""
+
+    exit_code = 1
+
+
 class MissingExtraError(ConfigError):
     """An optional package is needed and not installed; the message holds the install command."""
 

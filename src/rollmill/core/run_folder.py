@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -21,14 +22,16 @@ import re
 import shutil
 import socket
 import sys
+import time
 from collections import deque
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rollmill.core import atomic
-from rollmill.core.errors import RunFolderError
+from rollmill.core.errors import CheckpointError, RunFolderError, RunFolderLost, StoreError
 from rollmill.core.opening import read_json
 from rollmill.core.terminal import CleanFormatter
 from rollmill.core.text import closest
@@ -41,6 +44,8 @@ LOG_FILES = 3
 WARNING_BURST = 5
 WARNING_SECONDS = 60.0
 """At most so many warnings of one kind within so many seconds are shown on the console."""
+LOOK_SECONDS = 1.0
+"""How often a run looks whether its folder is still there."""
 
 _LOG = logging.getLogger("rollmill")
 _LOCK = ".lock"
@@ -49,16 +54,24 @@ LONGEST_NAME = 255
 """Bytes that file systems allow."""
 _MARKS = ("config.yaml", "diary.json", "state.json")
 """A folder with one of these is a run. They are removed last, so half an overwrite still is one."""
+_LOGS = ("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES)))
 _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "report.html", "profile", "eval"),
     *("data_report.html", "data_report.json", "wandb", "pictures", "encoder.bin"),
-    *("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES))),
+    *_LOGS,
 }
 _STAGES = "stages"
 """In the folder of a whole world model: a record of each stage."""
 _MODELS = {"dynamics.bin", "controller.bin"}
 """What single stages of a world model are there for."""
+_START = {*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "report.html", "profile", "eval"}
+"""What a run can have made by the time of its first training step."""
+_EMPTY = ("metrics.jsonl", "data/shards", "data/index", "profile", "eval")
+"""Those of them that have no content by then."""
+_STORE = {"store.json", "played.json", "shards", "index"}
+_UNTRAINED = "frames-000000000000.ckpt"
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENOTCONN)
 _PAGE = re.compile(r"report-[a-z]+(-\d+)?\.html")
 """A report that found another page under its usual name (``reports.html.document``)."""
 
@@ -83,13 +96,19 @@ class RunFolder:
         self.data = path / "data"
         self.videos = path / "videos"
         self.state = path / "state.json"
+        self.took_over = False
+        """Whether it was left by a start that failed, whose log is still there."""
         self._lock: int | None = None
+        self._descriptor: int | None = None
+        self._marked = False
+        self._looked = 0.0
 
     @classmethod
     def create(cls, path: Path, mode: Mode, min_free_mb: int = 50) -> RunFolder:
         """Take ``path`` for one training; raises ``RunFolderError`` before anything in it is changed.
 
-        - ``new``: the folder must be missing or empty.
+        - ``new``: the folder must be missing, empty, or what a run left that ended before its first training step.
+          Of that, only the log is kept.
         - ``resume``: it must hold a run.
         - ``overwrite``: a run in it is deleted first; a folder that holds anything else is refused.
         """
@@ -98,10 +117,15 @@ class RunFolder:
             _refuse(path, mode)  # before a folder is made for a run that is not to be
             path.mkdir(parents=True, exist_ok=True)
             folder._lock = _take_lock(path)
+            folder._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _held.add(folder._descriptor)
             _refuse(path, mode)  # again: what another process did before we held the lock
             _require_space(path, min_free_mb)
             if mode == "overwrite":
                 _delete_run(path)
+            if mode == "new" and _names(path):
+                _delete_run(path, keep=("state.json", *_LOGS))  # the state: it is a run's folder at any moment
+                folder.took_over = True
             atomic.sweep_temporary(path)
         except OSError as error:
             folder.close()
@@ -117,6 +141,7 @@ class RunFolder:
 
         A run whose file says ``running`` while its lock is free was killed.
         """
+        self.require()
         value = {
             "state": state,
             "reason": reason,
@@ -129,6 +154,7 @@ class RunFolder:
             atomic.write_json(self.state, value)
         except OSError as error:
             raise RunFolderError(f"{self.state}: cannot be written: {error.strerror or error}") from error
+        self._marked = True
 
     def read_state(self) -> dict[str, Any] | None:
         """What ``set_state`` wrote last, or None before the first time."""
@@ -142,12 +168,62 @@ class RunFolder:
             raise RunFolderError(f"{self.state}: cannot be read: not a JSON object")
         return value
 
+    def holds_run(self) -> bool:
+        """Whether a run has written here."""
+        return any(os.path.lexists(self.path / name) for name in _MARKS)
+
+    def never_began(self) -> bool:
+        """Whether all that is here was left by a run that ended, or was killed, before its first training step."""
+        return self.holds_run() and _never_began(self.path, _names(self.path))
+
+    # -- the folder of a run that is under way -------------------------------------------------------
+
+    def lost(self) -> str:
+        """Why this is no longer the folder that ``create`` took: an empty string as long as it is.
+
+        Somebody may remove, move or empty it, or unmount its disk. Files that are open do not notice, and by its path
+        another folder could be taken for it.
+        """
+        if self._descriptor not in _held:
+            return ""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:  # any other error may pass, and whoever writes meets it, too
+            return "it does not exist any more (removed, moved or unmounted)" if error.errno in _GONE else ""
+        if not os.path.samestat(found, os.fstat(self._descriptor)):
+            return "another folder has taken its place"
+        return "it was emptied" if self._marked and not self.holds_run() else ""
+
+    def require(self, cause: BaseException | None = None) -> None:
+        """``RunFolderLost`` unless the folder is still there; ``cause``: the error by which one came to ask."""
+        self._looked = time.monotonic()
+        why = self.lost()
+        if why:
+            message = f"{self.path}: the folder of the run is lost: {why}. The run cannot go on without it"
+            raise RunFolderLost(message) from cause
+
+    def watch(self) -> None:
+        """``require``, at most once per ``LOOK_SECONDS``: for loops that call it all the time."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self.require()
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Neither an end nor an error about some file is what it seems if the folder is lost: then it is that."""
+        try:
+            yield
+        except (OSError, CheckpointError, StoreError, RunFolderError) as error:
+            self.require(error)
+            raise
+        self.require()
+
     def close(self) -> None:
         """Let go of the lock. The lock file stays: removing it would let two processes hold "the" lock."""
-        if self._lock in _held:  # not so in a forked child, where the number may be somebody else's file
-            _held.remove(self._lock)
-            os.close(self._lock)
-        self._lock = None
+        for descriptor in (self._lock, self._descriptor):
+            if descriptor in _held:  # not so in a forked child, where the number may be somebody else's file
+                _held.remove(descriptor)
+                os.close(descriptor)
+        self._lock = self._descriptor = None
 
     def __enter__(self) -> RunFolder:
         return self
@@ -163,18 +239,52 @@ def _refuse(path: Path, mode: Mode) -> None:
     """Raise unless ``path`` may be used in this mode; changes nothing."""
     if path.exists() and not path.is_dir():
         raise RunFolderError(f"{path}: is a file, not a run folder")
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    names = {name for name in names if name not in (_LOCK, _PROBE) and not atomic.is_temporary(name)}
+    names = _names(path) if path.is_dir() else set()
     is_run = not names.isdisjoint(_MARKS)
     if mode == "resume" and not is_run:
         raise RunFolderError(_nothing_to_resume(path))
-    if mode == "new" and names:
+    if mode == "new" and names and not _never_began(path, names):
         raise RunFolderError(
             f"{path}: exists and is not empty: continue it with --resume, delete it with --overwrite, "
             "or choose another name"
         )
     if mode == "overwrite" and names:
         _refuse_to_delete(path, names, is_run)
+
+
+def _names(path: Path) -> set[str]:
+    """What is in a folder, besides the remains of writes."""
+    names = {entry.name for entry in path.iterdir()}
+    return {name for name in names if name not in (_LOCK, _PROBE) and not atomic.is_temporary(name)}
+
+
+def _never_began(path: Path, names: Collection[str]) -> bool:
+    """Whether a folder holds what the start of a run leaves, and nothing that anybody could miss.
+
+    In doubt it does not: without the state that a run writes first, with a link, a file of another name, a folder that
+    cannot be read.
+    """
+    if not set(names) <= _START or any((path / name).is_symlink() for name in (".", *names)):
+        return False
+    try:
+        state = RunFolder(path).read_state()
+        if state is None or state.get("state") not in ("running", "failed", "interrupted") or "pid" not in state:
+            return False
+        known = _content(path / "checkpoints") <= {_UNTRAINED} and _content(path / "data") <= _STORE
+        return known and not any(_has_content(path / name) for name in _EMPTY)
+    except (RunFolderError, OSError):
+        return False
+
+
+def _content(path: Path) -> set[str]:
+    return _names(path) if path.exists() else set()
+
+
+def _has_content(path: Path) -> bool:
+    """Whether there is a file that is not empty."""
+    if path.is_dir():
+        return any(_has_content(entry) for entry in path.iterdir())
+    return path.exists() and path.stat().st_size > 0
 
 
 def _refuse_to_delete(path: Path, names: set[str], is_run: bool) -> None:
@@ -216,10 +326,10 @@ def _require_space(path: Path, min_free_mb: int) -> None:
     probe.unlink()
 
 
-def _delete_run(path: Path) -> None:
+def _delete_run(path: Path, keep: Collection[str] = ()) -> None:
     """Remove everything but the lock, which this process holds; the marks of a run go last."""
     for entry in sorted(path.iterdir(), key=lambda e: e.name in _MARKS):
-        if entry.name == _LOCK:
+        if entry.name == _LOCK or entry.name in keep:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

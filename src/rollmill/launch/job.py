@@ -132,6 +132,8 @@ class Job:
         if has_checkpoint(self.folder):
             return "resume"
         if self.folder.config.exists() or self.folder.diary.exists():
+            if self.folder.never_began():
+                return "new"
             if attempt == 1:
                 raise RollmillError(
                     f"{self.folder.path}: holds a run without a checkpoint that this launch did not start; "

@@ -56,7 +56,7 @@ class BudgetedWriter:
         self.before_rotation: Callable[[], None] = lambda: None
         self.dropped_episodes = 0
         """Dropped to make room, by this writer."""
-        self.schema = create_store(self.store, self.schema)
+        self.schema = create_store(self.store, self.schema, parents=False)
         self.block = self.block or automatic_block(self.schema)
         self.shard_bytes = self.shard_bytes or shard_size(self.limit, self.at_budget)
         self.level = 0
@@ -88,6 +88,7 @@ class BudgetedWriter:
                 shard_bytes=self.shard_bytes,
                 expected_steps=self.expected_steps,
                 name=owner.writer_name() + (f"-level{level}" if self.at_budget == "thin" else ""),
+                create=False,
             )
         return self._writers[level]
 

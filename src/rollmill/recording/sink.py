@@ -96,7 +96,7 @@ class SegmentSink:
 
     def _open_store(self, plan: SinkPlan) -> BudgetedWriter:
         settings = plan.settings
-        create_store(plan.store, plan.schema)
+        create_store(plan.store, plan.schema, parents=False)  # a run folder that was lost does not come back like this
         done = recover(plan.store)  # what a recorder that was killed has left
         for name, why in done.skipped:
             log.warning("recording: shard %s is left open: %s", name, why)

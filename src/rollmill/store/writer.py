@@ -32,7 +32,7 @@ from rollmill.store.format.block_buffer import LaneBuffer, OpenEpisode, check_fi
 from rollmill.store.format.codec import make_encoder
 from rollmill.store.format.open_shard import OpenShard
 from rollmill.store.format.records import check_stats, encode_block, encode_end
-from rollmill.store.format.schema import StoreSchema, create_store
+from rollmill.store.format.schema import StoreSchema, agree, create_store
 from rollmill.store.format.shard_set import ShardSet, parse_sync
 from rollmill.store.format.shards import BlockPlace
 
@@ -55,6 +55,7 @@ class StoreWriter:
     - ``sync``: ``episode``: ``end`` returns when the episode is on the disk; ``seconds:N``: synced by the first call
       N seconds after the last sync; ``seal``: when a shard is sealed or the writer closed.
     - ``expected_steps``: length of an episode to plan with before one has ended.
+    - ``create``: make the store where there is none.
     """
 
     def __init__(
@@ -67,12 +68,13 @@ class StoreWriter:
         sync: str = "seconds:10",
         expected_steps: int = 1000,
         name: str | None = None,
+        create: bool = True,
     ) -> None:
         if block < 0 or shard_bytes < 1 or expected_steps < 1:
             raise StoreError("block must be 0 (automatic) or positive, shard_bytes and expected_steps positive")
         parse_sync(sync)  # before anything is created
         self.path = Path(path).absolute()
-        self.schema = create_store(self.path, schema)
+        self.schema = create_store(self.path, schema) if create else agree(self.path, schema)
         self.name = name or owner.writer_name()
         if not re.fullmatch(r"[A-Za-z0-9][\w-]*", self.name):
             raise StoreError(f"writer name {self.name!r}: letters, digits, - and _ are allowed")

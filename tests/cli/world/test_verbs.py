@@ -37,6 +37,11 @@ def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
     assert call("world", "vae", "raw", "--out", "vae", *SMALL).code == 2  # it is there
     longer = call("world", "vae", "raw", "--out", "vae", "--resume", "fit.steps=4", "--json")
     assert longer.json["steps"] == 4
+    (tmp_path / "vae" / "config.yaml").unlink()
+    longer = call("world", "vae", "raw", "--out", "vae", "--resume", "fit.steps=5")
+    assert "vae/config.yaml is missing: the settings are those of " in longer.err
+    assert "size: 3\n" in longer.out
+    assert "reached fit.steps=5; 5 optimizer steps" in longer.out
     encoded = call("world", "encode", "raw", "vae", "--out", "latents", "--json")
     assert encoded.code == 0
     assert encoded.json["complete"]

@@ -54,7 +54,7 @@ def test_it_is_written_when_the_run_ends(trained: Path) -> None:
     for title in ("Return", "Length", "Frames per second", "Entropy", "KL", "Policy lag", "Value loss"):
         assert re.search(rf'<h3>{title}</h3><svg [^>]*aria-label="{title}">.*?class="line"', text, re.DOTALL), title
     assert '<a href="data_report.html">' in text
-    assert "limit of 1,200 frames" in text
+    assert "reached stop.frames=1_200" in text
     assert "worker 0" in text
     assert "worker 1" in text
     assert "Started from scratch" in text

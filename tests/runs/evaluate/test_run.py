@@ -237,18 +237,18 @@ def test_steps_take_episodes_in_the_order_of_their_numbers(tmp_path: Path) -> No
 
 
 def test_several_checkpoints_play_the_same_episodes(own_run: RunFolder) -> None:
-    first = newest(own_run).path
+    untrained, first = (checkpoint.path for checkpoint in Checkpoints(own_run.checkpoints).list())
     second = Checkpoints(own_run.checkpoints, keep_last=0).save(saved_state(own_run), 10_000, -5.0)
     options = EvalOptions(episodes=4, workers=1, random=True, all_checkpoints=True)
     results = evaluate_all([own_run.path], options)
-    assert [result.checkpoint for result in results] == [str(first), str(second)]
-    assert results[0].policy == results[1].policy  # the same weights under another name
-    assert results[0].random == results[1].random
+    assert [result.checkpoint for result in results] == [str(untrained), str(first), str(second)]
+    assert results[1].policy == results[2].policy  # the same weights under another name
+    assert results[0].random == results[1].random == results[2].random
     pattern = evaluate_all([str(own_run.checkpoints / "frames-*.ckpt")], EvalOptions(episodes=4, workers=1))
     assert [result.policy for result in pattern] == [result.policy for result in results]
     text = table(results).splitlines()
-    assert len(text) == 5
-    assert text[2].split()[:2] == [str(second), "10,000"]
+    assert len(text) == 7
+    assert text[3].split()[:2] == [str(second), "10,000"]
     with pytest.raises(ConfigError, match=r"nothing\*: matches nothing"):
         evaluate_all([str(own_run.path / "nothing*")], EvalOptions())
     with pytest.raises(ConfigError, match="matches neither a checkpoint nor a run folder"):
@@ -294,7 +294,8 @@ def test_paths_that_lead_nowhere(tmp_path: Path, run: RunFolder) -> None:
 
 
 def test_a_run_without_a_checkpoint(own_run: RunFolder) -> None:
-    newest(own_run).path.unlink()
+    for checkpoint in Checkpoints(own_run.checkpoints).list():
+        checkpoint.path.unlink()
     with pytest.raises(CheckpointError, match=f"{own_run.path}: no checkpoint yet"):
         evaluate(own_run.path, EvalOptions())
 

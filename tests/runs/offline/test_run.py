@@ -14,9 +14,10 @@ import torch
 from offlining import hand_episode, hand_store, skilled_store
 from running import train_here
 
+from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
-from rollmill.core.errors import CheckpointError, ConfigError, StoreError
+from rollmill.core.errors import CheckpointError, ConfigError, RunFolderLost, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.launch.history import history
@@ -332,6 +333,42 @@ def test_a_run_that_cannot_be_built_is_recorded_as_failed(store: Path, tmp_path:
     state = RunFolder(tmp_path / "x" / "a").read_state() or {}
     assert state["state"] == "failed"
     assert history(tmp_path / "x" / "a")[0].how.startswith("failed: StoreError")
+    again = run(tmp_path, store, "evaluation.episodes=0", "run.name=a")  # its name is free
+    assert again.state == "finished"
+    text = RunFolder(again.folder).log.read_text()
+    assert text.index("failed: StoreError") < text.index("left by a start that ended before its first training step")
+
+
+def test_a_run_that_was_killed_early_goes_on(store: Path, tmp_path: Path) -> None:
+    words = ("evaluation.episodes=0", "fit.every_steps=1")
+    straight = RunFolder(run(tmp_path, store, *words, "run.name=a").folder)
+    killed = RunFolder(run(tmp_path, store, *words, "run.name=b", "fit.seconds=1e-9").folder)
+    untrained, last = sorted(killed.checkpoints.iterdir())
+    assert untrained.name == "frames-000000000000.ckpt"
+    last.unlink()
+    run(tmp_path, store, *words, "run.name=b", mode="resume")
+    assert [row["frames"] for row in read_jsonl(killed.metrics)] == [1, 2, 3, 4, 5, 6]
+    ends = [Checkpoints(folder.checkpoints).load_newest().state["fit"] for folder in (straight, killed)]
+    for name, weights in ends[0]["model"].items():
+        np.testing.assert_array_equal(weights, ends[1]["model"][name], err_msg=name)
+
+
+@pytest.mark.parametrize("moment", ["_over", "judge", "write_results"])
+def test_a_run_whose_folder_is_removed_fails(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    plain = getattr(OfflineRun, moment)
+
+    def removing(self: OfflineRun, *args: Any) -> Any:
+        if self.steps >= 2 and self.folder.path.exists():
+            shutil.rmtree(self.folder.path)
+        return plain(self, *args)
+
+    monkeypatch.setattr(run_folder, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(OfflineRun, moment, removing)
+    with pytest.raises(RunFolderLost, match="a: the folder of the run is lost"):
+        run(tmp_path, store, "run.name=a")
+    assert not list((tmp_path / "x").iterdir())
 
 
 def test_a_signal_ends_the_fit_and_leaves_a_checkpoint(

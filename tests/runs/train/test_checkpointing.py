@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 from disks import mounted
-from running import SERIAL, Run, assert_same, command_words, saved_state, train_here
+from holding import HOLDING
+from running import SERIAL, Run, assert_same, command_words, saved_state, train_here, wait_until
 
 from rollmill.core import checkpoints as checkpoints_module
+from rollmill.core import run_folder as run_folder_module
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
+from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError, RunFolderLost
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
+from rollmill.store.reader import Store
 
 TARGET = ("env=toy_target",)
 OFTEN = ("checkpoints.every_seconds=0", "checkpoints.keep_last=3", "checkpoints.keep_best=0")
@@ -65,6 +68,32 @@ def test_resume_after_kill_9(tmp_path: Path, rollmill: Run) -> None:
     assert diary_of(folder)["sessions"][0]["how"] == "killed (its end was not recorded)"
     frames = [row["frames"] for row in read_jsonl(folder.metrics)]
     assert frames == sorted(set(frames))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_run_that_is_killed_before_its_first_own_checkpoint_keeps_its_data(
+    tmp_path: Path, rollmill: Run, mode: str
+) -> None:
+    held = (f"observers=[{HOLDING}:Gate]", "observers.args.Gate.at=20", f"observers.args.Gate.gate={tmp_path / 'gate'}")
+    words = command_words(tmp_path, *TARGET, f"sampling.mode={mode}", "recording=all", *held)
+    command = rollmill(*words)
+    folder = RunFolder(tmp_path / "x/run")
+
+    def episodes() -> set[int]:
+        return set(Store(folder.data).table.uid.tolist()) if (folder.data / "store.json").exists() else set()
+
+    wait_until(lambda: len(episodes()) > 10 or command.process.poll() is not None, what="recorded episodes")
+    command.send(signal.SIGKILL)
+    command.wait()
+    before = episodes()
+    assert len(before) > 10, command.text
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["frames-000000000000.ckpt"]
+    again = rollmill(*words, "stop.batches=3", "--resume")
+    assert again.wait() == 0, again.text
+    assert "(0 frames)" in again.text
+    assert before < episodes()
+    assert saved_state(folder)["iteration"] == 3
+    assert len(diary_of(folder)["sessions"]) == 2
 
 
 class CountsOn(Observer):
@@ -159,7 +188,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     content = bytearray(newest.path.read_bytes())
     content[len(content) // 2] ^= 4
     newest.path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="No other checkpoint"):
+    with pytest.raises(CheckpointError, match="The newest good checkpoint is at 0 frames"):
         train_here(tmp_path, *SERIAL, *TARGET, "stop.frames=200", mode="resume")
 
 
@@ -187,6 +216,22 @@ def test_a_restored_run_knows_its_parent(tmp_path: Path) -> None:
     assert read_jsonl(child.metrics)[0]["frames"] > first.frames
     assert origin.path.exists()
     assert "not reproducible" not in child.log.read_text()  # another seed: other episodes, not a replay of these
+
+
+def test_a_restored_run_can_be_resumed_from_its_first_moment(tmp_path: Path) -> None:
+    """It has a checkpoint of its own where it begins; that of a run that is resumed stays as it is."""
+    _, parent = train_here(tmp_path / "parent", *SERIAL, *TARGET, "stop.frames=300")
+    origin = Checkpoints(parent.checkpoints).newest()
+    assert origin is not None
+    words = (*SERIAL, *TARGET, "stop.frames=600")
+    _, child = train_here(tmp_path / "child", *words, restore=origin.path, observers=[StopAtOnce()])
+    (own,) = Checkpoints(child.checkpoints).list()
+    assert own.frames == origin.frames
+    content = own.path.read_bytes()
+    _, child = train_here(tmp_path / "child", *words, mode="resume")
+    assert own.path.read_bytes() == content
+    _, whole = train_here(tmp_path / "parent", *words, mode="resume")
+    assert_same(saved_state(whole)["learners"], saved_state(child)["learners"])
 
 
 class StopAtOnce(Observer):
@@ -220,6 +265,55 @@ def test_restore_from_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"missing\.ckpt"):
         train_here(tmp_path, *SERIAL, *TARGET, restore=tmp_path / "missing.ckpt")
     assert not (tmp_path / "x").exists()
+
+
+# -- a lost folder -----------------------------------------------------------------------------------------
+
+
+class Remove(Observer):
+    """Removes the folder of the run: at a training step, or when it stops."""
+
+    def __init__(self, at: int = 0) -> None:
+        self._at = at
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        if iteration == self._at:
+            shutil.rmtree(run.folder.path)
+
+    def on_stop(self, run: OnlineRun) -> None:
+        if not self._at:
+            shutil.rmtree(run.folder.path)
+
+
+@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
+def test_a_run_whose_folder_is_removed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(run_folder_module, "LOOK_SECONDS", 0.0)
+    words = (*TARGET, f"sampling.mode={mode}", "recording=all", "report.tensorboard=true", "stop.frames=100000000")
+    with pytest.raises(
+        RunFolderLost, match="run: the folder of the run is lost: it does not exist any more"
+    ) as failure:
+        train_here(tmp_path, *words, observers=[Remove(3)])
+    assert failure.value.exit_code == 1
+    assert not list((tmp_path / "x").iterdir())
+
+
+@pytest.mark.parametrize("at", [2, 0], ids=["before the last checkpoint", "after it"])
+def test_a_folder_that_is_removed_in_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    monkeypatch.setattr(run_folder_module, "LOOK_SECONDS", 1e9)
+    with pytest.raises(RunFolderLost):
+        train_here(tmp_path, *SERIAL, *TARGET, "stop.batches=2", observers=[Remove(at)])
+    assert not list((tmp_path / "x").iterdir())
+
+
+def test_the_command_says_what_was_lost(tmp_path: Path, rollmill: Run) -> None:
+    command = rollmill(*command_words(tmp_path, *TARGET, "recording=all", "stop.frames=100000000"))
+    command.wait_for_text("frames/s")
+    shutil.rmtree(tmp_path / "x/run")
+    assert command.wait() == 1
+    assert command.text.splitlines()[-1].startswith(f"rollmill train: {tmp_path}/x/run: the folder of the run is lost")
+    assert "Traceback" not in command.text
+    assert not list((tmp_path / "x").rglob("*")), command.text
+    command.assert_nothing_left()
 
 
 # -- a full disk -----------------------------------------------------------------------------------------
@@ -314,6 +408,51 @@ def test_an_existing_run_is_not_touched_without_being_asked(tmp_path: Path) -> N
         train_here(tmp_path, *SERIAL, *TARGET)
     assert failure.value.exit_code == 2
     assert folder.log.read_text() == before
+
+
+def test_a_start_that_fails_does_not_block_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reads images"):
+        train_here(tmp_path, *SERIAL, *TARGET, "model.encoder=convnet_simple", "recording=all")
+    outcome, folder = train_here(tmp_path, *SERIAL, *TARGET, "stop.batches=1")
+    assert outcome.state == "finished"
+    text = folder.log.read_text()
+    assert text.index("reads images") < text.index("left by a start that ended before its first training step")
+    assert not folder.data.exists()
+    assert len(diary_of(folder)["sessions"]) == 1
+    with pytest.raises(RunFolderError, match="is not empty"):
+        train_here(tmp_path, *SERIAL, *TARGET, "stop.batches=1")
+
+
+def test_a_start_that_failed_can_also_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reads images"):
+        train_here(tmp_path, *SERIAL, *TARGET, "model.encoder=convnet_simple")
+    outcome, folder = train_here(tmp_path, *SERIAL, *TARGET, "stop.batches=1", mode="resume")
+    assert outcome.state == "finished"
+    assert len(diary_of(folder)["sessions"]) == 2
+    assert "encoder: auto" in folder.config.read_text()
+
+
+def test_a_resume_that_fails_at_the_start_costs_nothing(tmp_path: Path) -> None:
+    first, folder = train_here(tmp_path, *SERIAL, *TARGET, "stop.batches=2")
+    with pytest.raises(ConfigError, match="reads images"):
+        train_here(tmp_path, *SERIAL, *TARGET, "model.encoder=convnet_simple", mode="resume")
+    state = folder.read_state()
+    assert state is not None
+    assert (state["state"], state["frames"]) == ("failed", first.frames)
+    assert train_here(tmp_path, *SERIAL, *TARGET, "stop.batches=3", mode="resume")[0].state == "finished"
+
+
+def test_a_restored_run_that_failed_does_not_begin_without_its_parent(tmp_path: Path) -> None:
+    _, parent = train_here(tmp_path / "parent", *SERIAL, *TARGET, "stop.batches=2")
+    origin = Checkpoints(parent.checkpoints).newest()
+    assert origin is not None
+    words = (*SERIAL, *TARGET, "stop.batches=3")
+    with pytest.raises(ConfigError, match="reads images"):
+        train_here(tmp_path / "child", *words, "model.encoder=convnet_simple", restore=origin.path)
+    with pytest.raises(CheckpointError, match=f"before it had loaded {origin.path}: .* without --resume"):
+        train_here(tmp_path / "child", *words, mode="resume")
+    outcome, _ = train_here(tmp_path / "child", *words, restore=origin.path)
+    assert outcome.frames > origin.frames
 
 
 def test_overwrite_begins_anew(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_breakpoint_stops_in_the_same_process(tmp_path: Path, place: str) -> N
         "it did not stop there: " + done.stdout
     )
     assert re.search(r"runs/train/loop\.py\(\d+\)loop\(\)", done.stdout), "the loop is not on the stack: " + done.stdout
-    assert "finished: limit of 2 batches" in done.stdout, done.stdout + done.stderr
+    assert "finished: reached stop.batches=2" in done.stdout, done.stdout + done.stderr
 
 
 def test_leaving_the_debugger_in_an_env_ends_the_run(tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ def test_the_debug_profile_runs_and_ends_by_itself(tmp_path: Path) -> None:
     command = [sys.executable, "-m", profile["module"], *profile["args"]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert "finished: limit of 20 batches" in done.stdout
+    assert "finished: reached stop.batches=20" in done.stdout
 
 
 def test_a_test_run_goes_through_everything_once(tmp_path: Path) -> None:
-    """``stop.batches=1``: one training step, one checkpoint, a report, and the final values in the folder."""
+    """``stop.batches=1``: one training step, checkpoints before and after it, a report, and the final values."""
     outcome, folder = train_here(tmp_path, "env=toy_target", "sampling.mode=async", "stop.batches=1")
-    assert (outcome.state, outcome.reason) == ("finished", "limit of 1 batches")
-    assert len(list(folder.checkpoints.iterdir())) == 1
+    assert (outcome.state, outcome.reason) == ("finished", "reached stop.batches=1")
+    assert len(list(folder.checkpoints.iterdir())) == 2
     assert "batches: 1" in folder.config.read_text()
     assert (folder.path / "report.html").is_file()

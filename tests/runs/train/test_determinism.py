@@ -100,7 +100,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(
     stopped, parts = train_here(tmp_path, *SERIAL, FRAMES, *kind, observers=[StopAt(4, when)])
     assert stopped.reason.startswith("told to")
     resumed, _ = train_here(tmp_path, *SERIAL, FRAMES, *kind, mode="resume")
-    assert resumed.reason.endswith("frames")
+    assert resumed.reason == f"reached {FRAMES}"
     assert_same(rows_of(whole), rows_of(parts))
     assert_same(end_of(saved_state(whole)), end_of(saved_state(parts)))
 
@@ -133,6 +133,18 @@ def test_stopped_before_the_first_row_and_resumed(tmp_path: Path, whole_run: Who
     stopped, parts = train_here(tmp_path, *SERIAL, FRAMES, *MEMORY, observers=[StopAtOnce()])
     assert stopped.frames == 0
     train_here(tmp_path, *SERIAL, FRAMES, *MEMORY, mode="resume")
+    assert_same(rows_of(whole), rows_of(parts))
+    assert_same(end_of(saved_state(whole)), end_of(saved_state(parts)))
+
+
+def test_killed_before_its_first_own_checkpoint_and_resumed(tmp_path: Path, whole_run: Whole) -> None:
+    """The one of the start is there; rows of the lost session are written again."""
+    whole = whole_run(*CARTPOLE)
+    _, parts = train_here(tmp_path, *SERIAL, FRAMES, *CARTPOLE, observers=[StopAt(4, "half")])
+    untrained, last = sorted(parts.checkpoints.iterdir())
+    assert untrained.name == "frames-000000000000.ckpt"
+    last.unlink()
+    train_here(tmp_path, *SERIAL, FRAMES, *CARTPOLE, mode="resume")
     assert_same(rows_of(whole), rows_of(parts))
     assert_same(end_of(saved_state(whole)), end_of(saved_state(parts)))
 

@@ -370,7 +370,7 @@ def test_what_an_env_leaves_running_does_not_hold_up_the_end(
     command = rollmill(*command_words(tmp_path, *words))
     assert command.wait() == 0, command.text
     command.assert_nothing_left()
-    assert "finished: limit of 300 frames" in command.text
+    assert "finished: reached stop.frames=300" in command.text
     assert "the forecast is an upper bound" not in command.text
 
 
@@ -561,6 +561,8 @@ def test_a_folder_in_use_cannot_be_resumed(tmp_path: Path, rollmill: Run) -> Non
     wait_until((tmp_path / "once").exists, what="the constructor to hang")
     with pytest.raises(RunFolderError, match=f"in use by pid {command.process.pid}"):
         train_here(tmp_path, FAULTY, mode="resume")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 143  # with its janitor: whatever kills all processes leaves the scratch folder
 
 
 def test_kill_9_of_the_run_leaves_nothing(tmp_path: Path, rollmill: Run) -> None:

@@ -68,7 +68,7 @@ def test_a_worker_that_dies_is_waited_for(tmp_path: Path) -> None:
 
     versions = Kill()
     outcome, folder = train_here(tmp_path, "env=toy_target", *WORDS, observers=[versions])
-    assert outcome.reason == "limit of 12 batches"
+    assert outcome.reason == "reached stop.batches=12"
     assert versions.lags == {0}
     assert rows_of(folder)[-1]["sample/worker_restarts"] == 2
 

@@ -75,7 +75,7 @@ def test_two_ranks_train_and_go_on(tmp_path: Path, at: type[At]) -> None:
     cores = os.sched_getaffinity(0)
     words = (*TWO, "env=toy_memory", "model.memory=gru", "sampling.mode=async", "sampling.affinity=true")
     outcome, folder = train_here(tmp_path, *words, "stop.batches=12", observers=[at()])
-    assert outcome.reason == "limit of 12 batches"
+    assert outcome.reason == "reached stop.batches=12"
     state = saved_state(folder)
     assert state["iteration"] == state["learners"][0]["version"] == 12
     assert state["config"]["learning"]["ranks"] == 2
@@ -91,7 +91,7 @@ def test_two_ranks_train_and_go_on(tmp_path: Path, at: type[At]) -> None:
     assert used.min() > 0
     again, folder = train_here(tmp_path, *words, "stop.batches=15", mode="resume")
     later = saved_state(folder)
-    assert (again.reason, later["iteration"]) == ("limit of 15 batches", 15)
+    assert (again.reason, later["iteration"]) == ("reached stop.batches=15", 15)
     assert again.frames > outcome.frames
     assert (later["ranks"][0] > used).all(), "no episode is played twice"
 
@@ -103,7 +103,7 @@ def test_a_run_may_go_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     train_here(tmp_path, *TWO, "stop.batches=4", mode="resume")
     assert saved_state(folder)["sampler"]["steps"] > frames
     outcome, _ = train_here(tmp_path, *one, "stop.batches=6", mode="resume")
-    assert outcome.reason == "limit of 6 batches"
+    assert outcome.reason == "reached stop.batches=6"
 
 
 # -- what ends a run, and what does not ------------------------------------------------------------------------

@@ -64,7 +64,44 @@ def test_resume_keeps_the_settings_of_the_run_below_the_given_ones(tmp_path: Pat
     assert config.learning.lam == 0.8
     assert config.sampling.mode == "serial"
     assert sessions(finished) == 2
-    assert finished.read_state()["reason"] == "limit of 4 batches"  # type: ignore[index]
+    assert finished.read_state()["reason"] == "reached stop.batches=4"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("restore", [False, True])
+def test_resume_without_config_yaml_takes_the_settings_of_the_checkpoint(
+    tmp_path: Path, finished: RunFolder, capsys: pytest.CaptureFixture[str], is_folder: bool, restore: bool
+) -> None:
+    finished.config.unlink()
+    if is_folder:
+        finished.config.mkdir()
+    newest = Checkpoints(finished.checkpoints).newest()
+    assert newest is not None
+    words = ["train", f"run.dir={tmp_path}", "run.experiment=x", "run.name=run", "--resume", "stop.batches=3"]
+    capsys.readouterr()
+    assert main([*words, *(["--restore", str(newest.path)] if restore else [])]) == 0
+    captured = capsys.readouterr()
+    assert f"{finished.config} is missing: the settings are those of {newest.path}" in captured.err
+    assert "gamma: 0.9\n" in captured.out
+    state = Checkpoints(finished.checkpoints).load_newest().state
+    assert (state["iteration"], state["config"]["learning"]["gamma"]) == (3, 0.9)
+    if is_folder:
+        assert "the settings could not be written: " in finished.log.read_text()
+        assert not list(finished.config.iterdir())
+    else:
+        assert load_config(TrainConfig, [finished.config], []).learning.gamma == 0.9
+
+
+def test_resume_without_config_and_checkpoint_does_not_take_the_defaults(
+    tmp_path: Path, finished: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished.config.unlink()
+    for checkpoint in Checkpoints(finished.checkpoints).list():
+        checkpoint.path.unlink()
+    before = contents(tmp_path)
+    assert main([*command_words(tmp_path, *TARGET), "--resume"]) == 2
+    assert "config.yaml is missing, and there is no checkpoint" in capsys.readouterr().err
+    assert contents(tmp_path) == before
 
 
 def test_resume_of_a_missing_run_names_near_ones(
@@ -82,7 +119,7 @@ def test_two_trainings_in_one_folder(tmp_path: Path, rollmill: Run, capsys: pyte
     """The second one is refused in every mode; the first does not notice."""
     words = command_words(tmp_path, *SERIAL, "env=toy_target", "stop.frames=100000000", "checkpoints.every_seconds=0.2")
     first = rollmill(*words)
-    first.wait_for_text("checkpoint ")
+    first.wait_for_text("checkpoint ", times=2)  # with frames: what has none is taken over, once it is free
     for flag, reason in (("--resume", "in use by pid"), ("--overwrite", "in use by pid"), ("", "is not empty")):
         capsys.readouterr()
         assert main([*words, *filter(None, [flag])]) == 2

@@ -24,32 +24,32 @@ EVEN = (*SERIAL, "env=faulty_envs:Misbehave", "env.args={where: nowhere}")
 def test_frames(tmp_path: Path) -> None:
     outcome, folder = train_here(tmp_path, *TARGET, "stop.frames=300")
     assert outcome.state == "finished"
-    assert outcome.reason == "limit of 300 frames"
+    assert outcome.reason == "reached stop.frames=300"
     assert 300 <= outcome.frames < 300 + 2 * 32  # all groups fill up together: two batches
     assert saved_state(folder)["sampler"]["steps"] == outcome.frames
 
 
 def test_batches(tmp_path: Path) -> None:
     outcome, folder = train_here(tmp_path, *TARGET, "stop.batches=3")
-    assert outcome.reason == "limit of 3 batches"
+    assert outcome.reason == "reached stop.batches=3"
     assert saved_state(folder)["iteration"] == 3
 
 
 def test_seconds_are_those_of_all_sessions(tmp_path: Path) -> None:
     words = (*TARGET, "stop.frames=0", "stop.seconds=0.1")
     outcome, folder = train_here(tmp_path, *words)
-    assert outcome.reason == "limit of 0.1 seconds"
+    assert outcome.reason == "reached stop.seconds=0.1"
     state = saved_state(folder)
     assert state["seconds"] >= 0.1
     again, _ = train_here(tmp_path, *words, mode="resume")
-    assert (again.frames, again.reason) == (outcome.frames, "limit of 0.1 seconds")
+    assert (again.frames, again.reason) == (outcome.frames, "reached stop.seconds=0.1")
     assert saved_state(folder)["iteration"] == state["iteration"]
 
 
 def test_mean_return_over_a_full_window(tmp_path: Path) -> None:
     """The very first episode returns 5; it takes all of the window to believe it."""
     outcome, folder = train_here(tmp_path, *EVEN, "stop.mean_return=5", "report.window=30")
-    assert outcome.reason == "mean return 5"
+    assert outcome.reason == "reached stop.mean_return=5"
     assert outcome.mean_return == 5.0
     count = saved_state(folder)["reporter"]["episodes"]["count"]
     assert 30 <= count < 30 + 16
@@ -57,11 +57,11 @@ def test_mean_return_over_a_full_window(tmp_path: Path) -> None:
 
 def test_a_return_that_is_never_reached(tmp_path: Path) -> None:
     outcome, _ = train_here(tmp_path, *EVEN, "stop.mean_return=5.1", "report.window=1", "stop.frames=300")
-    assert outcome.reason == "limit of 300 frames"
+    assert outcome.reason == "reached stop.frames=300"
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"), [((2, 10_000), "limit of 2 batches"), ((50, 100), "limit of 100 frames")]
+    ("limits", "reason"), [((2, 10_000), "reached stop.batches=2"), ((50, 100), "reached stop.frames=100")]
 )
 def test_whatever_comes_first(tmp_path: Path, limits: tuple[int, int], reason: str) -> None:
     outcome, _ = train_here(tmp_path, *TARGET, f"stop.batches={limits[0]}", f"stop.frames={limits[1]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from dreaming import corner_encoder, corner_model
 
-from rollmill.core.errors import ConfigError, EnvError
+from rollmill.core.errors import ConfigError, EnvError, RunFolderLost
 from rollmill.core.fields import Array, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.settings import EnvSettings
@@ -84,6 +85,17 @@ def test_returns_rise_and_everything_is_written_down(models: Path, tmp_path: Pat
     assert saved.env["id"] == "toy_image"
     assert saved.metadata["final"] == pytest.approx(np.mean(outcome.final.returns))
     assert json.dumps(outcome.to_dict())
+
+
+@pytest.mark.parametrize("share", [1 / 3, 1.0])
+def test_a_search_whose_folder_is_removed_fails(models: Path, tmp_path: Path, share: float) -> None:
+    def remove(done: float, _: object) -> None:
+        if done == share:
+            shutil.rmtree(tmp_path / "c")
+
+    with pytest.raises(RunFolderLost, match="c: the folder of the run is lost"):
+        search(models, tmp_path / "c", progress=remove)
+    assert not (tmp_path / "c").exists()
 
 
 def test_generations_after_the_last_evaluation_are_judged_too(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from dreaming import line_store, poison_store
 
+from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import to_dict
-from rollmill.core.errors import ConfigError, NonFiniteError, RunFolderError
+from rollmill.core.errors import ConfigError, NonFiniteError, RunFolderError, RunFolderLost
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.monitor.jsonl import read_jsonl
@@ -68,6 +70,28 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_been(store: Path, tmp_path
     assert rest.steps == 8
     one, other = (load_tree(outcome.model)["weights"] for outcome in (whole, rest))
     assert all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_fit_whose_folder_is_removed_fails(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    def remove(done: float, _: object) -> None:
+        if done == share:
+            shutil.rmtree(tmp_path / "dyn")
+
+    monkeypatch.setattr(run_folder, "LOOK_SECONDS", 0.0)
+    with pytest.raises(RunFolderLost, match="dyn: the folder of the run is lost"):
+        train_dynamics(settings(), store, tmp_path / "dyn", remove)
+    assert not (tmp_path / "dyn").exists()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "state.json"])
+def test_a_fit_goes_on_without_one_of_its_files(store: Path, tmp_path: Path, name: str) -> None:
+    train_dynamics(settings(steps=4), store, tmp_path / "dyn")
+    (tmp_path / "dyn" / name).unlink()
+    assert train_dynamics(settings(), store, tmp_path / "dyn").steps == 8
+    assert [row["frames"] for row in read_jsonl(tmp_path / "dyn" / "metrics.jsonl")] == [4, 8]
 
 
 def test_an_untrained_model_is_an_ablation(store: Path, tmp_path: Path) -> None:

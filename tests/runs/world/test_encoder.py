@@ -1,3 +1,4 @@
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,17 @@ import torch
 from picturing import picture_schema, picture_store
 from running import Run, assert_same, wait_until
 
+from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
-from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError, RunFolderError, StoreError
+from rollmill.core.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteError,
+    RunFolderError,
+    RunFolderLost,
+    StoreError,
+)
 from rollmill.core.run_folder import RunFolder
 from rollmill.models.saving import weights_of
 from rollmill.monitor.jsonl import read_jsonl
@@ -104,9 +113,42 @@ def test_going_on_gives_the_same_bits(store: Path, whole: VaeOutcome, tmp_path: 
 
 
 def test_killed_before_the_first_checkpoint_begins_again(store: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("seed: 0\n")  # what a training leaves behind at once
+    with RunFolder.create(tmp_path / "run", "new") as folder:  # what a training leaves behind at once
+        folder.set_state("running", "starting", 0)
+        folder.config.write_text("seed: 0\n")
     assert fit(store, tmp_path / "run", "fit.steps=2", mode="resume").steps == 2
+
+
+def test_a_start_that_fails_does_not_block_its_name(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def broken(*_: Any) -> None:
+        raise StoreError("no pictures")
+
+    monkeypatch.setattr(world_vae, "PictureBatches", broken)
+    with pytest.raises(StoreError, match="no pictures"):
+        fit(store, tmp_path / "run", "fit.steps=2")
+    state = RunFolder(tmp_path / "run").read_state()
+    assert state is not None
+    assert (state["state"], state["reason"]) == ("failed", "StoreError: no pictures")
+    monkeypatch.undo()
+    assert fit(store, tmp_path / "run", "fit.steps=2").state == "finished"
+
+
+def test_killed_before_its_first_own_checkpoint_it_goes_on(store: Path, whole: VaeOutcome, tmp_path: Path) -> None:
+    fit(store, tmp_path / "run", "fit.steps=4")
+    untrained, last = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert untrained.name == "frames-000000000000.ckpt"
+    last.unlink()
+    again = fit(store, tmp_path / "run", "fit.steps=12", mode="resume")
+    assert again.encoder is not None
+    assert whole.encoder is not None
+    assert_same(weights_of(load_encoder(again.encoder)), weights_of(load_encoder(whole.encoder)))
+
+
+def test_a_training_whose_folder_is_removed_fails(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(run_folder, "LOOK_SECONDS", 0.0)
+    with pytest.raises(RunFolderLost, match="run: the folder of the run is lost"):
+        fit(store, tmp_path / "run", "fit.steps=12", progress=lambda *_: shutil.rmtree(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_nan_stops_the_training_and_the_folder_says_where(

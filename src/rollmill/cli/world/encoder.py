@@ -14,6 +14,7 @@ from rollmill.cli.options import Configs, Json, PrintConfig
 from rollmill.core.config import dump_yaml, load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.runs.diary import resumed_settings
 from rollmill.runs.world.settings import VaeConfig
 
 
@@ -48,9 +49,10 @@ def vae(
 
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one keeps the training, the other deletes it")
-    saved = RunFolder(out).config
-    files = (saved, *config) if resume and saved.is_file() else config
-    settings = load_config(VaeConfig, files, overrides)
+    folder = RunFolder(out)
+    settings = (
+        resumed_settings(VaeConfig, folder, config, overrides) if resume else load_config(VaeConfig, config, overrides)
+    )
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     if print_config:
         print(dump_yaml(settings), end="")

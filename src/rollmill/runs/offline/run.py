@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +20,8 @@ from typing import Any, Literal
 import torch
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint, restoring
-from rollmill.core.config import dump_yaml, to_dict
-from rollmill.core.diary import Diary
+from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
+from rollmill.core.config import to_dict
 from rollmill.core.errors import CheckpointError, RollmillError
 from rollmill.core.process_scope import household
 from rollmill.core.run_folder import RunFolder, open_log
@@ -34,7 +33,7 @@ from rollmill.offline.fit import Fitter, precision
 from rollmill.offline.held_out import HeldOut
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.results import LAST, Results, Row, data_rows
-from rollmill.runs.diary import open_diary
+from rollmill.runs.diary import ending, find_checkpoint, open_diary, write_config
 from rollmill.runs.evaluate.play import Figures, Pace
 from rollmill.runs.offline.page import Film
 from rollmill.runs.offline.play import Stage
@@ -92,21 +91,22 @@ def train_offline(
     check_offline(config)
     device = choose_device(config.fit.device, "fit.device")
     precision(config.fit, device)  # a wish this machine cannot grant is refused before anything is there
-    loaded = _find_checkpoint(config, request)
+    loaded = find_checkpoint(config.folder, request.mode, request.restore, require_offline)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(household())
         task = prepare(config, environment, request.trust_code)
         stack.callback(task.store.close)
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
+        folder.set_state("running", "starting", loaded.frames if loaded else 0)
         handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
         stack.callback(handle.close)
         diary = open_diary(folder, config, request.mode, request.command, loaded)
         stack.callback(_report_run, folder)
-        with _ending(folder, diary, loaded.frames if loaded else 0) as life:
+        with ending(folder, diary, loaded.frames if loaded else 0) as life, folder.guarded():
             run = life.run = OfflineRun(task, folder, device, request)
             if loaded is not None:
                 run.load_state(loaded)
-                atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
+                write_config(folder, config)  # only now: settings that fail must not stay
             if on_ready is not None:
                 on_ready()
             log.info("%s", describe_data(task))
@@ -121,6 +121,8 @@ def train_offline(
 
 def _report_run(folder: RunFolder) -> None:
     """A page about the run, however it ended; the run has not failed if this does."""
+    if folder.lost():
+        return
     try:
         log.info("report of the run: %s", write_run_report(folder.path))
     except RollmillError as error:
@@ -138,6 +140,7 @@ class OfflineRun:
         self.results: Results | None = None
         self.metrics: dict[str, float] = {}
         self.stop_reason = ""
+        self._loaded: Path | None = None
         self._stage = None if task.stage is None else replace(task.stage, progress=self._tell)
         self._pace, self._told_at = Pace(), 0.0
         self._evaluations: list[dict[str, Any]] = []
@@ -177,6 +180,8 @@ class OfflineRun:
         """Fit until a limit or a signal ends it."""
         fit, evaluation = self.task.config.fit, self.task.config.evaluation
         self._reporter.open(self.steps, self.fitter.seconds)
+        if self._loaded is None or not self._checkpoints.is_newest(self._loaded):
+            self._save_or_complain()  # one that is killed early can be resumed, too
         with self.interrupt:
             while not self._over():
                 self.fitter.train_step()
@@ -202,12 +207,13 @@ class OfflineRun:
 
     def _over(self) -> bool:
         fit = self.task.config.fit
+        self.folder.watch()
         if self.interrupt.signal is not None:
             self.stop_reason = f"{self.interrupt.signal.name} received"
         elif self.steps >= fit.steps:
-            self.stop_reason = f"limit of {fit.steps:,} updates"
+            self.stop_reason = f"reached fit.steps={fit.steps:_}"
         elif fit.seconds and self.fitter.seconds >= fit.seconds:
-            self.stop_reason = f"limit of {fit.seconds:g} seconds"
+            self.stop_reason = f"reached fit.seconds={fit.seconds:g}"
         elif self.held_out.exhausted:
             self.stop_reason = (
                 f"held-out loss has not fallen for {fit.patience} validations "
@@ -233,6 +239,7 @@ class OfflineRun:
 
     def _tell(self, figures: Figures) -> None:
         """A line about episodes that are being played, every few seconds."""
+        self.folder.watch()
         left, now = self._pace.left(figures), time.monotonic()
         self._reporter.redraw()
         if now - self._told_at >= self.task.config.report.console_seconds:
@@ -295,6 +302,7 @@ class OfflineRun:
         own = sorted((row for row in rows if row.policy == config.algorithm), key=lambda row: -row.mean)
         films = []
         for row in own[: config.report.videos]:
+            self.folder.require()
             words = config.algorithm if row.target is None else f"{config.algorithm}, asked for {row.target:g}"
             films.append(Film(words, stage.film(words, self.folder.videos, (policy, row.target))))
         return films
@@ -316,6 +324,7 @@ class OfflineRun:
             "films": [{"caption": film.caption, "file": film.path.name} for film in films],
             "config": to_dict(task.config),
         }
+        self.folder.require()
         place.mkdir(exist_ok=True)
         atomic.write_text(place / "results.json", json.dumps(facts, indent=1, default=str) + "\n")
         if results.rows:
@@ -325,6 +334,7 @@ class OfflineRun:
 
     def save(self) -> Path:
         """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
+        self.folder.require()
         path = self._checkpoints.save(self.state(), self.steps, self.metrics.get("eval/return"))
         self._saved_at = time.monotonic()
         log.info("checkpoint %s", path)
@@ -352,7 +362,7 @@ class OfflineRun:
         }
 
     def load_state(self, loaded: Loaded) -> None:
-        state = loaded.state
+        state, self._loaded = loaded.state, loaded.path
         if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.model.scales.to_dict():
             raise CheckpointError(
                 f"{loaded.path} was fitted to other data than {self.task.store.path} holds now (its environment, "
@@ -381,50 +391,3 @@ class OfflineRun:
     def close(self) -> None:
         self.fitter.close()
         self._reporter.close()
-
-
-def _find_checkpoint(config: OfflineConfig, request: Request) -> Loaded | None:
-    """The checkpoint to go on from, read and verified before anything is changed."""
-    if request.restore is not None:
-        return require_offline(load_checkpoint(request.restore))
-    if request.mode == "resume" and config.folder.is_dir():
-        RunFolder.create(config.folder, "resume").close()  # first: one that is in use may have no checkpoint yet
-        return require_offline(Checkpoints(RunFolder(config.folder).checkpoints).load_newest())
-    return None
-
-
-@dataclass
-class _Life:
-    """A run from the moment its folder is taken; ``run`` is None until it is built."""
-
-    run: OfflineRun | None = None
-
-
-@contextlib.contextmanager
-def _ending(folder: RunFolder, diary: Diary, steps: int) -> Iterator[_Life]:
-    """Writes how the run ended into its folder, also where it could not be built and stays at ``steps``."""
-    state: Literal["finished", "interrupted", "failed"] = "failed"
-    reason = ""
-    life = _Life()
-    try:
-        folder.set_state("running", frames=steps)
-        yield life
-        assert life.run is not None
-        outcome = life.run.outcome()
-        state, reason = outcome.state, outcome.reason
-    except KeyboardInterrupt:
-        state, reason = "interrupted", "interrupted and ended at once"
-        raise
-    except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        if life.run is not None:
-            steps = max(steps, life.run.steps)
-            life.run.close()
-        log.log(logging.ERROR if state == "failed" else logging.INFO, "%s: %s", state, reason)
-        try:
-            folder.set_state(state, reason, steps)
-            diary.end_session(f"{state}: {reason}"[:2000], steps)
-        except RollmillError as second:  # a full disk: the first error is the one to report
-            log.error("how the run ended could not be written down: %s", second)

@@ -77,6 +77,7 @@ class OnlineRun:
         s = config.checkpoints
         self._checkpoints = Checkpoints(folder.checkpoints, s.keep_last, s.keep_best, s.milestone_frames, s.min_free_mb)
         self._saved_at = time.monotonic()
+        self._loaded: Path | None = None
         self._rules = StopRules(self._limits())
 
     @property
@@ -186,6 +187,7 @@ class OnlineRun:
     def _over(self) -> bool:
         if not self._meeting.leads:
             return False
+        self.folder.watch()
         if self.interrupt.signal is not None:
             self.stop(f"{self.interrupt.signal.name} received")
         self.stop_reason = self.stop_reason or self._rules.reason()
@@ -202,11 +204,14 @@ class OnlineRun:
                 sampler.start()
             if self.recorder is not None:
                 self.recorder.wait_ready()
+            untrained = None if self._can_be_resumed() else self.state()
             if self.config.sampling.mode == "async":
                 # By default a thread may hold the interpreter for 5 ms while the other one waits: ten rounds.
                 sys.setswitchinterval(SWITCH_SECONDS)
                 self._thread = SamplerThread(sampler)
                 self._thread.start()
+            if untrained is not None:  # only now: it is written while the first batch is being played
+                self._save_or_complain(untrained)
             yield
         finally:
             sys.setswitchinterval(usual)
@@ -285,7 +290,7 @@ class OnlineRun:
         self.tell("on_training_step", self.iteration)
         self._reporter.step(self)
         if time.monotonic() - self._saved_at >= self.config.checkpoints.every_seconds:
-            self._save_or_complain()
+            self._save_or_complain(self.state())
 
     def tell(self, hook: str, *args: object) -> None:
         """Call a hook of every observer."""
@@ -295,17 +300,15 @@ class OnlineRun:
     def _limits(self) -> list[Callable[[], str]]:
         stop = self.config.stop
 
-        def reached_return() -> str:
+        def reached_return() -> bool:
             mean, wanted = self.mean_return, stop.mean_return
-            if mean is None or wanted is None or not self._reporter.window_full or mean < wanted:
-                return ""
-            return f"mean return {mean:.4g}"
+            return mean is not None and wanted is not None and self._reporter.window_full and mean >= wanted
 
         return [
-            lambda: f"limit of {stop.frames:,} frames" if stop.frames and self.frames >= stop.frames else "",
-            lambda: f"limit of {stop.seconds:g} seconds" if stop.seconds and self.seconds >= stop.seconds else "",
-            lambda: f"limit of {stop.batches} batches" if stop.batches and self.iteration >= stop.batches else "",
-            reached_return,
+            lambda: f"reached stop.frames={stop.frames:_}" if stop.frames and self.frames >= stop.frames else "",
+            lambda: f"reached stop.seconds={stop.seconds:g}" if stop.seconds and self.seconds >= stop.seconds else "",
+            lambda: f"reached stop.batches={stop.batches:_}" if stop.batches and self.iteration >= stop.batches else "",
+            lambda: f"reached stop.mean_return={stop.mean_return:g}" if reached_return() else "",
         ]
 
     def write_row(self) -> None:
@@ -319,7 +322,10 @@ class OnlineRun:
 
     def save(self, with_envs: bool = True) -> Path:
         """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
-        state = self.state(with_envs)
+        return self._write_checkpoint(self.state(with_envs))
+
+    def _write_checkpoint(self, state: dict[str, Any]) -> Path:
+        self.folder.require()
         # Not self.frames: the sampler's thread may have counted on while the weights were copied.
         frames = state["sampler"]["steps"] * self.spec.frames_per_step
         path = self._checkpoints.save(state, frames, self.mean_return)
@@ -327,13 +333,18 @@ class OnlineRun:
         log.info("checkpoint %s", path)
         return path
 
-    def _save_or_complain(self) -> None:
+    def _save_or_complain(self, state: dict[str, Any]) -> None:
         try:
-            self.save()
+            self._write_checkpoint(state)
         except CheckpointError as error:
             self._saved_at = time.monotonic()  # try again after the usual time, not at every step
             self._reporter.checkpoint_failures += 1
             log.error("no checkpoint was written, training goes on: %s", error)
+
+    def _can_be_resumed(self) -> bool:
+        """Whether ``--resume`` would go on from where this run begins, should it be killed before it saves anything."""
+        is_there = self._loaded is not None and self._checkpoints.is_newest(self._loaded)
+        return is_there or not self._meeting.leads
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Everything needed to go on; in serial mode bit for bit, unless the envs are to be left out.
@@ -361,6 +372,7 @@ class OnlineRun:
     def load_state(self, loaded: Loaded) -> None:
         """Continue from a checkpoint of this run."""
         state, path = loaded.state, loaded.path
+        self._loaded = path
         with restoring(path):
             check_shape(state, STATE_SHAPE)
         with restoring(path, "learners"):

@@ -14,11 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint, require_version, restoring, saved_spec
-from rollmill.core.config import differences, dump_yaml
+from rollmill.core.checkpoints import Checkpoints, Loaded, require_version, restoring, saved_spec
+from rollmill.core.config import differences
 from rollmill.core.diary import Diary
-from rollmill.core.errors import CheckpointError, Interrupted, NonFiniteError, RollmillError, StoreError
+from rollmill.core.errors import (
+    CheckpointError,
+    Interrupted,
+    NonFiniteError,
+    RollmillError,
+    RunFolderLost,
+    StoreError,
+)
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.process_scope import household
@@ -27,7 +33,7 @@ from rollmill.core.shapes import check_shape
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.reports.store.report import write_report
-from rollmill.runs.diary import open_diary
+from rollmill.runs.diary import find_checkpoint, open_diary, why_failed, write_config, write_down
 from rollmill.runs.online_state import CHECKPOINT_FORMAT, PLAYABLE_SHAPE
 from rollmill.runs.out_of_memory import memory_is_named
 from rollmill.runs.report import write_run_report
@@ -100,7 +106,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     observers = (*observers, *build_observers(config.observers))
     if request.profile:
         observers = (*observers, Profiler(config.profile, config.folder / "profile"))
-    loaded = _find_checkpoint(config, request)
+    loaded = find_checkpoint(config.folder, request.mode, request.restore, require_online)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
         folder.set_state("running", "starting", loaded.frames if loaded else 0)  # from now on it is a run's folder
@@ -109,6 +115,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         if config.report.page:
             stack.callback(_report_run, folder)
         ending = stack.enter_context(_Ending(folder, loaded.frames if loaded else 0))
+        stack.enter_context(folder.guarded())
         ending.diary = open_diary(folder, config, request.mode, request.command, loaded)
         environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
         stack.push(ending.close_run)
@@ -127,7 +134,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
             run.recorder = build_recorder(config, run.parts.sampler, folder.data, environment, sample)
         if loaded is not None:
             _continue_from(run, loaded)
-            atomic.write_text(folder.config, dump_yaml(config))  # only now: settings that fail must not stay
+            write_config(folder, config)  # only now: settings that fail must not stay
         ranks.join(run)
         for observer in reversed(observers):  # one call each: all are told, even when one of them fails
             stack.callback(call_hook, observer, "on_stop", run)
@@ -142,7 +149,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
 
 def _report_run(folder: RunFolder) -> None:
     """A page about the run, however it ended; the run has not failed if this does."""
-    if not folder.config.exists():  # it ended before there was anything to tell
+    if not folder.config.exists() or folder.lost():  # there is nothing to tell yet, or not any more
         return
     try:
         log.info("report of the run: %s", write_run_report(folder.path))
@@ -159,16 +166,6 @@ def _report_data(folder: RunFolder) -> None:
             log.info("report of the recorded data: %s", report.html)
     except (StoreError, OSError) as error:
         log.error("no report of the recorded data: %s", error)
-
-
-def _find_checkpoint(config: TrainConfig, request: Request) -> Loaded | None:
-    """The checkpoint to go on from, read and verified before anything is changed."""
-    if request.restore is not None:
-        return require_online(load_checkpoint(request.restore))
-    if request.mode == "resume" and config.folder.is_dir():
-        RunFolder.create(config.folder, "resume").close()  # first: one that is in use may have no checkpoint yet
-        return require_online(Checkpoints(RunFolder(config.folder).checkpoints).load_newest())
-    return None
 
 
 def require_online(loaded: Loaded) -> Loaded:
@@ -197,7 +194,7 @@ def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, folder: Ru
     for key, (old, new) in changes.items():
         log.info("decided for this environment: %s: %s -> %s", key, old, new)
     if changes and folder is not None:
-        atomic.write_text(folder.config, dump_yaml(fitting))
+        write_config(folder, fitting)
     return fitting
 
 
@@ -259,16 +256,11 @@ class _Ending(contextlib.AbstractContextManager["_Ending"]):
             self._write_down(error)
 
     def _write_down(self, error: BaseException | None) -> None:
-        frames = self.run.frames if self.run else self._frames
+        frames = max(self._frames, self.run.frames if self.run else 0)  # one that failed may not have loaded yet
         state, reason = self._standing(error)
         level = logging.INFO if error is None else logging.ERROR
         log.log(level, "%s: %s (%s frames)", state, reason, f"{frames:,}")
-        try:
-            self._folder.set_state(state, reason, frames)
-            if self.diary is not None:
-                self.diary.end_session(f"{state}: {reason}"[:2000], frames)
-        except RollmillError as second:  # a full disk: the first error is the one to report
-            log.error("how the run ended could not be written down: %s", second)
+        write_down(self._folder, self.diary, state, reason, frames)
 
     def _standing(self, error: BaseException | None) -> tuple[State, str]:
         """How the run has ended, and why."""
@@ -276,19 +268,19 @@ class _Ending(contextlib.AbstractContextManager["_Ending"]):
             outcome = self.outcome()
             return outcome.state, outcome.reason
         if not isinstance(error, KeyboardInterrupt):
-            return "failed", f"{type(error).__name__}: {error}"
+            return "failed", why_failed(error)
         if self.run is not None and self.run.interrupt.signal is not None:
             return "interrupted", "interrupted twice, ended at once"
         return "interrupted", f"{error.name} received" if isinstance(error, Interrupted) else "interrupted"
 
     def _rescue(self, run: OnlineRun, error: BaseException | None) -> None:
         """A run that failed outside the learner still has good weights: keep them."""
-        if not isinstance(error, RollmillError) or isinstance(error, (NonFiniteError, CheckpointError)):
+        if not isinstance(error, RollmillError) or isinstance(error, (NonFiniteError, CheckpointError, RunFolderLost)):
             return
         if run.iteration and type(error).__name__ != "ValueCollapseError":
             try:
                 run.save(with_envs=False)
-            except CheckpointError as second:
+            except (CheckpointError, RunFolderLost) as second:
                 log.error("the last weights could not be saved either: %s", second)
 
     def outcome(self) -> Outcome:

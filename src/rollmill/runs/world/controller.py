@@ -278,6 +278,7 @@ class _SearchRun:
 
     def _over(self) -> bool:
         s = self.settings
+        self.stage.folder.watch()
         late = bool(s.seconds) and self.seconds >= s.seconds
         return self.stage.stopped or late or self.search.generation >= s.generations
 

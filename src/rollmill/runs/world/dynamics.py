@@ -128,6 +128,7 @@ class _Fit:
 
     def _over(self) -> bool:
         s, fitter = self.settings, self.fitter
+        self.stage.folder.watch()
         late = bool(s.seconds) and fitter.seconds >= s.seconds
         return self.stage.stopped or fitter.step >= s.steps or late
 

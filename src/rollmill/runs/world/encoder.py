@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, require_version, restoring
-from rollmill.core.config import differences, dump_yaml, to_dict
-from rollmill.core.diary import Diary
-from rollmill.core.errors import CheckpointError, ConfigError, RollmillError, StoreError
+from rollmill.core.config import to_dict
+from rollmill.core.errors import CheckpointError, ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.monitor.console import Row, count_text
+from rollmill.runs.diary import ending, find_checkpoint, open_diary, write_config
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.build import choose_device
 from rollmill.runs.train.reporting import live_panel
@@ -102,6 +100,8 @@ def train_vae(
     ``on_ready`` is called when everything is built: nothing can be refused any more.
     """
     request = request or Request()
+    if request.restore is not None:
+        raise ConfigError("an encoder's training goes on with --resume; --restore means nothing to it")
     device = choose_device(config.fit.device)
     precision(config.fit, device)  # a wish this machine cannot grant is refused before anything is there
     with contextlib.ExitStack() as stack:
@@ -109,15 +109,17 @@ def train_vae(
         column = picture_column(store.schema, config.pictures.field, str(store_path))
         if not len(store):
             raise StoreError(f"{store_path} has no episodes; fill it with `rollmill collect --out {store_path}`")
-        loaded = _find_checkpoint(out, request)
+        loaded = find_checkpoint(out, request.mode, None, _require_vae)
         folder = stack.enter_context(RunFolder.create(out, request.mode))
+        folder.set_state("running", "starting", loaded.frames if loaded else 0)
         handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
         stack.callback(handle.close)
-        diary = _open_diary(folder, config, request, loaded)
-        run = VaeRun(config, store, column, folder, device, request, progress)
-        with _ending(run, folder, diary):
+        diary = open_diary(folder, config, request.mode, request.command, loaded)
+        with ending(folder, diary, loaded.frames if loaded else 0) as life, folder.guarded():
+            run = life.run = VaeRun(config, store, column, folder, device, request, progress)
             if loaded is not None:
                 run.load_state(loaded)
+                write_config(folder, config)  # only now: settings that fail must not stay
             if on_ready is not None:
                 on_ready()
             run.loop()
@@ -174,6 +176,8 @@ class VaeRun:
         """Fit until the last step, or a signal."""
         fit, config = self.config.fit, self.config
         self._reporter.open(self.steps, fit.steps, self.fitter.seconds, config.tensorboard, config.console_seconds)
+        if not self.steps:
+            self._save_or_complain()  # one that is killed early can be resumed, too
         with self.interrupt:
             while not self._over():
                 self.fitter.train_step()
@@ -187,10 +191,11 @@ class VaeRun:
             self._report()
 
     def _over(self) -> bool:
+        self.folder.watch()
         if self.interrupt.signal is not None:
             self.stop_reason = f"{self.interrupt.signal.name} received"
         elif self.steps >= self.config.fit.steps:
-            self.stop_reason = f"limit of {self.config.fit.steps:,} optimizer steps"
+            self.stop_reason = f"reached fit.steps={self.config.fit.steps:_}"
         return bool(self.stop_reason)
 
     def _report(self) -> None:
@@ -223,6 +228,7 @@ class VaeRun:
 
     def save(self) -> Path:
         """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
+        self.folder.require()
         path = self._checkpoints.save(self.state(), self.steps, None)
         log.info("checkpoint %s", path)
         return path
@@ -271,62 +277,10 @@ def _spread(pictures: Array) -> Array:
     return pictures[:: max(1, len(pictures) // SHOWN)][:SHOWN]
 
 
-def _find_checkpoint(out: Path, request: Request) -> Loaded | None:
-    """The checkpoint to go on from, read and verified before anything is changed."""
-    if request.restore is not None:
-        raise ConfigError("an encoder's training goes on with --resume; --restore means nothing to it")
-    if request.mode != "resume" or not out.is_dir():
-        return None
-    checkpoints = Checkpoints(RunFolder(out).checkpoints)
-    if checkpoints.newest() is None and RunFolder(out).config.is_file():
-        log.info("%s: no checkpoint was written yet: beginning again", out)
-        return None
-    loaded = checkpoints.load_newest()
+def _require_vae(loaded: Loaded) -> Loaded:
     if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
         raise CheckpointError(f"{loaded.path}: not a checkpoint of an encoder's training")
     require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
     with restoring(loaded.path):
         check_shape(loaded.state, {"config": MAPPING, "fit": FIT_SHAPE})
     return loaded
-
-
-def _open_diary(folder: RunFolder, config: VaeConfig, request: Request, loaded: Loaded | None) -> Diary:
-    changes: dict[str, tuple[Any, Any]] = {}
-    if loaded is not None:
-        with restoring(loaded.path, "config"):
-            changes = differences(loaded.state["config"], to_dict(config))
-    resumed = request.mode == "resume" and folder.diary.exists()
-    diary = Diary.open(folder.diary) if resumed else Diary.create(folder.diary, request.command)
-    diary.begin_session(request.command, loaded.frames if loaded else 0, changes)
-    atomic.write_text(folder.config, dump_yaml(config))
-    for key, (old, new) in changes.items():
-        log.info("changed since the checkpoint: %s: %s -> %s", key, old, new)
-    return diary
-
-
-@contextlib.contextmanager
-def _ending(run: VaeRun, folder: RunFolder, diary: Diary) -> Iterator[None]:
-    """Writes how the run ended into its folder."""
-    state: Literal["finished", "interrupted", "failed"] = "failed"
-    reason = ""
-    begun = time.monotonic()
-    try:
-        folder.set_state("running", frames=run.steps)
-        yield
-        outcome = run.outcome()
-        state, reason = outcome.state, outcome.reason
-    except KeyboardInterrupt:
-        state, reason = "interrupted", "interrupted twice, ended at once"
-        raise
-    except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        run.close()
-        level = logging.ERROR if state == "failed" else logging.INFO
-        log.log(level, "%s after %.0f s: %s", state, time.monotonic() - begun, reason)
-        try:
-            folder.set_state(state, reason, run.steps)
-            diary.end_session(f"{state}: {reason}"[:2000], run.steps)
-        except RollmillError as second:  # a full disk: the first error is the one to report
-            log.error("how the run ended could not be written down: %s", second)

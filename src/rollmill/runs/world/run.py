@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollmill.core import atomic
-from rollmill.core.config import completed, differences, dump_yaml, to_dict
+from rollmill.core.config import completed, differences, to_dict
 from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
 from rollmill.core.opening import read_json
@@ -32,6 +32,7 @@ from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.envs.make import check_env_settings
 from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
 from rollmill.runs.collect.run import Figures, collect
+from rollmill.runs.diary import write_config
 from rollmill.runs.train.run import Request
 from rollmill.runs.world.controller import FREE as CONTROLLER_FREE
 from rollmill.runs.world.controller import train_controller
@@ -136,13 +137,13 @@ def run_world(
     check_env_settings(config.env)
     for policy in config.collect.episodes:
         find_policy(CollectOptions(out / "raw", policy, episodes=1))
-    with RunFolder.create(out, "resume" if (out / "config.yaml").is_file() else "new") as folder:
+    with RunFolder.create(out, "resume" if RunFolder(out).holds_run() else "new") as folder, folder.guarded():
         if on_ready is not None:
             on_ready()
         panel = StagePanel(f"world model: {out}", STAGES, live=False if console == "off" else None)
         handle = open_log(folder, to_console=console != "off" and not panel.is_live)
         try:
-            atomic.write_text(folder.config, dump_yaml(config))
+            write_config(folder, config)
             return World(config, out, panel, trust_code).run(until)
         finally:
             panel.close()
@@ -290,7 +291,7 @@ class World:
 
     def _vae(self) -> Mapping[str, Any]:
         out = self._place("vae")
-        mode: Literal["resume", "new"] = "resume" if (out / "config.yaml").is_file() else "new"
+        mode: Literal["resume", "new"] = "resume" if RunFolder(out).holds_run() else "new"
         request = Request(mode, None, ("rollmill", "world", "run"), "off")
         outcome = train_vae(self.config.vae, self._place("collect"), out, request, self.panel.progress)
         if outcome.signal:

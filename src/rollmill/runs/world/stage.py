@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, restoring, saved_settings
-from rollmill.core.config import differences, dump_yaml, to_dict
+from rollmill.core.config import differences, to_dict
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.tensorboard import TensorBoardSink
+from rollmill.runs.diary import why_failed, write_config
 from rollmill.runs.stopping import Interrupt
 
 log = logging.getLogger("rollmill")
@@ -51,6 +51,7 @@ class Stage:
 
     def report(self, position: int, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics; a sink that cannot write is complained about, the stage goes on."""
+        self.folder.require()
         self.position = position
         self.metrics |= metrics
         for sink in self._sinks:
@@ -61,6 +62,7 @@ class Stage:
 
     def save(self, position: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint; CheckpointError when it cannot be written (older ones are safe)."""
+        self.folder.require()
         self.position = position
         self.checkpoints.save({"kind": self.kind, "facts": self._facts, **state}, position, None)
 
@@ -82,26 +84,26 @@ def open_stage(
     that may differ from those of the checkpoint, such as limits. ``shape``: of what the stage saves.
     """
     facts = {"settings": to_dict(settings), "inputs": dict(inputs)}
-    is_there = (out / "config.yaml").is_file()
-    with RunFolder.create(out, "resume" if is_there else "new") as folder:
+    with RunFolder.create(out, "resume" if RunFolder(out).holds_run() else "new") as folder:
         loaded = _newest(folder, kind, settings, facts, free, shape)
-        atomic.write_text(folder.config, dump_yaml(settings))
+        write_config(folder, settings)
         stage = Stage(folder, kind, facts, loaded)
         if loaded is not None:
             log.info("%s: continuing from %s", kind, loaded.path)
         state, reason = "failed", ""
         try:
             folder.set_state("running", frames=stage.position)
-            with stage.interrupt:
+            with folder.guarded(), stage.interrupt:
                 yield stage
             signal = stage.interrupt.signal
             state, reason = ("interrupted", f"{signal.name} received") if signal else ("finished", "")
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = why_failed(error)
             raise
         finally:
             stage.close()
-            folder.set_state(state, reason, stage.position)  # type: ignore[arg-type]
+            if not folder.lost():
+                folder.set_state(state, reason, stage.position)  # type: ignore[arg-type]
 
 
 def _newest(

@@ -293,19 +293,24 @@ class StoreSchema:
         return lines
 
 
-def create_store(path: Path, schema: StoreSchema) -> StoreSchema:
-    """Make the store's folder, or agree with the one that is there; returns the schema on disk.
+def create_store(path: Path, schema: StoreSchema, parents: bool = True) -> StoreSchema:
+    """Make the store's folder (and those above it), or agree with the one that is there; returns the schema on disk.
 
     Any number of processes may do this at once: one of them writes ``store.json``, the others compare.
     """
     file = path / STORE_FILE
     try:
         for folder in (path, path / SHARD_FOLDER, path / INDEX_FOLDER):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=parents, exist_ok=True)
         if not file.exists():
             atomic.create_bytes(file, [schema_text(schema, indent=2).encode("utf-8")])
     except OSError as error:
         raise StoreError(f"{path}: the store cannot be created: {error.strerror or error}") from error
+    return agree(path, schema)
+
+
+def agree(path: Path, schema: StoreSchema) -> StoreSchema:
+    """The schema of the store that is at ``path``; StoreError where there is none, or another one."""
     found = load_schema(path)
     if found.hash != schema.hash:
         lines = "".join(f"\n  {line}" for line in schema.differences(found))
