@@ -61,7 +61,7 @@ def test_resume_without_config_yaml_takes_the_settings_of_the_checkpoint(call: C
     again = call("offline", *words, "fit.steps=4", "--resume")
     assert again.code == 0, again.err
     assert "runs/default/bc/config.yaml is missing: the settings are those of " in again.err
-    assert "algorithm: bc" in again.out
+    assert "algorithm=bc" in again.out
     assert "reached fit.steps=4; 4 updates" in again.out
 
 

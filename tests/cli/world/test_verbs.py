@@ -40,7 +40,7 @@ def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
     (tmp_path / "vae" / "config.yaml").unlink()
     longer = call("world", "vae", "raw", "--out", "vae", "--resume", "fit.steps=5")
     assert "vae/config.yaml is missing: the settings are those of " in longer.err
-    assert "size: 3\n" in longer.out
+    assert "encoder.size=3" in longer.out
     assert "reached fit.steps=5; 5 optimizer steps" in longer.out
     encoded = call("world", "encode", "raw", "vae", "--out", "latents", "--json")
     assert encoded.code == 0
