@@ -165,9 +165,13 @@ def test_what_the_user_names_does_not_cover_what_the_file_adds(call: Call, onlin
 
 
 def test_odd_characters_are_not_sent_to_the_terminal(call: Call, online: Path, tmp_path: Path) -> None:
-    forged = forge(online, tmp_path / "forged.ckpt", online_env("\033[2J; rm -r ~:f"))
+    def change(tree: Any) -> None:
+        tree["state"]["config"]["env"] |= {"id": "\033[2J; rm -r ~:f", "args": {"\033[2J\n": "/"}}
+
+    forged = forge(online, tmp_path / "forged.ckpt", change)
     result = call("eval", str(forged), "--episodes", "1")
     assert "\033" not in result.err
+    assert len(result.err.splitlines()) == 1
     assert """'env="\\u001b[2J; rm -r ~:f"'""" in result.err
 
 

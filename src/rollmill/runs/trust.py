@@ -26,7 +26,7 @@ from rollmill.models.settings import ModelSettings
 T = TypeVar("T")
 
 _SIMPLE = re.compile(r"[\w./:+@%,-]+", re.ASCII)
-_WORD_CHARACTERS = 200
+_WORD_CHARACTERS = 500
 
 
 @settings
@@ -83,5 +83,5 @@ def _refuse(words: Mapping[KeyPath, Any], source: Path) -> None:
 
 def _word(key: str, value: Any) -> str:
     """``key=value``, readable where it is simple, else with every odd character escaped."""
-    simple = isinstance(value, str) and _SIMPLE.fullmatch(value)
-    return cut(f"{key}={value if simple else json.dumps(value)}", _WORD_CHARACTERS)
+    shown = [part if isinstance(part, str) and _SIMPLE.fullmatch(part) else json.dumps(part) for part in (key, value)]
+    return cut("=".join(shown), _WORD_CHARACTERS)
