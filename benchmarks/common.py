@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollmill.reports.html.svg import Plot, escape
+from rollmill.reports.html.plots import Plot
 from rollmill.runs.bench.run import load_of_others
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,23 +240,9 @@ def median_text(values: list[float]) -> str:
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-COLOURS = ("#4269d0", "#ff725c", "#3ca951", "#a463f2", "#9c6b4e", "#efb118")
-
-
 def save_plot(path: Path, plot: Plot, legend: Sequence[str]) -> None:
-    """A picture for the docs. Lines of ``legend[k]`` are those of kind ``line{k}``."""
-    style = "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.axis{stroke:#888}path{fill:none}"
-    style += "".join(f".line{k}{{stroke:{colour};stroke-width:1.5}}" for k, colour in enumerate(COLOURS))
-    words = "".join(
-        f'<text x="{60 + 110 * k}" y="{plot.height + 14}" style="fill:{COLOURS[k]}">{escape(name)}</text>'
-        for k, name in enumerate(legend)
-    )
-    size = f'width="{plot.width}" height="{plot.height + 22}" viewBox="0 0 {plot.width} {plot.height + 22}"'
-    inner = str(plot).partition(">")[2].removesuffix("</svg>")
-    background = '<rect width="100%" height="100%" fill="white"/>'
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{background}{inner}{words}</svg>\n'
-    )
+    """A picture for the docs. Lines of ``legend[k]`` are those of kind ``line c{k}``."""
+    path.write_text(plot.file(legend) + "\n")
 
 
 def machine() -> dict[str, Any]:

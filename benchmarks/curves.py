@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from common import ROOT, end_on_sigterm, ours, record, save_plot, with_load
 
-from rollmill.reports.html.svg import Plot
+from rollmill.reports.html.plots import Plot
 
 BASE = "async"
 VARIANTS = {
@@ -127,10 +127,10 @@ def plot(rows: list[dict[str, Any]]) -> Plot:
     values = [value for row in rows for value in row["curve"]]
     most = max(row["frames"][-1] for row in rows)
     title = f"mean return, {rows[0]['task']}"
-    drawn = Plot((0, most), (min(values), max(values)), width=640, height=320, x_title="frames", y_title=title).axes()
+    drawn = Plot((0, most), (min(values), max(values)), size=(640, 320), x_title="frames", y_title=title).axes()
     names = list(dict.fromkeys(row["variant"] for row in rows))
     for row in rows:
-        drawn.line(list(zip(row["frames"], row["curve"])), kind=f"line{names.index(row['variant'])}")
+        drawn.line(list(zip(row["frames"], row["curve"])), kind=f"line c{names.index(row['variant'])}")
     return drawn
 
 

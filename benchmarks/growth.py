@@ -25,7 +25,7 @@ from typing import Any
 
 from common import OWN, ROOT, Watched, end_on_sigterm, end_tree, median_text, record, save_plot, tree_mb, with_load
 
-from rollmill.reports.html.svg import Plot
+from rollmill.reports.html.plots import Plot
 
 SIZES = {"workers": (1, 2, 4, 8, 16), "envs": (1, 2, 4, 8, 16, 32, 64)}
 ROLLOUT = 32
@@ -139,14 +139,14 @@ def draw(kind: str, results: dict[str, list[dict[str, Any]]], folder: Path) -> N
         line = [(float(size), statistics.median(map(value, runs))) for size, runs in results.items()]
         most = (max(x for x, _ in line), 1.1 * max(y for _, y in line))
         title = {"workers": "workers (4 envs each)", "envs": "envs per worker (2 workers)"}[kind]
-        plot = Plot((0, most[0]), (0, most[1]), width=420, height=240, x_title=title, y_title=name)
-        save_plot(folder / f"growth_{kind}_{name.split()[0]}.svg", plot.axes().line(line, kind="line0"), ())
+        plot = Plot((0, most[0]), (0, most[1]), size=(420, 240), x_title=title, y_title=name)
+        save_plot(folder / f"growth_{kind}_{name.split()[0]}.svg", plot.axes().line(line, kind="line c0"), ())
 
 
 def draw_time(result: dict[str, Any], folder: Path) -> None:
     line = [(t / 60, mb) for t, mb in result["samples"]]
-    plot = Plot((0, line[-1][0]), (0, 1.2 * max(mb for _, mb in line)), width=420, height=240, x_title="minutes")
-    save_plot(folder / "growth_time.svg", plot.axes().line(line, kind="line0"), ())
+    plot = Plot((0, line[-1][0]), (0, 1.2 * max(mb for _, mb in line)), size=(420, 240), x_title="minutes")
+    save_plot(folder / "growth_time.svg", plot.axes().line(line, kind="line c0"), ())
 
 
 if __name__ == "__main__":

@@ -39,13 +39,14 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.config import completed, dump_yaml, load_config, to_dict
 from rollmill.core.fields import EnvSpec
+from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.models.actor_critic import build_model
-from rollmill.reports.html.svg import Plot
+from rollmill.reports.html.plots import Plot
+from rollmill.reports.run.world import TABLE
 from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.controller import FINAL
-from rollmill.runs.world.curves import TABLE
-from rollmill.runs.world.settings import FOLDERS, RECORDS, WorldConfig
+from rollmill.runs.world.settings import WorldConfig
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.model import load_controller
 
@@ -317,11 +318,11 @@ def plot(rows: list[Row]) -> Plot:
     heights = [height for _, height in points] + [row["mean"] for row in rows]
     title = "mean return of a generation; of APPO: of the last 100 training episodes"
     words = {"x_title": "environment steps, those of collecting included", "y_title": title}
-    drawn = Plot((0, most), (min(heights), max(heights)), width=640, height=320, **words).axes()
+    drawn = Plot((0, most), (min(heights), max(heights)), size=(640, 320), **words).axes()
     names = names_of(rows)
     for row in rows:
         level = [(0, row["mean"]), (most, row["mean"])]
-        drawn.line(level if row["variant"] == "random" else row["curve"], kind=f"line{names.index(row['variant'])}")
+        drawn.line(level if row["variant"] == "random" else row["curve"], kind=f"line c{names.index(row['variant'])}")
     return drawn
 
 

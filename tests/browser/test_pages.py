@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from experimenting import online, write_run
 from running import LIMIT_SECONDS, SERIAL, train_here
 
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.page import render
+from rollmill.runs.watch.page import PageScreen
+from rollmill.runs.watch.screen import Shown
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -132,11 +135,36 @@ def test_no_column_of_an_experiment_is_cut_off(browser: Any, experiment: Path, r
 def test_seeds_and_means_of_an_experiment_are_drawn(browser: Any, experiment: Path) -> None:
     with opened(browser, f"file://{experiment}") as (page, _):
         assert page.locator("h3", has_text="What matters").is_visible()
-        mean = page.locator('svg[aria-label^="curves of all groups"] path.line').first.bounding_box()
-        seeds = [seed.bounding_box() for seed in page.locator("svg path.seed").all()]
+        mean = page.locator('.wide svg[aria-label^="curves of all groups"] path.line').first.bounding_box()
+        seeds = [seed.bounding_box() for seed in page.locator(".wide path.seed, .grid3 path.seed").all()]
         assert len(seeds) >= 3 * 3
         assert all(seed["width"] > 100 for seed in seeds)
-        assert mean["width"] < page.locator('svg[aria-label^="curves of all groups"]').bounding_box()["width"]
+        assert mean["width"] < page.locator('.wide svg[aria-label^="curves of all groups"]').bounding_box()["width"]
+
+
+def test_a_large_plot_has_letters_to_read_on_a_narrow_page(browser: Any, experiment: Path) -> None:
+    with opened(browser, f"file://{experiment}") as (page, _):
+        for width in (1200, 500):
+            page.set_viewport_size({"width": width, "height": 900})
+            plot = page.locator('svg[aria-label^="curves of all groups"]:visible')
+            assert plot.count() == 1
+            assert plot.locator("text").first.bounding_box()["height"] > 9
+
+
+def test_watching_in_the_browser(browser: Any) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    screen = PageScreen("toy <b>")
+    try:
+        screen.show(Shown(np.full((60, 80, 3), 200, np.uint8), "<i>run</i>", 1, 7, 2.5, False))
+        with opened(browser, screen.url) as (page, complaints):
+            page.wait_for_function("document.getElementById('text').textContent.includes('step 7')")
+            assert page.locator("h1").inner_text() == "toy <b>"
+            assert page.locator("#text").inner_text().startswith("<i>run</i>")
+            page.wait_for_function("document.getElementById('picture').naturalWidth > 0")
+            assert page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") == "1160px", "has style"
+            assert complaints == []
+    finally:
+        screen.close()
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def test_run_status_report_and_diary(call: Call, tmp_path: Path) -> None:
     assert one.code == 2
     assert "is one run. For the whole experiment: rollmill report runs/toys" in one.err
     assert call("report", "nothing").code == 2
-    assert "cannot be written" in call("report", "toys", "--out", "no/such/folder/x.html").err
+    assert "cannot be written" in call("report", "toys", "--out", "csv/curves.csv/x.html").err
 
     done = call("diary", "toys", "--commands")
     assert len(done.out.splitlines()) == 1 + 2 * 4, "four starts, each with its command"

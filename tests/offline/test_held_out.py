@@ -25,7 +25,7 @@ def test_the_weights_of_the_lowest_loss_are_kept() -> None:
     assert (held_out.best_step, held_out.best_loss, held_out.since) == (20, 1.0, 3)
     assert held_out.weights is not None
     assert held_out.weights["w"] == [20]
-    assert held_out.metrics() == {"validation/best_loss": 1.0, "validation/best_update": 20.0}
+    assert held_out.metrics() == {"validation/best_loss": 1.0, "validation/best_update": 20.0, "validation/rising": 0.0}
     assert HeldOut().metrics() == {}
 
 
@@ -38,6 +38,7 @@ def test_a_rise_is_told_once_for_every_lowest_loss() -> None:
         if warning:
             told.append((k, warning))
     assert [k for k, _ in told] == [5, 10], "after three validations above it, not at the first"
+    assert held_out.metrics()["validation/rising"] == 1.0
     assert told[0][1].startswith("held-out loss has risen since update 20 (1 there, 1.7 now)")
     assert told[1][1].startswith("held-out loss has risen since update 70 (0.9 there, 1.2 now)")
 

@@ -10,13 +10,13 @@ import tyro
 
 from rollmill.cli.diary import find_experiment
 from rollmill.cli.options import Json
-from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.export import text, to_dict, write_csv
 from rollmill.launch.compare.page import render
 from rollmill.reports.html.document import write_page
-from rollmill.runs.report import write_run_report
+from rollmill.reports.run.report import write_run_report
 
 
 def report(
@@ -54,10 +54,7 @@ def report(
         _say_what_stays(wanted, one)
         return 0
     found = aggregate(folder, metric, lower_is_better)
-    try:
-        page = write_page(wanted, "experiment", render(found))
-    except OSError as error:
-        raise LaunchError(f"{wanted}: cannot be written: {error.strerror or error}") from error
+    page = write_page(wanted, "experiment", render(found))
     files = write_csv(found, csv) if csv is not None else []
     if json_:
         print(json.dumps({**to_dict(found), "page": str(page)}))

@@ -6,7 +6,8 @@
         config.yaml     the final configuration          diary.json     where the run comes from
         metrics.jsonl   metrics, one line per report     tb/            the same for TensorBoard
         log.txt         what was said (log.txt.1, ...)   checkpoints/   see core.checkpoints
-        data/           recorded episodes                videos/        recorded pictures
+        data/           recorded episodes                videos/        films
+        pictures/       sheets of reconstructions        report.html    a page about the run
         eval/           recorded evaluations             state.json     running, finished, failed or interrupted
         .lock           held by the training that writes here
 """
@@ -95,6 +96,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.data = path / "data"
         self.videos = path / "videos"
+        self.pictures = path / "pictures"
         self.state = path / "state.json"
         self.took_over = False
         """Whether it was left by a start that failed, whose log is still there."""

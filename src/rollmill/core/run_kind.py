@@ -1,4 +1,6 @@
-"""What a run folder holds, as far as its saved settings tell: an online training, an offline one, a world model."""
+"""What a run folder holds, as far as its saved settings tell: an online training, an offline one, a world model; and
+what the folder of a world model holds in turn.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,11 @@ _KEYS: dict[RunKind, frozenset[str]] = {
     "controller": frozenset({"population", "generations"}),
 }
 """Keys at the top of a ``config.yaml`` that only this kind of run has."""
+
+FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}
+"""In the folder of a world model: where each stage leaves what it makes, in the order of the stages."""
+RECORDS = "stages"
+"""There, too: where each stage writes down how it was run, ``stages/<stage>.json``."""
 
 
 def run_kind(settings: Mapping[str, Any]) -> RunKind:

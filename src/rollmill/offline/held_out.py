@@ -78,7 +78,8 @@ class HeldOut:
     def metrics(self) -> dict[str, float]:
         if not self.best_step:
             return {}
-        return {"validation/best_loss": self.best_loss, "validation/best_update": float(self.best_step)}
+        lowest = {"validation/best_loss": self.best_loss, "validation/best_update": float(self.best_step)}
+        return {**lowest, "validation/rising": float(self.rising)}
 
     def state(self) -> dict[str, Any]:
         return {

@@ -39,7 +39,7 @@ class Picture:
     @property
     def shown(self) -> int:
         """Channels that are shown: 1 or 3."""
-        return 3 if self.channels % 3 == 0 else 1
+        return _shown(self.channels)
 
     @property
     def why_not(self) -> str:
@@ -63,8 +63,17 @@ class Picture:
             rows = rows[..., None]
         elif self.channel_first:
             rows = rows.transpose(0, 2, 3, 1)
-        rows = rows[..., -self.shown :]
-        return np.ascontiguousarray(np.broadcast_to(rows, (*rows.shape[:3], 3)))
+        return to_rgb(rows)
+
+
+def to_rgb(pictures: Array) -> Array:
+    """Pictures ``[..., height, width, channels]`` as RGB; of a stack the last one is shown."""
+    newest = pictures[..., -_shown(pictures.shape[-1]) :]
+    return np.ascontiguousarray(np.broadcast_to(newest, (*newest.shape[:-1], 3)))
+
+
+def _shown(channels: int) -> int:
+    return 3 if channels % 3 == 0 else 1
 
 
 def picture_of(column: Column) -> Picture | None:

@@ -23,7 +23,7 @@ def test_the_page_is_one_well_formed_file_and_escapes_names(tmp_path: Path) -> N
     page, root = parsed(tmp_path)
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
-    assert len(root.findall(".//svg")) == 3, "both groups together, each of them; the odd one has no curve"
+    assert len(root.findall(".//svg")) == 4, "both groups together (wide and narrow), each of them; no odd one"
     assert [title.text for title in root.iter("h2")] == ["<script>alert(1)</script>", "CartPole-v1"]
     assert "gamma-0.99 (n = 3)" in page
 
@@ -33,8 +33,8 @@ def test_few_seeds_are_thin_lines_and_five_a_band(tmp_path: Path) -> None:
         for seed in range(count):
             write_run(tmp_path / f"g{gamma}s{seed}", online(seed, learning={"gamma": gamma}), [1.0 * seed] * 20)
     page, _ = parsed(tmp_path)
-    assert page.count('class="seed') == 2 * 3, "all groups together, and each by itself"
-    assert page.count('class="band') == 2
+    assert page.count('class="seed') == 3 * 3, "all groups together (for wide and narrow pages), and each by itself"
+    assert page.count('class="band') == 3
     assert "n = 3, 1 (0 to 2)" in page
     assert "n = 5, 2 (± 1.96)" in page
 

@@ -1,4 +1,6 @@
-from rollmill.reports.html.tables import breakable, table
+import pytest
+
+from rollmill.reports.html.tables import breakable, counted, number, table
 
 
 def test_names_are_broken_between_their_words_and_only_where_they_are_long() -> None:
@@ -12,3 +14,19 @@ def test_names_are_broken_between_their_words_and_only_where_they_are_long() -> 
 def test_columns_of_text_wrap_and_figures_do_not() -> None:
     text = table(("a", "b", "c"), [("n", "words", "1")], left=2)
     assert '<td class="l name">n</td><td class="l">words</td><td>1</td>' in text
+
+
+def test_a_table_needs_no_head() -> None:
+    assert "<thead>" not in table((), [("a", "b")], left=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (12345.6, "12,346"), (0.012345, "0.01235"), (-2.5, "-2.5"), (1e-9, "1e-09"), (3e20, "3e+20")],
+)
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_one_of_them_is_not_several() -> None:
+    assert [counted(n, "session") for n in (0, 1, 1200)] == ["0 sessions", "1 session", "1,200 sessions"]

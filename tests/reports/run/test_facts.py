@@ -16,10 +16,11 @@ from rollmill.core.errors import ObserverError, RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import run_kind
 from rollmill.reports.html.document import document
-from rollmill.reports.run.facts import VIDEO_BYTES, read_run
-from rollmill.reports.run.parts import thinned
+from rollmill.reports.html.media import FILE_BYTES
+from rollmill.reports.run.facts import read_run
+from rollmill.reports.run.report import write_run_report
+from rollmill.reports.run.sections import thinned
 from rollmill.runs.offline.settings import OfflineConfig
-from rollmill.runs.report import write_run_report
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.settings import TrainConfig
@@ -118,7 +119,7 @@ def test_evaluations_and_videos_are_shown(copy: Path) -> None:
     (copy / "eval" / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (copy / "videos").mkdir()
     (copy / "videos" / "small.mp4").write_bytes(b"12345")
-    (copy / "videos" / "large.mp4").write_bytes(bytes(VIDEO_BYTES + 1))
+    (copy / "videos" / "large.mp4").write_bytes(bytes(FILE_BYTES + 1))
     text = page_of(copy)
     assert ">7.25<" in text
     assert 'aria-label="Evaluation return"' in text
@@ -199,11 +200,11 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 def test_it_can_be_written_elsewhere(copy: Path, tmp_path: Path) -> None:
     assert write_run_report(copy, tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(RunFolderError, match="cannot be written"):
-        write_run_report(copy, tmp_path / "no" / "page.html")
+        write_run_report(copy, tmp_path / "page.html" / "page.html")
 
 
 def test_a_page_of_another_kind_stays(copy: Path) -> None:
-    (copy / "report.html").write_text(document("comparison", "mine", ""))
+    (copy / "report.html").write_text(document("comparison", "mine"))
     assert write_run_report(copy) == copy / "report-run.html"
     assert "mine" in (copy / "report.html").read_text()
     with RunFolder.create(copy, "overwrite"):  # a page of ours is nothing foreign

@@ -11,8 +11,7 @@ from storing import make_episode, small_schema, write_episodes
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.reports.store import duplicates
-from rollmill.reports.store.contents import ActionCounts, look_inside
+from rollmill.reports.store.contents import ActionCounts, find_duplicates, look_inside
 from rollmill.reports.store.histograms import DISTINCT, GrowingHistogram, histogram
 from rollmill.reports.store.statistics import (
     arrow_of_time,
@@ -345,8 +344,8 @@ def test_what_is_too_much_to_compare_is_said(tmp_path: Path) -> None:
             writer.add_episode(make_episode(SCHEMA, 20, 1, EpisodeInfo(uid=block)))
     store = Store(tmp_path)
     digests = look_inside(store, range(2)).digests
-    assert duplicates.find_duplicates(store, digests)["copies"] == 1
-    found = duplicates.find_duplicates(store, digests, max_decoded=10)
+    assert find_duplicates(store, digests)["copies"] == 1
+    found = find_duplicates(store, digests, max_decoded=10)
     assert (found["copies"], found["not_compared"]) == (0, 2)
 
 

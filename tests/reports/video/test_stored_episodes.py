@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,11 @@ import pytest
 from storing import small_schema, write_episodes
 
 from rollmill.cli.main import main
-from rollmill.core.errors import BadBlock, ConfigError, MissingExtraError, StoreError
+from rollmill.core.errors import BadBlock, ConfigError, StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.reports.video import panel
-from rollmill.reports.video import stored_episodes as film
-from rollmill.reports.video.glyphs import HEIGHT, draw_text, text_mask, text_width
-from rollmill.reports.video.panel import Panel
-from rollmill.reports.video.stored_episodes import FilmOptions, choose_episodes, enlarge, film_episodes
-from rollmill.store.convert.h264 import VideoFile
+from rollmill.reports.video.panel import HEIGHT, Panel, draw_text, text_mask, text_width
+from rollmill.reports.video.stored_episodes import FilmOptions, choose_episodes, film_episodes
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.images import choose_picture, picture_of, pictures, read_picture, read_pictures
@@ -243,16 +239,6 @@ def test_wrong_knobs_are_refused(options: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------- drawing
 
 
-def test_pictures_are_enlarged_pixel_by_pixel() -> None:
-    picture = np.arange(24 * 32 * 3, dtype=np.uint8).reshape(24, 32, 3)
-    large = enlarge(picture)
-    assert large.shape == (240, 320, 3)
-    assert np.array_equal(large[::10, ::10], picture)
-    assert enlarge(picture, 2, fit=False).shape == (48, 64, 3)
-    assert enlarge(picture, 2).shape == (48, 320, 3)
-    assert enlarge(np.zeros((480, 640, 3), np.uint8)).shape == (480, 640, 3)
-
-
 def test_letters_are_different_and_fit() -> None:
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.,/:%()=_# ?"
     masks = {letter: text_mask(letter) for letter in letters}
@@ -339,17 +325,6 @@ def test_many_choices_and_strange_returns_are_drawn(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- the rest
 
 
-def test_without_pyav_the_install_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtraError, match=r"rollmill\[video\]"):
-        VideoFile(tmp_path / "x.mp4", 30)
-
-
-def test_a_video_needs_a_speed(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="fps 0"):
-        VideoFile(tmp_path / "x.mp4", 0)
-
-
 def test_the_command_films_what_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "data", VIEW, [2, 5, 3])
     words = ["data", "play", str(tmp_path / "data"), "--out", str(tmp_path / "films")]
@@ -359,7 +334,6 @@ def test_the_command_films_what_passes(tmp_path: Path, capsys: pytest.CaptureFix
     assert "episode 2, 3 steps, return 6" in capsys.readouterr().out
     assert main([*words, "--episodes", "7"]) == 2
     assert main([*words, "--field", "depth"]) == 1
-    assert film.MIN_WIDTH == 320
 
 
 def test_the_command_refuses_what_cannot_be_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from running import SERIAL, train_here
 
-from rollmill.core.errors import ConfigError, EnvError, RunFolderError
+from rollmill.core.errors import ConfigError, EnvError, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
@@ -17,7 +17,7 @@ from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.render_env import picture, pictures_per_second, with_pictures, without_display
 from rollmill.runs.evaluate.results import EvalResult
 from rollmill.runs.evaluate.run import evaluate
-from rollmill.runs.evaluate.video import FilmPlan, Scene, Script, captioned, make_films, replay, tiled
+from rollmill.runs.evaluate.video import FilmPlan, Scene, Script, _shown, make_films, replay
 
 av = pytest.importorskip("av")
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_filmed_is_found_out_before_anything_is_played(
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match="the film cannot be written"):
+    with pytest.raises(StoreError, match="the video cannot be written"):
         make_films(FilmPlan(settings_of(ENV), tmp_path / "file", range(1)), "p", {0: SCRIPT}, 30.0)
 
 
@@ -173,10 +173,9 @@ def test_drawing_needs_no_display(display: str, driver: str | None, monkeypatch:
     assert os.environ.get("MUJOCO_GL") == ("egl" if driver else None)
 
 
-def test_captions_and_tiles() -> None:
-    scene = Scene(np.full((24, 32, 3), 200, np.uint8), 3, -1.5, False)
-    shown = captioned(scene, 7)
+def test_captions() -> None:
+    scene = Scene(np.full((24, 16, 3), 200, np.uint8), 3, -1.5, False)
+    shown = _shown(scene, 7, captions=True)
     assert shown.shape[1] == 320
     assert len(np.unique(shown[-10:])) > 1, "something is written there"
-    sheet = tiled([shown, scene.picture, shown], 2)
-    assert sheet.shape == (2 * shown.shape[0] + 4, 2 * 320 + 4, 3)
+    assert np.unique(_shown(scene, 7, captions=False)).tolist() == [200]

@@ -11,7 +11,8 @@ from dreaming import corner_encoder, corner_model
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.runs.world.dream import GAP, DreamFilm, _dream, film_dreams
+from rollmill.reports.video.images import GAP
+from rollmill.runs.world.dream import ALONE, SHOWN, DreamFilm, _dream, film_dreams
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
@@ -57,11 +58,13 @@ def test_a_film_shows_reality_reconstruction_and_dream(tmp_path: Path) -> None:
     options = DreamFilm(episodes=2, steps=10, shown=3, scale=2)
     found = frames(film_dreams(lat, *models, tmp_path / "film.mp4", options, raw))
     assert len(found) == 11  # the longest episode, cut to ten steps
-    height, width = 2 * (72 + GAP), 3 * (72 + GAP)
-    assert found[0].shape == (height, width, 3)
+    cell = 72 + 2 * GAP
+    assert found[0].shape == (2 * cell, 3 * cell, 3)
     assert abs(int(found[0][30, GAP + 30, 0]) - 160) < 12  # the longest episode has number 2
-    gap = found[9][:72, 2 * (72 + GAP) : 2 * (72 + GAP) + GAP]
-    assert gap.mean() > found[1][:72, 2 * (72 + GAP) : 2 * (72 + GAP) + GAP].mean() + 40
+    frames_of_dreams = [found[t][:GAP, 2 * cell :].mean(axis=(0, 1)) for t in (1, 9)]
+    assert np.abs(frames_of_dreams[0] - SHOWN).max() < 30, "it is shown what happened"
+    assert np.abs(frames_of_dreams[1] - ALONE).max() < 30, "it dreams alone"
+    assert np.abs(found[9][:GAP, :cell].mean(axis=(0, 1)) - SHOWN).max() < 30, "what was seen is never dreamt"
     assert len(frames(film_dreams(lat, *models, tmp_path / "two.mp4", options))) == 11
 
 

@@ -3,7 +3,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from picturing import picture_schema, picture_store
@@ -26,7 +25,6 @@ from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.train.run import Request
 from rollmill.runs.world import encoder as world_vae
 from rollmill.runs.world.encoder import VaeOutcome, train_vae
-from rollmill.runs.world.reporting import sheet
 from rollmill.runs.world.settings import VaeConfig
 from rollmill.store.writer import StoreWriter
 from rollmill.worldmodel.encoder.file import load_encoder
@@ -70,7 +68,7 @@ def test_a_training_leaves_encoder_metrics_pictures_and_page(store: Path, whole:
     page = (whole.folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 3
     assert "update 12" in page
-    assert "finished, 12 updates" in page
+    assert '<span class="good">finished</span>: limit of 12 optimizer steps' in page
     found = folder.read_state()
     assert found is not None
     assert (found["state"], found["frames"]) == ("finished", 12)
@@ -204,9 +202,3 @@ def test_what_cannot_be_trained_on_is_refused(store: Path, tmp_path: Path) -> No
     (tmp_path / "c" / "diary.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no checkpoint to continue from"):
         fit(store, tmp_path / "c", mode="resume")
-
-
-def test_a_sheet_shows_any_number_of_channels() -> None:
-    for channels in (1, 3, 4):
-        rows = [np.zeros((5, 8, 6, channels), np.uint8)] * 2
-        assert sheet(rows).shape == (2 * (2 * 10 + 2), 2 * (5 * 8 + 2), 3)

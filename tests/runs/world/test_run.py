@@ -13,7 +13,7 @@ from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
 from rollmill.core.errors import ConfigError, RunFolderError, StoreError
 from rollmill.reports.html.document import kind_of
-from rollmill.runs.report import write_run_report
+from rollmill.reports.run.report import write_run_report
 from rollmill.runs.world.panel import StagePanel, figures_text
 from rollmill.runs.world.run import Record, WorldOutcome, run_world, what_changed
 from rollmill.runs.world.settings import STAGES, CollectStage, WorldConfig
@@ -74,14 +74,25 @@ def test_its_pages_can_be_made_again(whole: Path, stage: str) -> None:
         assert "<h2>What it is worth</h2>" in text
         assert "data:video/mp4" in text, "the film is still there"
     else:
-        assert f"{folder}: finished" in text
+        assert f"<code>{folder}</code>" in text
+        assert '<span class="good">finished</span>' in text
+        assert "<summary>config.yaml</summary>" in text
 
 
 def test_a_world_model_that_was_not_finished_has_a_page(tmp_path: Path) -> None:
     world(tmp_path / "w", until="collect")
     text = write_run_report(tmp_path / "w").read_text()
     assert "<h2>Stages</h2>" in text
+    assert "not done: vae, encode, dynamics, controller" in text
     assert "What it is worth" not in text
+
+
+def test_a_record_that_is_damaged_costs_its_sections_only(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+    (folder / "stages" / "vae.json").write_text("{")
+    text = write_run_report(folder).read_text()
+    assert text.count("damaged or of another version") == 3, "how it stands, its worth, its stages"
+    assert "<h2>Dreams</h2>" in text
 
 
 def test_a_second_run_skips_everything(whole: Path) -> None:

@@ -11,32 +11,52 @@ from rollmill.launch.compare.aggregate import POINTS, SEEDS, Aggregate, Family, 
 from rollmill.launch.compare.export import count_text, score_text, spread_text
 from rollmill.launch.compare.importance import Shares, value_text
 from rollmill.launch.progress import Curve
-from rollmill.reports.html.document import card, document, grid, note, section, tiles
+from rollmill.reports.html.document import (
+    card,
+    document,
+    footer,
+    grid,
+    header,
+    note,
+    paragraph,
+    section,
+    subsection,
+    tiles,
+    word,
+)
+from rollmill.reports.html.elements import NOTHING, Html, join
+from rollmill.reports.html.plots import Plot, key, spread, wide
 from rollmill.reports.html.style import HUES
-from rollmill.reports.html.svg import Plot, escape, number
-from rollmill.reports.html.tables import table, value, whole
+from rollmill.reports.html.tables import number, table, value, whole
 
 SHOWN = 3
 """Groups whose seeds or bands are drawn in the plot of all groups: more of them on top of each other tell nothing."""
 PARAM_COLUMNS = 4
 """Parameters that have a column each; more of them share one."""
 _ELSEWHERE = "rollmill report --csv FOLDER writes all of them"
+_FOOT = (
+    "A run's score is the mean of the metric over the last tenth of the way that all runs of its group have come; "
+    "a group's is the mean over its runs."
+)
 Points = list[tuple[float, float]]
 
 
-def render(found: Aggregate) -> str:
+def render(found: Aggregate) -> Html:
     """The page."""
-    body = [_head(found), *(_family(family) for family in found.families)]
-    if found.others:
-        body.append(note(f"Not compared: {', '.join(f'{name} ({kind})' for name, kind in found.others)}."))
-    return document("experiment", f"Experiment {found.name}", "".join([*body, _foot()]))
+    others = ", ".join(f"{name} ({kind})" for name, kind in found.others)
+    return document(
+        "experiment",
+        f"Experiment {found.name}",
+        *_head(found),
+        *map(_family, found.families),
+        note(f"Not compared: {others}." if others else ""),
+        footer(_FOOT),
+    )
 
 
-def _head(found: Aggregate) -> str:
+def _head(found: Aggregate) -> tuple[Html, Html]:
     runs = [run for family in found.families for run in family.runs]
-    states: dict[str, int] = {}
-    for run in runs:
-        states[run.state] = states.get(run.state, 0) + 1
+    states = Counter(run.state for run in runs)
     told = ", ".join(f"{count} {state}" for state, count in states.items())
     frames = sum(run.frames for family in found.families if family.kind == "online" for run in family.runs)
     figures = [
@@ -49,24 +69,20 @@ def _head(found: Aggregate) -> str:
         figures.append((value(family.groups[0].score), f"best {family.metric}"))
     else:
         figures.append((whole(len(found.families)), "environments, offline runs apart"))
-    return f'<header><h1>{escape(found.name)}</h1>\n<p class="muted">{escape(told)}</p></header>\n{tiles(figures)}'
+    return header(found.name, paragraph(told, kind="muted")), tiles(figures)
 
 
-def _family(family: Family) -> str:
+def _family(family: Family) -> Html:
     order = "the lowest is best" if family.lower else "the highest is best"
-    parts = [
+    return section(
+        family.title or "Runs",
         note(f"{family.metric}; {order}."),
         _together(family),
-        _part("Settings, best first", _settings(family)),
-        _part("What matters", _importance(family.shares)),
-        _part("Every group", _each(family)),
-        _part("Runs", _runs(family)),
-    ]
-    return section(family.title or "Runs", "".join(parts))
-
-
-def _part(title: str, body: str) -> str:
-    return f"<h3>{escape(title)}</h3>\n{body}\n" if body else ""
+        subsection("Settings, best first", _settings(family)),
+        subsection("What matters", _importance(family.shares)),
+        subsection("Every group", _each(family)),
+        subsection("Runs", _runs(family)),
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- plots
@@ -80,20 +96,19 @@ def _ranges(groups: Sequence[GroupResult]) -> tuple[Range, Range]:
     frames = [0.0, *(run.curve.frames[-1] for group in groups for run in group.runs if run.curve.frames)]
     values = [v for group in groups for run in group.runs for v in run.curve.values]
     values += [float(v) for group in groups for edge in (group.low, group.high) for v in edge if np.isfinite(v)]
-    margin = 0.05 * (max(values) - min(values))
-    return (0.0, max(frames)), (min(values) - margin, max(values) + margin)
+    return (0.0, max(frames)), spread(values)
 
 
-def _draw(plot: Plot, group: GroupResult, colour: str, with_spread: bool = True) -> None:
+def _draw(plot: Plot, group: GroupResult, colour: str = "", with_spread: bool = True) -> None:
     """The mean, and around it the confidence band or, of few seeds, each seed as a thin line."""
     if with_spread and group.spread == "confidence":
         places = group.frames.tolist()
-        plot.band(list(zip(places, group.low.tolist())), list(zip(places, group.high.tolist())), f"band{colour}")
+        plot.band(list(zip(places, group.low.tolist())), list(zip(places, group.high.tolist())), f"band {colour}")
     if with_spread and group.spread == "range":
         for run in group.runs:
-            plot.line(_thinned(run.curve), f"seed{colour}")
+            plot.line(_thinned(run.curve), f"seed {colour}")
     mean: Points = list(zip(group.frames.tolist(), group.mean.tolist()))
-    plot.line(mean, f"line{colour}") if len(mean) > 1 else plot.points(mean, f"point{colour}")
+    plot.curve(mean, colour)
 
 
 def _thinned(curve: Curve) -> Points:
@@ -107,24 +122,24 @@ def _drawable(family: Family) -> list[GroupResult]:
     return [group for group in family.groups if group.count]
 
 
-def _together(family: Family) -> str:
+def _together(family: Family) -> Html:
     groups = _drawable(family)[: len(HUES)]
     if not groups:
         return note(f"No run here has a value of {family.metric}.")
     if all(len(run.curve.frames) <= 1 for group in groups for run in group.runs):
-        return ""  # one value per run is a table, not a curve
-    label = f"curves of all groups, {family.title}"
-    x, y = _ranges(groups)
-    plot = Plot(x, y, width=760, height=340, label=label, x_title=family.unit, y_title=family.metric).axes()
-    for k, group in reversed(list(enumerate(groups))):  # the best one on top
-        _draw(plot, group, f" c{k}", k < SHOWN)
-    keys = "".join(
-        f'<p><span class="key c{k}"></span>{escape(group.name)} <span class="muted">{escape(_told(group))}</span></p>'
-        for k, group in enumerate(groups)
-    )
+        return NOTHING  # one value per run is a table, not a curve
+
+    def draw(size: tuple[int, int]) -> Html:
+        label = f"curves of all groups, {family.title}"
+        plot = Plot(*_ranges(groups), size=size, label=label, x_title=family.unit, y_title=family.metric).axes()
+        for k, group in reversed(list(enumerate(groups))):  # the best one on top
+            _draw(plot, group, f"c{k}", k < SHOWN)
+        return plot.svg()
+
+    keys = (paragraph(key(k), f"{group.name} ", word(_told(group), "muted")) for k, group in enumerate(groups))
     more = len(_drawable(family)) - len(groups)
     rest = f" {more} more groups below." if more > 0 else ""
-    return card(f"{plot}{keys}") + note(_what_is_drawn(groups) + rest)
+    return join(card(wide(draw), *keys), note(_what_is_drawn(groups) + rest))
 
 
 def _what_is_drawn(groups: Sequence[GroupResult]) -> str:
@@ -138,16 +153,16 @@ def _what_is_drawn(groups: Sequence[GroupResult]) -> str:
     return text
 
 
-def _each(family: Family) -> str:
+def _each(family: Family) -> Html:
     groups = _drawable(family)
     if len(groups) < 2 or all(len(run.curve.frames) <= 1 for group in groups for run in group.runs):
-        return ""
+        return NOTHING
     cards = []
     x, y = _ranges(groups)
     for group in groups:
         plot = Plot(x, y, label=f"curve of {group.name}", x_title=family.unit, y_title=family.metric).axes()
-        _draw(plot, group, "")
-        cards.append(card(str(plot), f"{group.name} ({count_text(group)})"))
+        _draw(plot, group)
+        cards.append(card(plot.svg(), title=f"{group.name} ({count_text(group)})"))
     return grid(cards)
 
 
@@ -159,23 +174,23 @@ def _told(group: GroupResult) -> str:
     return f"{count_text(group)}, {score_text(group)}" + (f" ({spread})" if spread else "")
 
 
-def _settings(family: Family) -> str:
+def _settings(family: Family) -> Html:
     """What each group is and brought; nothing where there is a single run, which stands below anyway."""
     if len(family.runs) == 1:
-        return ""
+        return NOTHING
     keys = list(dict.fromkeys(key for group in family.groups for key in group.params))
     many = len(keys) > PARAM_COLUMNS
     params = _deviations(family.groups, keys) if many else [_values(group, keys) for group in family.groups]
     named = ["differs from most in"] if many else keys
-    spread = any(group.spread != "none" for group in family.groups)
-    head = ("group", *named, "runs", "mean", f"to {family.unit[:-1]}", *(["spread"] if spread else []))
+    several = any(group.spread != "none" for group in family.groups)
+    head = ("group", *named, "runs", "mean", f"to {family.unit[:-1]}", *(["spread"] if several else []))
     rows = []
     for group, own in zip(family.groups, params):
         end = f"{group.frames[-1]:,.0f}" if len(group.frames) else "-"
-        figures = [count_text(group), score_text(group), end, *([spread_text(group) or "-"] if spread else [])]
+        figures = [count_text(group), score_text(group), end, *([spread_text(group) or "-"] if several else [])]
         rows.append((group.name, *own, *figures))
     what = f"Spread: lowest to highest run; from {SEEDS} seeds on ± the 95 % confidence interval of the mean."
-    return table(head, rows, left=1 + len(named), elsewhere=_ELSEWHERE) + note(what if spread else "")
+    return join(table(head, rows, left=1 + len(named), elsewhere=_ELSEWHERE), note(what if several else ""))
 
 
 def _values(group: GroupResult, keys: Sequence[str]) -> list[str]:
@@ -192,9 +207,9 @@ def _deviations(groups: Sequence[GroupResult], keys: Sequence[str]) -> list[list
     return texts
 
 
-def _importance(shares: Shares) -> str:
+def _importance(shares: Shares) -> Html:
     if not shares.items:
-        return note(f"{shares.why_not[:1].upper()}{shares.why_not[1:]}.") if shares.why_not else ""
+        return note(f"{shares.why_not[:1].upper()}{shares.why_not[1:]}." if shares.why_not else "")
     rows = []
     for item in shares.items:
         levels = "; ".join(f"{name}: {number(mean)} ({count} runs)" for name, mean, count in item.levels)
@@ -203,21 +218,13 @@ def _importance(shares: Shares) -> str:
         "Share of the variance of scores that goes with the values of one parameter, corrected for their number. "
         "What is missing to 100 % are seeds, and parameters that only matter together."
     )
-    return table(("parameter", "share", "mean score of its values, best first"), rows, left=3) + note(text)
+    return join(table(("parameter", "share", "mean score of its values, best first"), rows, left=3), note(text))
 
 
-def _runs(family: Family) -> str:
+def _runs(family: Family) -> Html:
     rows = [
         (run.name, run.group, run.state, whole(run.frames), value(run.score), value(run.frames_per_s))
         for run in family.runs
     ]
     head = ("run", "group", "state", family.unit, "score", f"{family.unit}/s")
     return table(head, rows, left=3, elsewhere=_ELSEWHERE)
-
-
-def _foot() -> str:
-    text = (
-        "A run's score is the mean of the metric over the last tenth of the way that all runs of its group have come; "
-        "a group's is the mean over its runs."
-    )
-    return f'<footer class="muted"><p>{escape(text)}</p></footer>\n'

@@ -1,4 +1,4 @@
-"""A page as a whole: one HTML file without scripts and without anything from elsewhere, and the parts all pages share.
+"""A page as a whole: one HTML file without anything from elsewhere, and the parts that all pages are made of.
 
 Every page says in a meta tag which kind it is. ``write_page`` replaces pages of its own kind only: a page about an
 experiment never takes the place of a page about one run, nor of a file that somebody else has put there.
@@ -7,22 +7,34 @@ experiment never takes the place of a page about one run, nor of a file that som
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from rollmill.core import atomic
+from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import plain_file, read_bytes
+from rollmill.reports.html.elements import NOTHING, Html, element, escape, join
 from rollmill.reports.html.style import STYLE
-from rollmill.reports.html.svg import escape
 
-Kind = Literal["run", "offline", "world", "encoder", "dynamics", "controller", "experiment", "comparison", "store"]
+Kind = Literal[
+    "run", "offline", "world", "encoder", "dynamics", "controller", "experiment", "comparison", "store", "watch"
+]
 """What a page is about; ``comparison``: several offline policies side by side."""
 
-_POLICY = (
-    "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode("ascii")
+POLICY = {
+    "default-src": "'none'",
+    "img-src": "data:",
+    "media-src": "data:",
+    "style-src": f"'sha256-{_STYLE_HASH}'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+}
+"""What a browser may do for a page: show what is inside it, in the style that is inside it."""
 _MARK = re.compile(rb'<meta name="rollmill-page" content="([a-z]+)"/>')
 _HEAD_BYTES = 4096
 _HEAD_0_1 = re.compile(
@@ -41,15 +53,22 @@ _TITLES_0_1: tuple[tuple[Kind, re.Pattern[bytes]], ...] = (
 """Pages of version 0.1 have no mark, but titles that tell: the first of these that fits."""
 
 
-def document(kind: Kind, title: str, body: str, style: str = "") -> str:
-    """The whole page; ``style``: rules besides those that all pages share."""
-    return (
+def content_policy(**more: str) -> str:
+    """The Content-Security-Policy of a page; ``more``: other words for some of its rules (``img_src="'self'"``)."""
+    rules = {**POLICY, **{name.replace("_", "-"): words for name, words in more.items()}}
+    return "; ".join(f"{name} {words}" for name, words in rules.items())
+
+
+def document(kind: Kind, title: str, *body: Html, policy: str = "", script: str = "") -> Html:
+    """The whole page. ``script``: address of a script, which ``policy`` must allow; pages in files have none."""
+    end = element("script", src=script) if script else NOTHING
+    return Html(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         f'<meta name="rollmill-page" content="{kind}"/>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"/>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy or content_policy())}"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n<link rel="icon" href="data:,"/>\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
-        f"{body}</main>\n</body>\n</html>\n"
+        f"{element('title', title)}\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{join(*body)}</main>\n{end}</body>\n</html>\n"
     )
 
 
@@ -78,37 +97,132 @@ def place_for(path: Path, kind: Kind) -> Path:
     return place
 
 
-def write_page(path: Path, kind: Kind, text: str) -> Path:
-    """Write a page where ``place_for`` says, and return that place. Raises OSError where it is impossible."""
-    place = place_for(path, kind)
-    atomic.write_text(place, text)
-    return place
+def write_page(path: Path, kind: Kind, page: Html) -> Path:
+    """Write a page where ``place_for`` says, and return that place. RunFolderError where it is impossible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = place_for(path, kind)
+        atomic.write_text(place, page)
+        return place
+    except OSError as error:
+        raise RunFolderError(f"{path}: the page cannot be written: {error.strerror or error}") from error
 
 
-# -- parts ----------------------------------------------------------------------------------------------------
+def made_at() -> str:
+    """Now, as pages say it."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def section(title: str, body: str) -> str:
+# -- the frame of a page --------------------------------------------------------------------------------------
+
+
+def header(title: str, *lines: Html) -> Html:
+    """The page's title and a few lines below it."""
+    return element("header", element("h1", title), *lines)
+
+
+def footer(text: str) -> Html:
+    return element("footer", note(text))
+
+
+def section(title: str, *body: Html) -> Html:
     """A heading and what stands below it; nothing where that is nothing."""
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>\n" if body else ""
+    inside = join(*body)
+    return element("section", element("h2", title), inside) if inside else NOTHING
 
 
-def card(body: str, title: str = "") -> str:
-    heading = f"<h3>{escape(title)}</h3>" if title else ""
-    return f'<div class="card">{heading}{body}</div>' if body else ""
+def subsection(title: str, *body: Html) -> Html:
+    """The same within a section."""
+    inside = join(*body)
+    return join(element("h3", title), inside) if inside else NOTHING
 
 
-def grid(cards: Iterable[str]) -> str:
+# -- what stands in it ----------------------------------------------------------------------------------------
+
+
+def card(*body: Html, title: str = "") -> Html:
+    """A box; nothing where there is nothing in it."""
+    inside = join(*body)
+    heading = element("h3", title) if title else NOTHING
+    return element("div", heading, inside, class_="card") if inside else NOTHING
+
+
+def grid(cards: Iterable[Html]) -> Html:
     """Cards beside each other, as many as there is room for; empty ones are left out."""
-    there = "".join(cards)
-    return f'<div class="grid3">{there}</div>' if there else ""
+    return _div("grid3", cards)
 
 
-def tiles(figures: Sequence[tuple[str, str]]) -> str:
+def pair(*cards: Html) -> Html:
+    """Wide cards or small tables, two beside each other where there is room."""
+    return _div("grid2", cards)
+
+
+def tiles(figures: Sequence[tuple[str, str]]) -> Html:
     """(figure, what it is) in large letters."""
-    cells = "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for v, k in figures)
-    return f'<div class="tiles">{cells}</div>\n'
+    cells = (element("div", element("b", v), element("span", k), class_="tile") for v, k in figures)
+    return _div("tiles", cells)
 
 
-def note(text: object) -> str:
-    return f'<p class="note">{escape(text)}</p>' if str(text) else ""
+def _div(kind: str, children: Iterable[Html]) -> Html:
+    inside = join(*children)
+    return element("div", inside, class_=kind) if inside else NOTHING
+
+
+def paragraph(*text: str, kind: str = "") -> Html:
+    """``kind``: how it looks (``muted``, ``warn``, ``bad``); texts are escaped."""
+    return element("p", *text, class_=kind)
+
+
+def note(text: str) -> Html:
+    """Small letters; nothing without text."""
+    return paragraph(text, kind="note") if text else NOTHING
+
+
+def word(text: str, kind: str) -> Html:
+    """A few words that look different: ``good``, ``warn``, ``bad``, ``unknown``, ``muted``."""
+    return element("span", text, class_=kind)
+
+
+def code(text: object) -> Html:
+    return element("code", str(text))
+
+
+def preformatted(text: str, title: str = "") -> Html:
+    """Lines as they are, in a card."""
+    return card(element("pre", text), title=title)
+
+
+def details(summary: str, *body: Html) -> Html:
+    """Folded until it is clicked."""
+    return element("details", element("summary", summary), *body)
+
+
+def link(address: str, text: str) -> Html:
+    return element("a", text, href=address)
+
+
+def bullets(items: Iterable[str]) -> Html:
+    return element("ul", *(element("li", item) for item in items))
+
+
+def checklist(items: Iterable[tuple[str, str, str]]) -> Html:
+    """(``good``, ``warn``, ``bad`` or ``unknown``; a word for it; a sentence) below each other."""
+    lines = (element("li", word(said, level), element("span", text)) for level, said, text in items)
+    return element("ul", *lines, class_="checks")
+
+
+def shares(counts: Sequence[tuple[str, int]]) -> Html:
+    """(what, how many): a bar of all of them and their shares; the colour belongs to the place in the list."""
+    total = sum(count for _, count in counts)
+    if not total:
+        return paragraph("-")
+    left, parts, rows = 0.0, [], []
+    for k, (name, count) in enumerate(counts):
+        if count:
+            width = 100 * count / total
+            parts.append(element("rect", class_=f"s{k % 4}", x=f"{left:.3f}", width=f"{width:.3f}", height=4))
+            left += width
+            key = element("td", element("i", class_=f"key s{k % 4}"), name, class_="l")
+            rows.append(element("tr", key, element("td", f"{count:,}"), element("td", f"{width:.1f} %")))
+    bar = element("svg", *parts, viewBox="0 0 100 4", preserveAspectRatio="none", class_="share", role="img")
+    return join(bar, element("table", element("tbody", *rows)))

@@ -1,12 +1,14 @@
-"""Tables, and how values look in them."""
+"""Tables, and how figures look in them."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rollmill.reports.html.svg import escape, number
+from rollmill.reports.html.document import note
+from rollmill.reports.html.elements import Html, element, join
 
 MAX_ROWS = 50
 """Rows of a table on the page; the JSON file holds more."""
@@ -28,43 +30,69 @@ class Marked(str):
 
 
 def table(
-    head: Iterable[str],
-    rows: Sequence[Sequence[Any]],
+    head: Sequence[str],
+    rows: Iterable[Sequence[Any]],
     *,
     left: int,
     more: int = 0,
     elsewhere: str = "see the JSON file",
-) -> str:
+) -> Html:
     """A table whose first ``left`` columns are text and wrap where they are long; figures never do.
 
-    ``more``: rows that are left out already; ``elsewhere`` says where all of them are.
+    ``head``: empty where the columns need no names. ``more``: rows that are left out already; ``elsewhere`` says where
+    all of them are.
     """
-    top = "".join(_cell("th", "l" if k < left else "", text) for k, text in enumerate(head))
-    body = "".join(f"<tr>{_cells(row, left)}</tr>" for row in rows[:MAX_ROWS])
+    rows = list(rows)
+    top = element("tr", *(_cell("th", "l" if k < left else "", text) for k, text in enumerate(head)))
+    body = element("tbody", *(element("tr", *_cells(row, left)) for row in rows[:MAX_ROWS]))
+    drawn = element("table", element("thead", top), body) if head else element("table", body)
     more += max(0, len(rows) - MAX_ROWS)
-    rest = f'<p class="note">{more:,} more rows; {escape(elsewhere)}.</p>' if more else ""
-    return f'<div class="card scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{rest}'
+    rest = note(f"{more:,} more rows; {elsewhere}." if more else "")
+    return join(element("div", drawn, class_="card scroll"), rest)
 
 
-def _cells(row: Sequence[Any], left: int) -> str:
+def _cells(row: Sequence[Any], left: int) -> list[Html]:
     cells = []
     for k, cell in enumerate(row):
         kind = ("l name" if k == 0 else "l") if k < left else ""
         if isinstance(cell, Marked) and cell.marked:
             kind = f"{kind} warn".strip()
         cells.append(_cell("td", kind, cell))
-    return "".join(cells)
+    return cells
 
 
-def _cell(tag: str, kind: str, text: Any) -> str:
-    attribute = f' class="{kind}"' if kind else ""
-    return f"<{tag}{attribute}>{breakable(str(text)) if kind else escape(text)}</{tag}>"
+def _cell(tag: str, kind: str, text: Any) -> Html:
+    if isinstance(text, Html):
+        return element(tag, text, class_=kind)
+    return element(tag, breakable(str(text)) if kind else str(text), class_=kind)
 
 
-def breakable(text: str) -> str:
-    """Text for HTML in which a long name may be broken, but between its words and not in the middle of one."""
-    words = (word if len(word) <= _UNBROKEN else _PIECES.findall(word) for word in re.split(r"(\s+)", text))
-    return "".join(escape(word) if isinstance(word, str) else "<wbr/>".join(map(escape, word)) for word in words)
+def breakable(text: str) -> Html:
+    """Text in which a long name may be broken, but between its words and not in the middle of one."""
+    pieces: list[str] = []
+    for word in re.split(r"(\s+)", text):
+        if len(word) <= _UNBROKEN:
+            pieces.append(word)
+        else:
+            pieces += [part for piece in _PIECES.findall(word) for part in (element("wbr"), piece)][1:]
+    return join(*pieces)
+
+
+# -- figures --------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Four digits that matter, with separators of thousands: ``12,345``, ``0.01234``, ``1.2e-07``."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    size = abs(value)
+    if size >= 1e15 or size < 1e-4:
+        return f"{value:.3g}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    decimals = max(0, 3 - math.floor(math.log10(size)))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def value(figure: float | None) -> str:
@@ -75,9 +103,6 @@ def whole(figure: int | None) -> str:
     return NONE if figure is None else f"{figure:,}"
 
 
-def size(count: float) -> str:
-    """``12.3 MB``, in units of 1000."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count / unit:.0f} {name}"
-    return f"{count:.0f} B"
+def counted(count: int, what: str) -> str:
+    """``1 session``, ``2 sessions``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -1,4 +1,4 @@
-"""What the folder of a run tells, read for its page (``page`` draws it).
+"""What the folder of a run tells, read for its page (``online``, ``offline`` and ``world`` draw it).
 
 Only files of the run's folder are read, nothing is unpickled, and what is missing or damaged is left out and named on
 the page: a report is wanted most when something went wrong.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,11 @@ from rollmill.core.errors import RollmillError, RunFolderError
 from rollmill.core.opening import check_within, parse_json, read_bytes
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
-from rollmill.reports.html.document import data_url
 
-VIDEO_BYTES = 4_000_000
-"""A video up to this size is put into the page; a larger one is linked."""
-PAGE_VIDEO_BYTES = 16_000_000
 LOG_LINES = 12
 _COMPLAINT = re.compile(r" (WARNING|ERROR|CRITICAL) +")
 
 Figures = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Video:
-    """One film of the run: where it lies, and its content as a data URL where it is small enough."""
-
-    path: str
-    nbytes: int
-    data: str = ""
 
 
 @dataclass
@@ -43,7 +29,6 @@ class RunFacts:
     """What a run's folder says, read once."""
 
     folder: Path
-    made_at: str
     state: Figures = field(default_factory=dict)
     diary: Figures = field(default_factory=dict)
     config: str = ""
@@ -61,7 +46,8 @@ class RunFacts:
     data: Figures = field(default_factory=dict)
     """Figures of the recorded data (``data_report.json``)."""
     data_page: str = ""
-    videos: list[Video] = field(default_factory=list)
+    videos: list[Path] = field(default_factory=list)
+    """Films below the folder, newest first."""
     complaints: list[str] = field(default_factory=list)
     """Last warnings and errors of the log."""
     complaint_count: int = 0
@@ -74,7 +60,7 @@ def read_run(folder: Path) -> RunFacts:
     run = RunFolder(folder)
     if not run.config.is_file() and not run.diary.is_file():
         raise RunFolderError(f"{folder}: not a run (no config.yaml and no diary.json)")
-    facts = RunFacts(folder.absolute(), datetime.now(UTC).isoformat(timespec="seconds"))
+    facts = RunFacts(folder.absolute())
     facts.diary = _json(run.diary, facts)
     facts.state = _json(run.state, facts)
     facts.config = _text(run.config, facts)
@@ -90,7 +76,7 @@ def read_run(folder: Path) -> RunFacts:
     except (RollmillError, OSError) as error:
         facts.problems.append(str(error))
     facts.evaluations = _evaluations(folder / "eval", facts)
-    facts.videos = list(_videos(folder, facts.problems))
+    facts.videos = _videos(facts.folder)
     _read_log(run.log, facts)
     return facts
 
@@ -143,22 +129,9 @@ def _mappings(value: Any) -> Iterable[Mapping[str, Any]]:
     return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
 
 
-def _videos(folder: Path, problems: list[str]) -> Iterable[Video]:
-    """Films below the run's folder, newest first."""
+def _videos(folder: Path) -> list[Path]:
     files = (path for path in folder.rglob("*.mp4") if path.is_file())
-    paths = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
-    budget = PAGE_VIDEO_BYTES
-    for path in paths:
-        size, data = path.stat().st_size, ""
-        try:
-            check_within(path, folder)
-            if size <= min(VIDEO_BYTES, budget):
-                data = data_url(path, "video/mp4", folder)
-                budget -= size
-        except OSError as error:
-            problems.append(f"{path.relative_to(folder)}: {error.strerror or error}")
-            continue
-        yield Video(str(path.relative_to(folder)), size, data)
+    return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _read_log(path: Path, facts: RunFacts) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 
 import numpy as np
 
 from rollmill.core.errors import BadBlock
 from rollmill.core.fields import Array
+from rollmill.reports.video.images import shrink
 from rollmill.store.convert.png import encode_png
 from rollmill.store.images import Picture, pictures, read_picture
 from rollmill.store.reader import Store
@@ -22,12 +22,12 @@ SHOTS = 5
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: the step it was seen at, and a PNG file for ``src=``."""
+    """One picture: the step it was seen at, and a PNG file."""
 
     step: int
-    png: str
-    width: int
-    height: int
+    png: bytes
+    size: tuple[int, int]
+    """Width and height."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,4 @@ def _strip(store: Store, rank: str, i: int, picture: Picture) -> Strip:
 
 def _shot(step: int, picture: Array) -> Shot:
     small = shrink(picture, MAX_SIDE)
-    data = base64.b64encode(encode_png(small, level=6)).decode("ascii")
-    return Shot(step, f"data:image/png;base64,{data}", small.shape[1], small.shape[0])
-
-
-def shrink(picture: Array, side: int) -> Array:
-    """The picture ``[h, w, 3]`` with both sides at most ``side``: means of squares of pixels."""
-    factor = -(-max(picture.shape[:2]) // side)
-    if factor == 1:
-        return picture
-    height, width = (max(1, n // factor) for n in picture.shape[:2])
-    cut = picture[: height * factor, : width * factor]
-    if cut.shape[0] < factor or cut.shape[1] < factor:  # a line: nothing to average over
-        return picture[::factor, ::factor]
-    squares = cut.reshape(height, factor, width, factor, 3)
-    return np.asarray(squares.mean(axis=(1, 3)).round().astype(np.uint8))
+    return Shot(step, encode_png(small, level=6), (small.shape[1], small.shape[0]))

@@ -5,16 +5,36 @@ it, what is in it, where does it come from.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rollmill.reports.html.document import card, document, note, section, tiles
-from rollmill.reports.html.svg import Plot, choices_plot, escape, histogram_plot, number
-from rollmill.reports.html.tables import MAX_ROWS, NONE, Marked, size, table, value, whole
+from rollmill.core.text import bytes_text
+from rollmill.reports.html.document import (
+    bullets,
+    card,
+    checklist,
+    code,
+    document,
+    footer,
+    grid,
+    header,
+    note,
+    pair,
+    paragraph,
+    section,
+    shares,
+    subsection,
+    tiles,
+)
+from rollmill.reports.html.elements import NOTHING, Html, join
+from rollmill.reports.html.media import filmstrip
+from rollmill.reports.html.plots import Plot, choices_plot, histogram_plot, spread, wide
+from rollmill.reports.html.tables import MAX_ROWS, NONE, Marked, number, table, value, whole
 from rollmill.reports.store.checks import checks
+from rollmill.reports.store.comparison import QUANTITIES
 from rollmill.reports.store.contact_sheet import Sheet, Strip
-from rollmill.reports.store.selection import kept_and_played
 from rollmill.reports.store.statistics import Figures
 
 MAX_PLOTS = 24
@@ -22,18 +42,19 @@ MAX_PLOTS = 24
 MAX_BARS = 64
 
 
-def render(figures: Figures, sheets: Sequence[Sheet], json_name: str) -> str:
+def render(figures: Figures, sheets: Sequence[Sheet], json_name: str) -> Html:
     """The whole page."""
-    title = f"{figures['store']['env_id']}: {figures['store']['name']}"
-    sections = (
+    return document(
+        "store",
+        f"{figures['store']['env_id']}: {figures['store']['name']}",
         _head(figures),
         _tiles(figures),
         section("Checks", _checks(figures)),
-        section("Kept and played", kept_and_played(figures["selection"])),
+        section("Kept and played", _kept_and_played(figures["selection"])),
         section("Returns over time", _over_time(figures)),
         section("Episodes", _spreads(figures)),
         section("Actions and rewards", _decisions(figures)),
-        section("Pictures", "".join(_sheet(sheet) for sheet in sheets)),
+        section("Pictures", *map(_sheet, sheets)),
         section("Policy versions", _versions(figures["versions"])),
         section("Side by side", _comparisons(figures["groups"])),
         section("Columns", _columns(figures)),
@@ -41,13 +62,12 @@ def render(figures: Figures, sheets: Sequence[Sheet], json_name: str) -> str:
         section("Problems", _problems(figures["problems"])),
         _foot(figures, json_name),
     )
-    return document("store", title, "".join(sections))
 
 
 # -------------------------------------------------------------------------------------------------- what it is
 
 
-def _head(figures: Figures) -> str:
+def _head(figures: Figures) -> Html:
     about = figures["store"]
     facts = [f"made by {about['created_by']}"]
     if about["first_time"] is not None:
@@ -56,10 +76,7 @@ def _head(figures: Figures) -> str:
         facts.append(f"settings {json.dumps(about['env_kwargs'], default=str)[:400]}")
     if about["agents"] > 1:
         facts.append(f"{about['agents']} agents")
-    return (
-        f"<header><h1>{escape(about['env_id'])}</h1>\n<p><code>{escape(about['path'])}</code></p>\n"
-        f'<p class="muted">{escape("; ".join(facts))}</p></header>\n'
-    )
+    return header(about["env_id"], paragraph(code(about["path"])), paragraph("; ".join(facts), kind="muted"))
 
 
 def _date(seconds: float) -> str:
@@ -69,17 +86,17 @@ def _date(seconds: float) -> str:
         return f"{seconds:.0f} s"
 
 
-def _tiles(figures: Figures) -> str:
+def _tiles(figures: Figures) -> Html:
     episodes, returns, lengths = figures["episodes"], figures["returns"], figures["lengths"]
     stored = sum(shard["bytes"] for shard in figures["shards"])
     steps = figures["rows"]["steps"]
-    per_step = f"{size(stored / steps)} per step" if steps else "no steps"
+    per_step = f"{bytes_text(stored / steps)} per step" if steps else "no steps"
     shown = (
         (f"{steps:,}", "steps"),
         (f"{episodes['total']:,}", f"episodes, {episodes['whole']:,} whole"),
         (value(returns["mean"]), f"mean return ± {value(returns['std'])}"),
         (value(lengths["mean"]), f"mean length ± {value(lengths['std'])}"),
-        (size(stored), f"on disk, {per_step}"),
+        (bytes_text(stored), f"on disk, {per_step}"),
         (f"{len(figures['shards']):,}", f"shards, {sum(not s['sealed'] for s in figures['shards'])} open"),
     )
     return tiles(shown)
@@ -88,46 +105,70 @@ def _tiles(figures: Figures) -> str:
 # -------------------------------------------------------------------------------------------------- is it sound
 
 
-def _checks(figures: Figures) -> str:
+def _checks(figures: Figures) -> Html:
     words = {"good": "good", "warn": "look", "bad": "bad", "unknown": "unknown"}
-    items = "".join(
-        f'<li><span class="{level}">{words[level]}</span><span>{escape(text)}</span></li>'
-        for level, text in checks(figures)
+    return card(checklist((level, words[level], text) for level, text in checks(figures)))
+
+
+def _kept_and_played(selection: Figures | None) -> Html:
+    """Means of kept and of all episodes, over the run and part by part; empty where nobody knows what was played."""
+    if selection is None:
+        return NOTHING
+    sentence = paragraph(f"{selection['sentence'][:1].upper()}{selection['sentence'][1:]}.")
+    if selection["agrees"] is None:
+        return card(sentence)
+    rows = [
+        (f"mean {name}", *(value(selection[name][figure]) for figure in ("kept", "played", "z", "ks", "ks_p")))
+        for name in QUANTITIES
+    ]
+    head = ("of whole episodes", "kept, weighted", "played", "standard errors apart", "KS distance", "KS p-value")
+    about = (
+        "line: kept, weighted by one over the probability of having been kept; dots: all episodes that were played; "
+        "by the global step (frames) at which an episode began"
     )
-    return f'<div class="card"><ul class="checks">{items}</ul></div>'
+    plots = pair(*(_part_plot(selection["parts"], name) for name in QUANTITIES))
+    return join(card(sentence, plots, note(about)), table(head, rows, left=1))
+
+
+def _part_plot(parts: Sequence[Figures], name: str) -> Html:
+    usual = statistics.median(part["played"] for part in parts)
+    parts = [part for part in parts if part["played"] >= usual / 4]  # of the last part only short ones have ended
+    middles = [sum(part["frames"]) / 2 for part in parts]
+    kept = [part[name]["kept"] for part in parts]
+    played = [part[name]["played"] for part in parts]
+    plot = Plot(
+        (min(middles), max(middles)),
+        spread(kept + played),
+        size=(480, 240),
+        label=f"mean {name} over global step, kept and played",
+        x_title="global step",
+        y_title=f"mean {name}",
+    ).axes()
+    return plot.points(list(zip(middles, played))).line(list(zip(middles, kept))).svg()
 
 
 # -------------------------------------------------------------------------------------------------- how good it is
 
 
-def _over_time(figures: Figures) -> str:
+def _over_time(figures: Figures) -> Html:
     arrow = figures["arrow_of_time"]
     if not arrow["points"]:
-        return '<p class="muted">No whole episode has a return.</p>'
+        return paragraph("No whole episode has a return.", kind="muted")
     drawn = len(arrow["points"])
     some = f"{drawn:,} of {arrow['episodes']:,} episodes drawn; " if drawn < arrow["episodes"] else ""
-    note = f"{some}line: mean, band: 10 % to 90 %; whole episodes, at the global step (frames) at which they began"
-    ends = (
-        f"Mean return of the first tenth {value(arrow['first_tenth'])}, of the last tenth "
-        f"{value(arrow['last_tenth'])}. "
-    )
-    wide, narrow = _time_plot(arrow, 1080, 300), _time_plot(arrow, 340, 240)
-    return (
-        f'<div class="card"><div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
-        f'<p>{escape(ends)}</p><p class="note">{escape(note)}</p></div>'
-    )
+    about = f"{some}line: mean, band: 10 % to 90 %; whole episodes, at the global step (frames) at which they began"
+    first, last = (value(arrow[name]) for name in ("first_tenth", "last_tenth"))
+    ends = f"Mean return of the first tenth {first}, of the last tenth {last}."
+    return card(wide(lambda size: _time_plot(arrow, size)), paragraph(ends), note(about))
 
 
-def _time_plot(arrow: Figures, width: int, height: int) -> str:
-    steps = [step for step, _ in arrow["points"]]
-    values = [value for _, value in arrow["points"]]
+def _time_plot(arrow: Figures, size: tuple[int, int]) -> Html:
+    steps, values = zip(*arrow["points"])
     bins = [one for one in arrow["bins"] if None not in one.values()]
-    margin = (max(values) - min(values)) * 0.04
     plot = Plot(
         (min(steps), max(steps)),
-        (min(values) - margin, max(values) + margin),
-        width=width,
-        height=height,
+        spread(values),
+        size=size,
         label="returns over global step",
         x_title="global step",
         y_title="return",
@@ -136,17 +177,18 @@ def _time_plot(arrow: Figures, width: int, height: int) -> str:
     if len(bins) > 1:
         plot.band([(b["step"], b["p10"]) for b in bins], [(b["step"], b["p90"]) for b in bins])
         plot.line([(b["step"], b["mean"]) for b in bins])
-    return str(plot)
+    return plot.svg()
 
 
-def _spreads(figures: Figures) -> str:
-    cards = [_spread_card(title, figures[name]) for title, name in (("Return", "returns"), ("Length", "lengths"))]
-    return f'<div class="grid3">{"".join(cards)}{_ends_card(figures)}</div>'
+def _spreads(figures: Figures) -> Html:
+    ends = shares([(_END_NAMES[name], count) for name, count in figures["ends"].items()])
+    kinds = (("Return", "returns"), ("Length", "lengths"))
+    return grid([*(_spread_card(title, figures[name]) for title, name in kinds), card(ends, title="Ends")])
 
 
-def _spread_card(title: str, values: Figures) -> str:
+def _spread_card(title: str, values: Figures) -> Html:
     if not values["count"]:
-        return card('<p class="muted">No whole episode.</p>', title)
+        return card(paragraph("No whole episode.", kind="muted"), title=title)
     plot = histogram_plot(
         values["edges"],
         values["counts"],
@@ -156,20 +198,7 @@ def _spread_card(title: str, values: Figures) -> str:
     )
     names = ("min", "p25", "median", "p75", "max")
     text = ", ".join(f"{name} {value(values[name])}" for name in names)
-    return card(f"{plot}{note(text)}", title)
-
-
-def _ends_card(figures: Figures) -> str:
-    ends = {name: count for name, count in figures["ends"].items() if count}
-    total = max(1, sum(ends.values()))
-    kinds = list(figures["ends"])
-    bar = "".join(f'<i class="s{kinds.index(name)}" style="flex:{count}"></i>' for name, count in ends.items())
-    rows = "".join(
-        f'<tr><td class="l"><i class="key s{kinds.index(name)}"></i>{escape(_END_NAMES[name])}</td>'
-        f"<td>{count:,}</td><td>{100 * count / total:.1f} %</td></tr>"
-        for name, count in ends.items()
-    )
-    return card(f'<div class="share">{bar}</div><table><tbody>{rows}</tbody></table>' if ends else "<p>-</p>", "Ends")
+    return card(plot, note(text), title=title)
 
 
 _END_NAMES = {
@@ -183,26 +212,25 @@ _END_NAMES = {
 # -------------------------------------------------------------------------------------------------- what is in it
 
 
-def _decisions(figures: Figures) -> str:
+def _decisions(figures: Figures) -> Html:
     actions = figures["actions"]
     if not actions["rows"]:
-        return ""
+        return NOTHING
     parts = actions["components"]
     draw = _floats_card if actions["kind"] == "continuous" else _choices_card
     cards = [draw(_action_title(k, len(parts)), part) for k, part in enumerate(parts[:MAX_PLOTS])]
-    more = f'<p class="note">{len(parts) - MAX_PLOTS} more components are in the JSON file.</p>'
-    rewards = _reward_card(figures["rewards"])
-    return f'<div class="grid3">{rewards}{"".join(cards)}</div>{more if len(parts) > MAX_PLOTS else ""}'
+    more = f"{len(parts) - MAX_PLOTS} more components are in the JSON file." if len(parts) > MAX_PLOTS else ""
+    return join(grid([_reward_card(figures["rewards"]), *cards]), note(more))
 
 
 def _action_title(k: int, count: int) -> str:
     return "Action" if count == 1 else f"Action, component {k}"
 
 
-def _choices_card(title: str, part: Figures) -> str:
+def _choices_card(title: str, part: Figures) -> Html:
     counts, start = part["counts"], part["start"]
     if not sum(counts):
-        return card('<p class="muted">No value lies within the action space.</p>', title)
+        return card(paragraph("No value lies within the action space.", kind="muted"), title=title)
     labels = [str(start + k) for k in range(len(counts))]
     if len(counts) > MAX_BARS:
         width = -(-len(counts) // MAX_BARS)
@@ -211,23 +239,23 @@ def _choices_card(title: str, part: Figures) -> str:
         counts = [sum(counts[k : k + width]) for k in groups]
     plot = choices_plot(labels, counts, label=title, x_title="choice")
     even = "" if part["evenness"] is None else f"evenness {part['evenness']:.3f} (1: all choices equally often)"
-    return card(f"{plot}{note(even)}", title)
+    return card(plot, note(even), title=title)
 
 
-def _floats_card(title: str, part: Figures) -> str:
+def _floats_card(title: str, part: Figures) -> Html:
     if not part["count"]:
-        return card('<p class="muted">No finite value.</p>', title)
+        return card(paragraph("No finite value.", kind="muted"), title=title)
     plot = histogram_plot(part["edges"], part["counts"], label=title, x_title="value")
     text = f"mean {value(part['mean'])} ± {value(part['std'])}, {value(part['min'])} to {value(part['max'])}"
     if part["low"] is not None or part["high"] is not None:
         share = 100 * part["outside"] / max(1, part["count"])
         text += f"; {share:.1f} % outside the bounds {value(part['low'])} to {value(part['high'])}"
-    return card(f"{plot}{note(text)}", title)
+    return card(plot, note(text), title=title)
 
 
-def _reward_card(rewards: Figures) -> str:
+def _reward_card(rewards: Figures) -> Html:
     if not rewards["count"]:
-        return card('<p class="muted">No finite reward.</p>', "Reward per step")
+        return card(paragraph("No finite reward.", kind="muted"), title="Reward per step")
     if rewards["distinct"] is not None:
         labels = [number(value) for value, _ in rewards["distinct"]]
         counts = [count for _, count in rewards["distinct"]]
@@ -239,28 +267,22 @@ def _reward_card(rewards: Figures) -> str:
         f"mean {value(rewards['mean'])} ± {value(rewards['std'])}, {value(rewards['min'])} to "
         f"{value(rewards['max'])}; {share:.1f} % are not 0"
     )
-    return card(f"{plot}{note(text)}", "Reward per step")
+    return card(plot, note(text), title="Reward per step")
 
 
-def _sheet(sheet: Sheet) -> str:
-    note = f'<p class="note">{escape(sheet.note)}</p>' if sheet.note else ""
-    return f'<div class="card"><h3>{escape(sheet.name)}</h3>{note}{"".join(map(_strip, sheet.strips))}</div>'
+def _sheet(sheet: Sheet) -> Html:
+    return card(note(sheet.note), *map(_strip, sheet.strips), title=sheet.name)
 
 
-def _strip(strip: Strip) -> str:
-    shots = "".join(
-        f'<figure><img src="{escape(shot.png)}" width="{shot.width}" height="{shot.height}" alt="step {shot.step}" '
-        f'class="{"small" if shot.width < 200 else "large"}"/><figcaption>step {shot.step:,}</figcaption></figure>'
-        for shot in strip.shots
-    )
+def _strip(strip: Strip) -> Html:
     title = f"{strip.rank} {number(strip.return_)}: episode {strip.episode}, {strip.length:,} steps"
-    return f'<div class="strip"><p>{escape(title)}</p><div class="shots">{shots}</div></div>'
+    return filmstrip(title, [(shot.png, shot.size, f"step {shot.step:,}") for shot in strip.shots])
 
 
 # -------------------------------------------------------------------------------------------------- where it comes from
 
 
-def _versions(rows: list[Figures]) -> str:
+def _versions(rows: list[Figures]) -> Html:
     several = len({row["policy_id"] for row in rows}) > 1
     head = (["policy id"] if several else []) + ["version", *_GROUP_HEAD, "global step"]
     cells = []
@@ -269,8 +291,7 @@ def _versions(rows: list[Figures]) -> str:
         version = f"{last:,}" if row["version_min"] == last else f"{row['version_min']:,} .. {last:,}"
         progress = f"{whole(row['global_step_first'])} .. {whole(row['global_step_last'])}"
         cells.append([*([row["policy_id"]] if several else []), version, *_group_cells(row), progress])
-    note = '<p class="note">By the version that finished the episode.</p>'
-    return table(head, cells, left=0) + note if rows else ""
+    return join(table(head, cells, left=0), note("By the version that finished the episode.")) if rows else NOTHING
 
 
 _GROUP_HEAD = ("episodes", "whole", "steps", "mean return", "± std", "min", "max", "mean length")
@@ -282,65 +303,65 @@ def _group_cells(row: Figures) -> list[str]:
     return counts + [value(row[name]) for name in names]
 
 
-def _comparisons(groups: Figures) -> str:
+def _comparisons(groups: Figures) -> Html:
     titles = {"env": "Environment", "policy": "Policy", "policy_id": "Policy id", "worker": "Worker"}
     parts = [_comparison(titles[name], group) for name, group in groups.items() if group["total"] > 1]
-    note = (
-        '<p class="note">Apart: by how many standard errors the mean return differs from that of all others; '
-        "beyond 4 it is marked.</p>"
-    )
-    return "".join(parts) + note if parts else ""
+    about = "Apart: by how many standard errors the mean return differs from that of all others; beyond 4 it is marked."
+    return join(*parts, note(about)) if parts else NOTHING
 
 
-def _comparison(title: str, group: Figures) -> str:
+def _comparison(title: str, group: Figures) -> Html:
     cells: list[list[Any]] = []
     for row in group["rows"]:
         name = "not recorded" if row["name"] in ("", -1) else row["name"]
         apart = NONE if row["apart"] is None else f"{row['apart']:+.1f}"
         cells.append([name, *_group_cells(row), Marked(apart, abs(row["apart"] or 0.0) > 4)])
     more = group["total"] - len(cells)
-    return f"<h3>{escape(title)}</h3>{table([title.lower(), *_GROUP_HEAD, 'apart'], cells, left=1, more=more)}"
+    return subsection(title, table([title.lower(), *_GROUP_HEAD, "apart"], cells, left=1, more=more))
 
 
-def _columns(figures: Figures) -> str:
+def _columns(figures: Figures) -> Html:
     cells = []
     total = max(1, sum(column["stored"] for column in figures["columns"]))
     for column in figures["columns"]:
         shape = "x".join(map(str, column["shape"])) or "scalar"
         ratio = NONE if column["ratio"] is None else f"{column['ratio']:.2f}"
-        per_row = size(column["stored"] / column["rows"]) if column["rows"] else NONE
+        per_row = bytes_text(column["stored"] / column["rows"]) if column["rows"] else NONE
         share = f"{100 * column['stored'] / total:.1f} %"
         codec = column["codec"] + (" (lossy)" if column["lossy"] else "")
         about = [column["name"], column["dtype"], shape, codec]
-        cells.append([*about, size(column["raw"]), size(column["stored"]), ratio, per_row, share])
+        cells.append([*about, bytes_text(column["raw"]), bytes_text(column["stored"]), ratio, per_row, share])
     head = ("column", "type", "shape", "codec", "raw", "stored", "ratio", "per row", "share")
     looked = figures["looked_at"]
-    note = f'<p class="note">Sizes of the {looked["read"]:,} episodes that were read (of {looked["of"]:,}).</p>'
-    return table(head, cells, left=4) + note
+    read = f"Sizes of the {looked['read']:,} episodes that were read (of {looked['of']:,})."
+    return join(table(head, cells, left=4), note(read))
 
 
-def _shards(shards: list[Figures]) -> str:
+def _shards(shards: list[Figures]) -> Html:
     head = ("shard", "state", "size", "episodes", "steps")
     cells = [
-        [s["name"], "sealed" if s["sealed"] else "open", size(s["bytes"]), f"{s['episodes']:,}", f"{s['steps']:,}"]
+        [
+            s["name"],
+            "sealed" if s["sealed"] else "open",
+            bytes_text(s["bytes"]),
+            whole(s["episodes"]),
+            whole(s["steps"]),
+        ]
         for s in shards
     ]
-    return table(head, cells, left=2) if cells else ""
+    return table(head, cells, left=2) if cells else NOTHING
 
 
-def _problems(problems: list[str]) -> str:
+def _problems(problems: list[str]) -> Html:
     if not problems:
-        return ""
-    items = "".join(f"<li>{escape(problem)}</li>" for problem in problems[:MAX_ROWS])
+        return NOTHING
     more = len(problems) - MAX_ROWS
-    rest = f'<p class="note">{more:,} more are in the JSON file.</p>' if more > 0 else ""
-    return f'<div class="card"><ul>{items}</ul>{rest}</div>'
+    return card(bullets(problems[:MAX_ROWS]), note(f"{more:,} more are in the JSON file." if more > 0 else ""))
 
 
-def _foot(figures: Figures, json_name: str) -> str:
+def _foot(figures: Figures, json_name: str) -> Html:
     looked = figures["looked_at"]
-    text = (
+    return footer(
         f"Made {figures.get('made_at', '')}. Figures of episodes come from the whole table; actions, rewards, sizes of "
         f"columns and duplicates from {looked['read']:,} of {looked['of']:,} episodes. The same figures: {json_name}."
     )
-    return f'<footer class="note"><p>{escape(text)}</p></footer>\n'

@@ -15,8 +15,7 @@ import numpy as np
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
 from rollmill.reports.store.comparison import compare
-from rollmill.reports.store.contents import Contents, Progress, look_inside
-from rollmill.reports.store.duplicates import find_duplicates
+from rollmill.reports.store.contents import Contents, Progress, find_duplicates, look_inside
 from rollmill.reports.store.histograms import histogram
 from rollmill.store.derive.derivation import open_quietly
 from rollmill.store.played import PlayedEpisodes

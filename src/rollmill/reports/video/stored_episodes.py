@@ -6,17 +6,16 @@ observation and says how the episode ended. An episode of n steps has n + 1 pict
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from rollmill.core.errors import ConfigError, StoreError
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
+from rollmill.reports.video.images import MAX_SCALE, enlarge
 from rollmill.reports.video.panel import Panel
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.images import Picture, choose_picture, read_pictures
@@ -24,10 +23,6 @@ from rollmill.store.reader import Store
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all) between episodes; may raise to stop the work."""
-
-MIN_WIDTH, MIN_HEIGHT = 320, 240
-"""Pixels that an enlarged picture has at least."""
-MAX_SCALE = 64
 
 _RANKED = re.compile(r"(best|worst|random)(?::(\d+))?")
 _NUMBERS = re.compile(r"(-?\d+)(?:\.\.(-?\d+))?")
@@ -118,7 +113,7 @@ def film_episodes(
         if progress is not None:
             progress(done, total)
         path = Path(out) / f"episode-{i:06d}-{int(store.table.uid[i]):016x}.mp4"
-        _write(store, i, path, picture, options)
+        _film(store, i, path, picture, options)
         files.append(path)
         done += int(store.table.length[i])
     if progress is not None:
@@ -126,43 +121,15 @@ def film_episodes(
     return files
 
 
-def _write(store: Store, i: int, path: Path, picture: Picture, options: FilmOptions) -> None:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with VideoFile(draft, options.fps) as video:
-                _film(store, i, video, picture, options)
-            os.replace(draft, path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _film(store: Store, i: int, video: VideoFile, picture: Picture, options: FilmOptions) -> None:
+def _film(store: Store, i: int, path: Path, picture: Picture, options: FilmOptions) -> None:
     panel: Panel | None = None
     row = 0
-    for part in read_pictures(store, i, picture):
-        for image in part:
-            large = enlarge(image, options.scale, fit=options.panel)
-            if options.panel:
-                panel = panel or Panel(store, i, large.shape[1])
-                large = np.concatenate([large, panel.draw(row)])
-            video.add(large)
-            row += 1
-
-
-def enlarge(picture: Array, scale: int = 0, fit: bool = True) -> Array:
-    """Each pixel of ``[h, w, 3]`` as a square; ``scale`` 0: until it has ``MIN_WIDTH`` x ``MIN_HEIGHT``.
-
-    With ``fit``, pictures that are still too narrow for a panel get dark margins.
-    """
-    height, width = picture.shape[:2]
-    factor = scale or min(MAX_SCALE, max(1, -(-MIN_HEIGHT // height), -(-MIN_WIDTH // width)))
-    large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
-    missing = MIN_WIDTH - large.shape[1] if fit else 0
-    if missing > 0:
-        large = np.pad(large, ((0, 0), (missing // 2, missing - missing // 2), (0, 0)))
-    return large
+    with VideoFile(path, options.fps) as video:
+        for part in read_pictures(store, i, picture):
+            for image in part:
+                large = enlarge(image, options.scale, fit=options.panel)
+                if options.panel:
+                    panel = panel or Panel(store, i, large.shape[1])
+                    large = np.concatenate([large, panel.draw(row)])
+                video.add(large)
+                row += 1

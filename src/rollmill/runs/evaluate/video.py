@@ -7,29 +7,24 @@ compared on the way: what does not repeat is not shown.
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from rollmill.core.errors import EnvError, RunFolderError
+from rollmill.core.errors import EnvError
 from rollmill.core.fields import Array, Obs
 from rollmill.core.protocols import Env
 from rollmill.core.slots import Arena
 from rollmill.envs.settings import EnvSettings
-from rollmill.reports.video.glyphs import HEIGHT, draw_text, text_width
-from rollmill.reports.video.stored_episodes import enlarge
+from rollmill.reports.video.images import enlarge, tiled
+from rollmill.reports.video.panel import BACK, INK, MUTED, captioned
 from rollmill.runs.evaluate.play import EvalPlan
 from rollmill.runs.evaluate.render_env import make_shown, picture, pictures_per_second, with_pictures
 from rollmill.runs.evaluate.results import Film
 from rollmill.store.convert.h264 import VideoFile
 
-BACK, INK, MUTED = (16, 20, 26), (232, 236, 242), (132, 144, 160)
-GAP = 4
-"""Pixels between the cells of a grid."""
 TOLERANCE = 1e-4
 """By which a repeated reward may differ: rows hold float32."""
 
@@ -162,34 +157,13 @@ def _no_repetition(script: Script, t: int, what: str) -> EnvError:
 # -- pictures ----------------------------------------------------------------------------------------
 
 
-def captioned(scene: Scene, episode: int) -> Array:
-    """The picture, large enough to read, with a strip of text below it."""
-    large = enlarge(scene.picture, fit=True)
-    width = large.shape[1]
-    left, right = f"EPISODE {episode}  STEP {scene.step}", f"RETURN {scene.so_far:+.4g}"
-    scale = max(1, min(3, (width - 16) // max(1, text_width(left + "   " + right))))
-    strip = np.empty(((HEIGHT + 6) * scale, width, 3), np.uint8)
-    strip[:] = BACK
-    draw_text(strip, 4 * scale, 3 * scale, left, MUTED if scene.over else INK, scale)
-    draw_text(strip, width - 4 * scale - text_width(right, scale), 3 * scale, right, INK, scale)
-    return np.concatenate([large, strip])
-
-
 def _shown(scene: Scene, episode: int, captions: bool) -> Array:
-    return captioned(scene, episode) if captions else enlarge(scene.picture, fit=False)
-
-
-def tiled(pictures: Sequence[Array], columns: int) -> Array:
-    """Pictures of any sizes side by side, each in the middle of a cell as large as the largest one."""
-    height, width = (max(p.shape[axis] for p in pictures) for axis in (0, 1))
-    rows = -(-len(pictures) // columns)
-    sheet = np.empty((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), np.uint8)
-    sheet[:] = BACK
-    for k, one in enumerate(pictures):
-        top = (k // columns) * (height + GAP) + (height - one.shape[0]) // 2
-        left = (k % columns) * (width + GAP) + (width - one.shape[1]) // 2
-        sheet[top : top + one.shape[0], left : left + one.shape[1]] = one
-    return sheet
+    """The picture large enough to see; with a caption, large enough to read it."""
+    large = enlarge(scene.picture, fit=captions)
+    if not captions:
+        return large
+    left, right = f"EPISODE {episode}  STEP {scene.step}", f"RETURN {scene.so_far:+.4g}"
+    return captioned(large, left, right, MUTED if scene.over else INK)
 
 
 # -- files -------------------------------------------------------------------------------------------
@@ -225,7 +199,7 @@ def _film(path: Path, policy: str, scripts: Sequence[Script], plan: FilmPlan, fp
             for script in scripts
         ]
         try:
-            with _new_video(path, fps) as video:
+            with VideoFile(path, fps) as video:
                 for sheet in _sheets(running, numbers, plan):
                     video.add(sheet)
         except EnvError as error:
@@ -247,20 +221,4 @@ def _sheets(running: Sequence[Iterator[Scene]], numbers: Sequence[int], plan: Fi
         if not moved:
             return
         pictures = [p for p in last if p is not None]
-        yield pictures[0] if plan.cells is None else tiled(pictures, plan.cells[1])
-
-
-@contextlib.contextmanager
-def _new_video(path: Path, fps: float) -> Iterator[VideoFile]:
-    """A video that appears under its name when it is whole."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with VideoFile(draft, fps) as video:
-                yield video
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"{path}: the film cannot be written: {error.strerror or error}") from error
+        yield pictures[0] if plan.cells is None else tiled(pictures, plan.cells[1], ground=BACK)

@@ -18,11 +18,11 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.offline.data import check_spec
 from rollmill.offline.fit import precision
 from rollmill.offline.model import SequencePolicy
-from rollmill.offline.results import Results, Row
 from rollmill.offline.settings import EvaluationSettings, FitSettings
+from rollmill.reports.run.offline import Film, write_comparison
+from rollmill.reports.run.results import Results, Row
 from rollmill.runs.evaluate.play import Figures
 from rollmill.runs.evaluate.targets import find_checkpoints
-from rollmill.runs.offline.page import Film, write_comparison
 from rollmill.runs.offline.play import Stage, find_behaviour
 from rollmill.runs.offline.policy import Choice, load_policy, require_offline
 from rollmill.runs.offline.settings import OfflineConfig

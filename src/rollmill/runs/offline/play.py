@@ -20,8 +20,8 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.offline.acting import TargetPolicy
 from rollmill.offline.data import check_spec
 from rollmill.offline.model import SequencePolicy
-from rollmill.offline.results import Row
 from rollmill.offline.settings import EvaluationSettings
+from rollmill.reports.run.results import Row
 from rollmill.reports.video.stored_episodes import FilmOptions, film_episodes
 from rollmill.runs.evaluate.play import EvalPlan, Figures, Tape, make_plan, play
 from rollmill.runs.evaluate.record import EvalRecording

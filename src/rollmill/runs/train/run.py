@@ -32,11 +32,11 @@ from rollmill.core.run_folder import Mode, RunFolder, State, open_log
 from rollmill.core.shapes import check_shape
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
+from rollmill.reports.run.report import write_run_report
 from rollmill.reports.store.report import write_report
 from rollmill.runs.diary import find_checkpoint, open_diary, why_failed, write_config, write_down
 from rollmill.runs.online_state import CHECKPOINT_FORMAT, PLAYABLE_SHAPE
 from rollmill.runs.out_of_memory import memory_is_named
-from rollmill.runs.report import write_run_report
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.background_eval import EvaluationBeside
 from rollmill.runs.train.forecasting import start_forecast

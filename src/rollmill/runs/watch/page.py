@@ -6,7 +6,6 @@ other host name, so that a page of somebody else cannot read it through the brow
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import threading
@@ -15,7 +14,9 @@ from typing import Any
 
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.fields import Array
-from rollmill.reports.video.stored_episodes import enlarge
+from rollmill.reports.html.document import content_policy, document, header
+from rollmill.reports.html.elements import Html, element
+from rollmill.reports.video.images import enlarge
 from rollmill.runs.watch.screen import Shown
 
 HOST = "127.0.0.1"
@@ -24,18 +25,6 @@ VIEWERS = 8
 BOUNDARY = "picture"
 WAIT_SECONDS = 5.0
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,">
-<link rel="stylesheet" href="/page.css"></head>
-<body><h1>{title}</h1><img id="picture" src="/stream" alt="what the agent does"><p id="text">waiting</p>
-<script src="/page.js"></script></body></html>
-"""
-STYLE = """
-body { background: #10141a; color: #e8ecf2; font: 15px system-ui, sans-serif; margin: 24px; text-align: center; }
-h1 { font-size: 17px; font-weight: 600; }
-img { max-width: 96vw; max-height: 78vh; min-width: min(640px, 96vw); image-rendering: pixelated; background: #000; }
-p { font-family: ui-monospace, monospace; color: #b6c0cc; white-space: pre-wrap; }
-"""
 SCRIPT = """
 "use strict";
 const text = document.getElementById("text");
@@ -52,9 +41,10 @@ async function look() {
 }
 look();
 """
+POLICY = {"img_src": "'self' data:", "script_src": "'self'", "connect_src": "'self'"}
+"""What this page may do besides what all pages may."""
 SECURITY = {
-    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": content_policy(**POLICY, frame_ancestors="'none'"),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -76,8 +66,7 @@ class PageScreen:
         self._viewers = threading.Semaphore(VIEWERS)
         self.status: dict[str, Any] = {"text": "waiting", "over": False}
         self.pages = {
-            "/": ("text/html; charset=utf-8", PAGE.format(title=html.escape(title)).encode()),
-            "/page.css": ("text/css; charset=utf-8", STYLE.encode()),
+            "/": ("text/html; charset=utf-8", _page(title).encode()),
             "/page.js": ("text/javascript; charset=utf-8", SCRIPT.encode()),
         }
         try:
@@ -116,6 +105,12 @@ class PageScreen:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _page(title: str) -> Html:
+    stream = element("img", id="picture", class_="live", src="/stream", alt="what the agent does")
+    text = element("p", "waiting", id="text", class_="live")
+    return document("watch", title, header(title), stream, text, policy=content_policy(**POLICY), script="/page.js")
 
 
 class _Server(ThreadingHTTPServer):

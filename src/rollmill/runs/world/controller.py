@@ -31,7 +31,7 @@ from rollmill.runs.evaluate.results import Score
 from rollmill.runs.train.build import choose_device
 from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv, load_saved
-from rollmill.runs.world.curves import GenerationRow, write_curves
+from rollmill.runs.world.generations import GenerationRow, write_generations
 from rollmill.runs.world.stage import Progress, Stage, open_stage
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
@@ -364,7 +364,7 @@ class _SearchRun:
         encoder, dynamics = self._paths
         saved = SavedController(self.settings, chosen, encoder, dynamics, to_dict(self.scene.env), metadata)
         save_controller(folder / CONTROLLER_FILE, saved)
-        write_curves(folder, self.rows)
+        write_generations(folder, self.rows)
 
     def _load(self, state: Mapping[str, Any], where: str) -> None:
         s = self.settings

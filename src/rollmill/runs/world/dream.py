@@ -6,8 +6,6 @@ what the model dreams when it is shown the first steps and then goes on alone, w
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from rollmill.core.config import settings
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
+from rollmill.reports.video.images import enlarge, framed, tiled
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.images import choose_picture, read_pictures
 from rollmill.store.reader import Store
@@ -25,10 +24,8 @@ from rollmill.worldmodel.dynamics.mixture import draw
 from rollmill.worldmodel.dynamics.model import Dynamics, load_dynamics
 from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
 
-GAP = 4
-"""Pixels between two pictures."""
-BORDER = np.array([220, 120, 40], np.uint8)
-"""Colour of the gap from when on the model dreams alone."""
+SHOWN, ALONE = (52, 60, 72), (220, 120, 40)
+"""Colours of a picture's frame: what is or was really seen, and what the model dreams alone."""
 
 
 @settings
@@ -144,32 +141,18 @@ def _real(raw_store: Path, encoded: Store, chosen: list[int], options: DreamFilm
 
 
 def _write(out: Path, columns: list[list[Array]], options: DreamFilm) -> None:
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     frames = max(len(pictures) for pictures in columns[-1])
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with VideoFile(draft, options.fps) as video:
-                for t in range(frames):
-                    video.add(_sheet(columns, t, options))
-            os.replace(draft, out)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise StoreError(f"{out}: cannot be written: {error.strerror or error}") from error
+    with VideoFile(out, options.fps) as video:
+        for t in range(frames):
+            video.add(_frame(columns, t, options))
 
 
-def _sheet(columns: list[list[Array]], t: int, options: DreamFilm) -> Array:
-    """One picture of the film; episodes that have ended stand still."""
-    rows = []
+def _frame(columns: list[list[Array]], t: int, options: DreamFilm) -> Array:
+    """One picture of the film, a row for each episode; those that have ended stand still."""
+    cells = []
     for row in range(len(columns[0])):
-        pictures = [column[row][min(t, len(column[row]) - 1)] for column in columns]
-        large = [p.repeat(options.scale, 0).repeat(options.scale, 1) for p in pictures]
-        gap = np.zeros((large[0].shape[0], GAP, 3), np.uint8)
-        alone = gap + BORDER if t >= _shown(len(columns[-1][row]) - 1, options) else gap
-        parts = [x for k, p in enumerate(large) for x in ((alone if k == len(large) - 1 else gap), p)]
-        rows.append(np.concatenate(parts, axis=1))
-        rows.append(np.zeros((GAP, rows[-1].shape[1], 3), np.uint8))
-    sheet: Array = np.concatenate(rows)
-    return sheet
+        alone = t >= _shown(len(columns[-1][row]) - 1, options)
+        for column in columns:
+            large = enlarge(column[row][min(t, len(column[row]) - 1)], options.scale)
+            cells.append(framed(large, ALONE if alone and column is columns[-1] else SHOWN))
+    return tiled(cells, len(columns), gap=0)

@@ -23,13 +23,14 @@ from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.monitor.console import Row, count_text
+from rollmill.reports.run.report import write_run_report
+from rollmill.reports.video.images import contact_sheet
 from rollmill.runs.diary import ending, find_checkpoint, open_diary, write_config
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.build import choose_device
 from rollmill.runs.train.reporting import live_panel
 from rollmill.runs.train.run import Request
-from rollmill.runs.world.page import write_stage_page
-from rollmill.runs.world.reporting import StageReporter, sheet
+from rollmill.runs.world.reporting import StageReporter
 from rollmill.runs.world.settings import VaeConfig
 from rollmill.runs.world.stage import Progress
 from rollmill.store.format.schema import Column
@@ -126,7 +127,7 @@ def train_vae(
             run.save()
             if not run.interrupt.signal:
                 run.finish()
-        log.info("report %s", write_stage_page(out, "encoder"))  # when its folder says how it ended
+        log.info("report %s", write_run_report(out))  # when its folder says how it ended
     return run.outcome()
 
 
@@ -207,7 +208,7 @@ class VaeRun:
     def draw(self) -> None:
         """A sheet: pictures above, what is left of them after encoding and decoding below."""
         self._reporter.picture(
-            self.steps, "reconstructions", sheet([self._shown, self.fitter.reconstructions(self._shown)])
+            self.steps, "reconstructions", contact_sheet([self._shown, self.fitter.reconstructions(self._shown)])
         )
 
     def finish(self) -> None:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console as RichConsole
 
 from rollmill.core import atomic
@@ -22,12 +21,6 @@ from rollmill.runs.train.reporting import Console, live_panel
 from rollmill.store.convert.png import encode_png
 
 log = logging.getLogger("rollmill")
-
-PICTURES = "pictures"
-ZOOM = 2
-GAP = 2
-"""Pixels between two pictures of a sheet, before zooming."""
-WHITE = 255
 
 
 class StageReporter:
@@ -70,7 +63,7 @@ class StageReporter:
 
     def picture(self, steps: int, name: str, sheet: Array) -> Path | None:
         """Write a picture ``[H, W, 3]`` as PNG into the folder, and for TensorBoard; None where that failed."""
-        path = self._folder.path / PICTURES / f"{name}-{steps:08d}.png"
+        path = self._folder.pictures / f"{name}-{steps:08d}.png"
         data = encode_png(sheet, level=6)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -94,20 +87,3 @@ class StageReporter:
             except RunFolderError as error:
                 log.error("the last metrics could not be written: %s", error)
         self._sinks.clear()
-
-
-def sheet(rows: list[Array]) -> Array:
-    """Rows of pictures ``[n, H, W, C]`` (the same n, H, W) as one picture ``[height, width, 3]``, twice as large."""
-    lines = []
-    for pictures in rows:
-        framed = np.pad(colour(pictures), ((0, 0), (GAP, 0), (GAP, 0), (0, 0)), constant_values=WHITE)
-        lines.append(np.concatenate(list(framed), axis=1))
-    whole = np.pad(np.concatenate(lines, axis=0), ((0, GAP), (0, GAP), (0, 0)), constant_values=WHITE)
-    return whole.repeat(ZOOM, axis=0).repeat(ZOOM, axis=1)
-
-
-def colour(pictures: Array) -> Array:
-    """Pictures of any number of channels as RGB: the last three, or the last one as grey."""
-    if pictures.shape[-1] >= 3:
-        return pictures[..., -3:]
-    return np.repeat(pictures[..., -1:], 3, axis=-1)

@@ -29,7 +29,10 @@ from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderErro
 from rollmill.core.machine import available_cores
 from rollmill.core.opening import read_json
 from rollmill.core.run_folder import RunFolder, open_log
+from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.envs.make import check_env_settings
+from rollmill.reports.run.report import write_run_report
+from rollmill.reports.run.world import FILM
 from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
 from rollmill.runs.collect.run import Figures, collect
 from rollmill.runs.diary import write_config
@@ -42,8 +45,7 @@ from rollmill.runs.world.dynamics import train_dynamics
 from rollmill.runs.world.encode import EncodeOptions, encode_store
 from rollmill.runs.world.encoder import train_vae
 from rollmill.runs.world.panel import StagePanel
-from rollmill.runs.world.results import FILM, write_world_page
-from rollmill.runs.world.settings import FOLDERS, RECORDS, STAGES, VaeConfig, WorldConfig
+from rollmill.runs.world.settings import STAGES, VaeConfig, WorldConfig
 from rollmill.store.format.schema import STORE_FILE
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.settings import ControllerSettings
@@ -341,7 +343,7 @@ class World:
                 film_dreams(self._place("encode"), self._place("vae"), dynamics, film, raw_store=raw)
             except MissingExtraError as error:
                 log.warning("no film of dreams: %s", error)
-        return {"page": str(write_world_page(self.out))}
+        return {"page": str(write_run_report(self.out))}
 
     # -- what they are made from ---------------------------------------------------------------
 

@@ -6,17 +6,14 @@ from dataclasses import field
 from typing import Literal
 
 from rollmill.core.config import settings
+from rollmill.core.run_kind import FOLDERS
 from rollmill.envs.settings import EnvSettings
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, PictureSettings
 
-STAGES = ("collect", "vae", "encode", "dynamics", "controller", "report")
+STAGES = (*FOLDERS, "report")
 """The stages of a world model, in their order."""
-RECORDS = "stages"
-"""Where each stage writes down how it was run: ``stages/<stage>.json``."""
-FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}
-"""Where each stage leaves what it makes."""
 
 
 @settings

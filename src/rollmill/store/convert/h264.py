@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +20,8 @@ from rollmill.core.fields import Array
 class VideoFile:
     """An mp4 file that takes RGB pictures ``[h, w, 3]`` uint8, all of the size of the first one.
 
-    The file can be played after ``with`` has ended without an error.
+    The file appears under its name when ``with`` has ended without an error, and replaces an earlier one. StoreError
+    where it cannot be written; folders on the way to it are made.
     """
 
     def __init__(self, path: Path, fps: float) -> None:
@@ -24,11 +29,14 @@ class VideoFile:
             raise StoreError(f"fps {fps}: pictures per second must be above 0 and at most 1000")
         self._av = _av()
         self._path = path
+        self._draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         self._rate = Fraction(fps).limit_denominator(1000)
         self._stream: Any = None
 
     def __enter__(self) -> VideoFile:
-        self._container = self._av.open(str(self._path), "w", format="mp4", options={"movflags": "faststart"})
+        with self._writing():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._container = self._av.open(str(self._draft), "w", format="mp4", options={"movflags": "faststart"})
         return self
 
     def add(self, picture: Array) -> None:
@@ -36,7 +44,8 @@ class VideoFile:
         if self._stream is None:
             self._stream = self._begin(*picture.shape[:2])
         frame = self._av.VideoFrame.from_ndarray(picture, format="rgb24")
-        self._container.mux(self._stream.encode(frame))
+        with self._writing():
+            self._container.mux(self._stream.encode(frame))
 
     def _begin(self, height: int, width: int) -> Any:
         stream = self._container.add_stream("libx264", rate=self._rate)
@@ -50,10 +59,23 @@ class VideoFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None and self._stream is not None:
-                self._container.mux(self._stream.encode())
+            with self._writing():
+                try:
+                    if error is None and self._stream is not None:
+                        self._container.mux(self._stream.encode())
+                finally:
+                    self._container.close()
+                if error is None:
+                    os.replace(self._draft, self._path)
         finally:
-            self._container.close()
+            self._draft.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"{self._path}: the video cannot be written: {error.strerror or error}") from error
 
 
 def _even(picture: Array) -> Array:

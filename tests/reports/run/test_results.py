@@ -3,7 +3,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rollmill.offline.results import Results, Row, data_rows, is_monotone
+from rollmill.reports.run.results import Results, Row, data_rows, is_monotone
 
 ROWS = [
     Row.of("dt", [8.0, 10.0], target=10.0, length=4.0),
@@ -86,10 +86,19 @@ def test_results_are_read_back() -> None:
 
 def test_the_plot_has_a_line_per_policy_that_is_asked() -> None:
     plot = Results("x", ROWS).plot()
-    assert plot.startswith("<svg")
-    assert plot.count('class="band"') == 1
+    assert plot.count("<svg") == 2, "for wide pages and for narrow ones"
+    assert plot.count('class="band c0"') == 2
+    assert "<span>dt</span>" in plot
     assert ">behaviour<" in plot
     assert Results("x", ROWS[2:]).plot() == ""
+
+
+def test_policies_that_are_asked_have_colours_of_their_own() -> None:
+    both = [Row.of(name, [1.0, 2.0], target) for name in ("dt", "dt, last") for target in (1.0, 2.0)]
+    plot = Results("x", both).plot()
+    assert 'class="line c1"' in plot
+    assert "<span>dt</span>" in plot
+    assert "<span>dt, last</span>" in plot
 
 
 def test_monotone_means_that_asking_for_more_brings_more() -> None:

@@ -1,13 +1,13 @@
-"""Curves hide nothing: no value is cut off, and an axis that is not linear says so."""
+"""Plots hide nothing: no value is cut off, an axis that is not linear says so, and one has numbers to read it by."""
 
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 
-from rollmill.reports.html.curves import Line, curves
-from rollmill.reports.html.svg import Plot, log_ticks
+from rollmill.reports.html.plots import Line, Plot, curves, histogram_plot, log_ticks, ticks, wide
 
 
 def heights(text: str, kind: str = "line") -> list[list[float]]:
@@ -80,3 +80,56 @@ def test_a_logarithmic_plot_puts_equal_factors_equally_far_apart() -> None:
     plot = Plot((0, 1), (1, 100), log=True)
     assert plot.y(1) - plot.y(10) == pytest.approx(plot.y(10) - plot.y(100))
     assert plot.y(0) == plot.y(1), "what has no logarithm lies at the edge"
+
+
+def test_ticks_are_round_numbers_within_the_range() -> None:
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(-1, 1, 4) == [-1, -0.5, 0, 0.5, 1]
+    assert ticks(3, 3) == [3]
+    assert ticks(-1e308, 1e308) == [-1e308]
+    assert len(ticks(1e9, 1e9 + 1e-3)) >= 1
+
+
+def test_plots_of_extreme_values_stay_finite() -> None:
+    for edges in ([5.0, 5.0], [-1e308, 1e308], [1e9, 1e9 + 1e-7]):
+        text = histogram_plot(edges, [3], label="x", x_title="x", mark=(edges[0], "mean"))
+        assert "nan" not in text
+        assert "inf" not in text
+        ElementTree.fromstring(text)
+
+
+def test_an_axis_has_two_numbers_at_least() -> None:
+    for low, high in ((0.9, 6.4), (0.0, 1.9), (3.9, 9.1), (-1.2, 0.7), (1.1, 1.9)):
+        found = ticks(low, high, 4)
+        assert len(found) >= 2, (low, high)
+        assert all(low <= tick <= high for tick in found)
+
+
+def test_a_value_that_never_changes_is_read_off_the_axis() -> None:
+    """A learning rate of 0.0001 on an axis from -1 to 1 looks like 0."""
+    text = curves([Line("rate", [(0, 1e-4), (10, 1e-4)])], "rate", x_title="frames")
+    assert ">0.0001<" in text
+    assert ">-0.5<" not in text
+    assert ">0<" in curves([Line("zero", [(1, 0.0), (10, 0.0)])], "zero", x_title="frames")
+
+
+def test_long_numbers_have_room_beside_the_axis() -> None:
+    plot = Plot((0, 1), (0.0039151, 0.0039249)).axes()
+    (grid,) = set(re.findall(r'class="grid" d="M(\d+) ', plot.svg()))
+    longest = max(map(len, re.findall(r'text-anchor="end">([^<]*)<', plot.svg())))
+    assert longest >= 8
+    assert int(grid) - 6 >= 6 * longest
+
+
+def test_a_large_plot_is_drawn_for_wide_and_for_narrow_pages() -> None:
+    text = wide(lambda size: Plot((0, 1), (0, 1), size=size).axes().svg())
+    assert re.findall(r'<div class="(\w+)"><svg viewBox="0 0 (\d+) ', text) == [("wide", "960"), ("narrow", "460")]
+
+
+def test_a_plot_in_a_file_of_its_own_has_its_colours_with_it() -> None:
+    plot = Plot((0, 1), (0, 1), label="<b>").axes().line([(0, 0), (1, 1)], "line c1")
+    root = ElementTree.fromstring(plot.file(["one", "two & more"]))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert ".line.c1" in (root[0].text or "")
+    assert "var(" not in (root[0].text or "")
+    assert [e.text for e in root if e.get("class") in ("c0", "c1")] == ["one", "two & more"]

@@ -1,24 +1,23 @@
-"""The page about one run: facts in, HTML out. Sections in the order in which one asks: how did it go, what does it look
-like, what went wrong, what is left of it, where does it come from.
+"""The page about an online run: facts in, HTML out. Sections in the order in which one asks: how did it go, what does
+it look like, what went wrong, what is left of it, where does it come from.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rollmill.core.text import bytes_text
 from rollmill.monitor.console import count_text, duration_text
-from rollmill.reports.html.document import card, document, grid, note, tiles
-from rollmill.reports.html.svg import Plot, escape, number
-from rollmill.reports.html.tables import NONE, Marked, size, table, value
-from rollmill.reports.run import parts
-from rollmill.reports.run.parts import Points, Row, curve_card, pair, points, section, thinned
-
-if TYPE_CHECKING:
-    from rollmill.reports.run.facts import RunFacts
+from rollmill.reports.html.document import card, grid, link, note, pair, paragraph, tiles
+from rollmill.reports.html.elements import NOTHING, Html, join
+from rollmill.reports.html.plots import Plot, spread
+from rollmill.reports.html.tables import NONE, Marked, counted, number, table, value
+from rollmill.reports.run import sections
+from rollmill.reports.run.facts import RunFacts
+from rollmill.reports.run.sections import Points, Row, curve_card, points, thinned
 
 CURVES = (
     ("Return", "episode/return", "mean of the last episodes; band: lowest to highest"),
@@ -62,96 +61,91 @@ FAULTS = (
 )
 
 
-def render_run(facts: RunFacts) -> str:
+def render_online(facts: RunFacts) -> Html:
     """The whole page."""
-    names = parts.metric_names(facts.rows)
     drawn = {name for _, name, _ in CURVES}
-    body = (
-        parts.head(facts),
-        parts.whole(lambda: _tiles(facts)),
-        section("Curves", lambda: _curves(facts)),
-        section("Evaluations", lambda: _evaluations(facts)),
-        section("The environment's own statistics", lambda: _own_statistics(facts.rows, names)),
-        section("Workers and policies", lambda: _comparisons(facts.rows, names)),
-        section("Faults and drops", lambda: parts.faults(facts, FAULTS)),
-        section("Time and memory", lambda: _machine_use(facts.rows)),
-        section("Recorded data", lambda: _data(facts)),
-        section("Videos", lambda: parts.videos(facts)),
-        section("All metrics", lambda: parts.all_metrics(facts.rows, names, drawn)),
-        section("Checkpoints", lambda: parts.checkpoints(facts)),
-        section("Where it comes from", lambda: parts.origin(facts)),
-        section("Configuration", lambda: parts.configuration(facts)),
-        parts.foot(facts),
-    )
-    return document("run", f"{facts.folder.name}: run report", "".join(body), parts.STYLE)
+    every: sections.Sections = {
+        "Curves": lambda: _curves(facts),
+        "Evaluations": lambda: _evaluations(facts),
+        "The environment's own statistics": lambda: _own_statistics(facts.rows),
+        "Workers and policies": lambda: _comparisons(facts.rows),
+        "Faults and drops": lambda: sections.faults(facts, FAULTS),
+        "Time and memory": lambda: _machine_use(facts.rows),
+        "Recorded data": lambda: _data(facts),
+        "Videos": lambda: sections.videos(facts),
+        "All metrics": lambda: sections.all_metrics(facts.rows, drawn),
+        "Checkpoints": lambda: sections.checkpoints(facts),
+        "Where it comes from": lambda: sections.origin(facts),
+    }
+    return sections.run_page("run", facts, f"{facts.folder.name}: run report", [lambda: _tiles(facts)], every)
 
 
 # -- how did it go --------------------------------------------------------------------------------------------
 
 
-def _tiles(facts: RunFacts) -> str:
-    last, sessions = parts.last(facts.rows), facts.diary.get("sessions") or []
+def _tiles(facts: RunFacts) -> Html:
+    last, sessions = sections.last(facts.rows), facts.diary.get("sessions") or []
     frames = facts.state.get("frames") or last.get("frames", 0)
     returns = points(facts.rows, "episode/return")
     best = max((y for _, y in returns), default=None)
     seconds = last.get("time/seconds")
     rates = [y for _, y in points(facts.rows, "time/frames_per_s") if y > 0]
-    figures = (
-        (f"{frames:,}", "frames"),
-        (value(last.get("episode/return")), f"mean return at the end, best {value(best)}"),
-        (f"{last.get('episode/count', 0):,.0f}", "episodes"),
-        (count_text(sorted(rates)[len(rates) // 2]) if rates else NONE, "frames per second (median)"),
-        (duration_text(seconds) if seconds is not None else NONE, f"of training, {len(sessions)} session(s)"),
-        (f"{last.get('learn/batches', 0):,}", "training steps"),
+    return tiles(
+        [
+            (f"{frames:,}", "frames"),
+            (value(last.get("episode/return")), f"mean return at the end, best {value(best)}"),
+            (f"{last.get('episode/count', 0):,.0f}", "episodes"),
+            (count_text(sorted(rates)[len(rates) // 2]) if rates else NONE, "frames per second (median)"),
+            (
+                duration_text(seconds) if seconds is not None else NONE,
+                f"of training, {counted(len(sessions), 'session')}",
+            ),
+            (f"{last.get('learn/batches', 0):,}", "training steps"),
+        ]
     )
-    return tiles(figures)
 
 
 # -- curves ---------------------------------------------------------------------------------------------------
 
 
-def _curves(facts: RunFacts) -> str:
+def _curves(facts: RunFacts) -> Html:
     others = (_curve_card(facts, title, name, about) for title, name, about in CURVES[1:])
     return grid([_return_card(facts.rows), _eval_card(facts), *others])
 
 
-def _curve_card(facts: RunFacts, title: str, name: str, about: str) -> str:
+def _curve_card(facts: RunFacts, title: str, name: str, about: str) -> Html:
     limit = _number_in(facts.config, "max_grad_norm") if name == "learn/grad_norm" else None
     drawn = thinned(points(facts.rows, name))
     if not limit or not drawn or limit > 20 * max(y for _, y in drawn):
         return curve_card(facts.rows, title, {title: name}, "frames", about)
     plot = _plot(drawn, title, [*(y for _, y in drawn), limit])
-    plot.line([(drawn[0][0], limit), (drawn[-1][0], limit)], "mark")
-    plot.line(drawn) if len(drawn) > 1 else plot.points(drawn)
-    return card(str(plot) + note(f"{about}; dashed: learning.max_grad_norm = {limit:g}"), title)
+    plot.line([(drawn[0][0], limit), (drawn[-1][0], limit)], "mark").curve(drawn)
+    return card(plot.svg(), note(f"{about}; dashed: learning.max_grad_norm = {limit:g}"), title=title)
 
 
 def _plot(drawn: Points, label: str, heights: Sequence[float]) -> Plot:
-    low, high = min(heights), max(heights)
-    margin = (high - low) * 0.06 or abs(high) * 0.1
-    return Plot((drawn[0][0], drawn[-1][0]), (low - margin, high + margin), label=label, x_title="frames").axes()
+    return Plot((drawn[0][0], drawn[-1][0]), spread(heights), label=label, x_title="frames").axes()
 
 
-def _return_card(rows: Sequence[Row]) -> str:
+def _return_card(rows: Sequence[Row]) -> Html:
     title, name, about = CURVES[0]
     drawn = thinned(points(rows, name))
     if not drawn:
-        return card('<p class="muted">No episode has ended.</p>', title)
+        return card(paragraph("No episode has ended.", kind="muted"), title=title)
     low, high = thinned(points(rows, f"{name}_min")), thinned(points(rows, f"{name}_max"))
     plot = _plot(drawn, title, [y for _, y in (*drawn, *low, *high)])
     if len(low) == len(high) and len(low) > 1:
         plot.band(low, high)
-    plot.line(drawn) if len(drawn) > 1 else plot.points(drawn)
-    return card(str(plot) + note(about), title)
+    return card(plot.curve(drawn).svg(), note(about), title=title)
 
 
-def _eval_card(facts: RunFacts) -> str:
+def _eval_card(facts: RunFacts) -> Html:
     """Returns of evaluations that were made while the run went on."""
     drawn = points(facts.eval_rows, "eval/return")
     if not drawn:
-        return ""
+        return NOTHING
     plot = _plot(drawn, "Evaluation return", [y for _, y in drawn]).points(drawn).line(drawn)
-    return card(str(plot) + note("of the weights at these frames"), "Evaluation return")
+    return card(plot.svg(), note("of the weights at these frames"), title="Evaluation return")
 
 
 def _number_in(config: str, key: str) -> float | None:
@@ -160,14 +154,15 @@ def _number_in(config: str, key: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def _own_statistics(rows: Sequence[Row], names: Iterable[str]) -> str:
+def _own_statistics(rows: Sequence[Row]) -> Html:
     known = {"episode/return", "episode/return_min", "episode/return_max", "episode/length", "episode/count"}
+    names = sections.metric_names(rows)
     own = [name for name in names if name.startswith(("episode/", "dial/")) and name not in known]
     titles = {name: name.removeprefix("episode/") for name in own}
     return grid(curve_card(rows, titles[name], {titles[name]: name}, "frames") for name in own)
 
 
-def _evaluations(facts: RunFacts) -> str:
+def _evaluations(facts: RunFacts) -> Html:
     rows = [
         [
             entry["file"],
@@ -181,14 +176,15 @@ def _evaluations(facts: RunFacts) -> str:
         for entry in facts.evaluations
     ]
     head = ("file", "frames", "episodes", "mean return", "± standard error", "median", "random policy")
-    return table(head, rows, left=1) if rows else ""
+    return table(head, rows, left=1) if rows else NOTHING
 
 
 # -- side by side ---------------------------------------------------------------------------------------------
 
 
-def _comparisons(rows: Sequence[Row], names: Iterable[str]) -> str:
+def _comparisons(rows: Sequence[Row]) -> Html:
     """Returns by worker and by policy: the last figure, and how it stands against the others."""
+    names = sections.metric_names(rows)
     tables = []
     for title, pattern in (("worker", r"worker(\d+)/return"), ("policy", r"policy(\d+)/(?:episode/)?return")):
         found = {int(m[1]): name for name in names if (m := re.fullmatch(pattern, name))}
@@ -198,7 +194,7 @@ def _comparisons(rows: Sequence[Row], names: Iterable[str]) -> str:
     return pair(*tables)
 
 
-def _compared(title: str, last: Mapping[int, float], rows: Sequence[Row], names: Mapping[int, str]) -> str:
+def _compared(title: str, last: Mapping[int, float], rows: Sequence[Row], names: Mapping[int, str]) -> Html:
     mean = sum(last.values()) / len(last)
     spread = math.sqrt(sum((y - mean) ** 2 for y in last.values()) / len(last))
     cells: list[list[Any]] = []
@@ -213,7 +209,7 @@ def _compared(title: str, last: Mapping[int, float], rows: Sequence[Row], names:
 # -- what went wrong ------------------------------------------------------------------------------------------
 
 
-def _machine_use(rows: Sequence[Row]) -> str:
+def _machine_use(rows: Sequence[Row]) -> Html:
     shares = [[label, f"{100 * _mean(rows, name):.0f} %"] for label, name in PHASES if points(rows, name)]
     usage = [
         [label, number(drawn[-1][1]), number(max(y for _, y in drawn))]
@@ -221,8 +217,8 @@ def _machine_use(rows: Sequence[Row]) -> str:
         if (drawn := points(rows, name))
     ]
     return pair(
-        table(("phase", "share of the time"), shares, left=1) if shares else "",
-        table(("use", "at the end", "highest"), usage, left=1) if usage else "",
+        table(("phase", "share of the time"), shares, left=1) if shares else NOTHING,
+        table(("use", "at the end", "highest"), usage, left=1) if usage else NOTHING,
     )
 
 
@@ -234,8 +230,8 @@ def _mean(rows: Sequence[Row], name: str) -> float:
 # -- what is left of it ---------------------------------------------------------------------------------------
 
 
-def _data(facts: RunFacts) -> str:
-    last, found = parts.last(facts.rows), facts.data
+def _data(facts: RunFacts) -> Html:
+    last, found = sections.last(facts.rows), facts.data
     figures: list[tuple[str, str]] = []
     if found:
         try:
@@ -245,7 +241,7 @@ def _data(facts: RunFacts) -> str:
                 ("episodes", f"{episodes['total']:,}, {episodes['whole']:,} whole"),
                 ("steps", f"{found['rows']['steps']:,}"),
                 ("mean return", f"{value(returns['mean'])} ± {value(returns['std'])}"),
-                ("on disk", size(stored)),
+                ("on disk", bytes_text(stored)),
             ]
         except (KeyError, TypeError):
             figures = [("report", "data_report.json is of another version")]
@@ -256,6 +252,6 @@ def _data(facts: RunFacts) -> str:
             ("on disk", bytes_text(last["record/bytes"])),
         ]
     if not figures:
-        return ""
-    link = f'<p><a href="{escape(facts.data_page)}">Report of the recorded data</a></p>' if facts.data_page else ""
-    return pair(table(("data", ""), [list(row) for row in figures], left=2)) + link
+        return NOTHING
+    more = paragraph(link(facts.data_page, "Report of the recorded data")) if facts.data_page else NOTHING
+    return join(pair(table((), figures, left=2)), more)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
-from rollmill.runs.world.curves import BY_GENERATION, GenerationRow, write_curves
-from rollmill.runs.world.page import figure, metric_curves, reconstructions, search_plots
+from rollmill.reports.run.world import metric_curves, search_plots
+from rollmill.runs.world.generations import PLOTS, GenerationRow, write_generations
 
 
 def rows(first: float) -> list[dict[str, float]]:
@@ -42,25 +43,20 @@ def test_metrics_that_exist_on_one_side_only_say_which() -> None:
 
 
 def test_the_plots_of_a_search_are_shown(tmp_path: Path) -> None:
-    write_curves(
-        tmp_path, [GenerationRow(k, k, k, 1.0, 1.0 * k, 2.0 * k, 0.0, 0.1, 0, None, None, None) for k in (1, 2)]
-    )
+    write_generations(tmp_path, [])
+    assert search_plots(tmp_path) == ""
+    champions = (None, None, None), (3.0, 2.5, 3.0), (None, None, 3.0)
+    rows = [GenerationRow(k + 1, 100 * k, 400 * k, 1.0, 1.0 * k, 2.0 * k, 0.0, 0.1, 0, *champions[k]) for k in range(3)]
+    write_generations(tmp_path, rows)
     text = search_plots(tmp_path)
-    assert text.count("data:image/svg+xml") == 2
-    assert BY_GENERATION.removesuffix(".svg").replace("_", " ") in text
+    assert text.count("<svg") == 2
+    assert text.count('class="band c0"') == 2
+    assert len(re.findall(r'class="point c1" d="M[^M"]*"', text)) == 2, "one evaluation, two plots"
+    assert all(title in text for title in (">generations<", ">environment steps<"))
+    for name in PLOTS.values():
+        ElementTree.parse(tmp_path / name)
 
 
-def test_files_from_elsewhere_are_not_shown(tmp_path: Path) -> None:
-    """A folder of somebody else's may hold links to files that are nobody's business."""
-    (tmp_path / "secret").write_text("the password")
-    folder = tmp_path / "vae"
-    (folder / "pictures").mkdir(parents=True)
-    (folder / "plot.svg").symlink_to("../secret")
-    (folder / "pictures" / "reconstructions-000000010.png").symlink_to("../../secret")
-    (folder / "dreams.mp4").symlink_to("../secret")
-    for text in (search_plots(folder), reconstructions(folder), figure(folder / "dreams.mp4", "video/mp4", folder, "")):
-        assert "it is a link that leads out of" in text
-        assert "base64" not in text
-    (folder / "plot.svg").unlink()
-    (folder / "plot.svg").mkdir()
-    assert "it is a folder, not a file" in search_plots(folder)
+def test_a_search_of_one_generation_has_plots(tmp_path: Path) -> None:
+    write_generations(tmp_path, [GenerationRow(1, 9, 9, 1.0, 1.0, 2.0, 0.0, 0.1, 0, None, None, None)])
+    assert 'class="point c0"' in search_plots(tmp_path)

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rollmill.core.text import columns
-from rollmill.reports.html.svg import Plot, number
+from rollmill.reports.html.elements import NOTHING, Html, join
+from rollmill.reports.html.plots import Plot, legend, spread, wide
+from rollmill.reports.html.style import HUES
+from rollmill.reports.html.tables import number
 
 TOP = 0.1
 """Share of the data's episodes whose mean return stands in a row of its own."""
@@ -155,38 +158,37 @@ class Results:
         rows = [Row(**{name: row[name] for name in names}) for row in saved["rows"]]
         return Results(saved["title"], rows, notes=tuple(saved.get("notes", ())))
 
-    def plot(self) -> str:
-        """Achieved against asked for, as SVG: a line per policy that is asked, marks for those that are not."""
+    def plot(self) -> Html:
+        """Achieved against asked for: a line for each policy that is asked, marks for those that are not."""
         asked = [row for row in self.rows if row.target is not None]
         if not asked:
-            return ""
+            return NOTHING
+        return join(wide(lambda size: self._draw(asked, size)), legend(list(dict.fromkeys(r.policy for r in asked))))
+
+    def _draw(self, asked: Sequence[Row], size: tuple[int, int]) -> Html:
         targets = [row.target for row in asked if row.target is not None]
         level = [row for row in self.rows if row.target is None and not row.policy.startswith("data")]
-        values = [bound for row in (*asked, *level) for bound in _bounds(row)] + targets
-        low, high = min(values), max(values)
-        margin = 0.05 * (high - low) or 1.0
-        x_range = (min(targets) - margin, max(targets) + margin)
+        x_range = spread(targets)
         plot = Plot(
             x_range,
-            (low - margin, high + margin),
-            width=760,
-            height=340,
+            spread([bound for row in (*asked, *level) for bound in _bounds(row)] + targets),
+            size=size,
             label="achieved against asked return",
             x_title="return asked for",
-            y_title="return achieved (± standard error); dashed: as asked, and policies that are not asked",
+            y_title="return achieved (± standard error); dashed: as asked, and those not asked",
         ).axes()
         plot.line([(bound, bound) for bound in x_range], "mark")
         for row in level:
             plot.line([(x_range[0], row.mean), (x_range[1], row.mean)], "mark")
             plot.note(x_range[1], row.mean, row.policy)
-        for policy in dict.fromkeys(row.policy for row in asked):
+        for k, policy in enumerate(dict.fromkeys(row.policy for row in asked)):
             own = sorted((row for row in asked if row.policy == policy), key=lambda row: row.target or 0.0)
-            points = [(row.target or 0.0, row.mean) for row in own]
-            bounds = [_bounds(row) for row in own]
-            plot.band([(p[0], b[0]) for p, b in zip(points, bounds)], [(p[0], b[1]) for p, b in zip(points, bounds)])
-            plot.line(points).points(points)
-            plot.note(points[0][0], points[0][1], policy, before=False)
-        return str(plot)
+            places, bounds = [row.target or 0.0 for row in own], [_bounds(row) for row in own]
+            colour, points = f"c{k % len(HUES)}", [(row.target or 0.0, row.mean) for row in own]
+            lower, upper = zip(*bounds)
+            plot.band(list(zip(places, lower)), list(zip(places, upper)), f"band {colour}")
+            plot.line(points, f"line {colour}").points(points, f"point {colour}")
+        return plot.svg()
 
 
 def _worse(row: Row, clone: Row) -> str:
