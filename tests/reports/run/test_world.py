@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.world import metric_curves, search_plots
 from rollmill.runs.world.generations import PLOTS, GenerationRow, write_generations
 
@@ -40,6 +42,15 @@ def test_metrics_that_exist_on_one_side_only_say_which() -> None:
     assert ">held out</text>" in text
     assert "legend" not in text
     assert metric_curves([{"frames": 1, "learn/loss": 2.0, "learn/learning_rate": 1.0}]) == "", "one point is no curve"
+
+
+def test_figures_that_have_a_curve_are_not_drawn_again(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("encoder: {}\npictures: {}\n")
+    metrics = [{**row, "learn/learning_rate": 0.1, "time/seconds": 1.0} for row in rows(2.0)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    text = write_run_report(tmp_path).read_text()
+    assert "<summary>2 more curves</summary>" in text
+    assert text.count('aria-label="loss over updates"') == 1
 
 
 def test_the_plots_of_a_search_are_shown(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def render_stage(facts: RunFacts, stage: Stage) -> Html:
         "Search": lambda: search_plots(folder),
         "Curves": lambda: metric_curves(facts.rows, unit),
         "Warnings and errors": lambda: sections.faults(facts),
-        "All metrics": lambda: sections.all_metrics(facts.rows, (), unit),
+        "All metrics": lambda: sections.all_metrics(facts.rows, _drawn(facts.rows), unit),
         "Checkpoints": lambda: sections.checkpoints(facts, unit),
         "Where it comes from": lambda: sections.origin(facts, unit.removesuffix("s")) if facts.diary else NOTHING,
     }
@@ -164,10 +164,13 @@ def reconstructions(folder: Path, media: Media) -> Html:
 
 def metric_curves(rows: Sequence[Row], unit: str = "updates") -> Html:
     """Everything that was learnt and validated; a figure of training and its held-out twin share a plot."""
-    names = sections.metric_names(rows)
-    figures = dict.fromkeys(name.partition("/")[2] for name in names if name.startswith((TRAINING, HELD_OUT)))
-    wanted = [figure for figure in figures if "rate" not in figure and "norm" not in figure]
-    return grid(card(_curve(rows, figure, unit), title=figure) for figure in wanted)
+    figures = dict.fromkeys(name.partition("/")[2] for name in _drawn(rows))
+    return grid(card(_curve(rows, figure, unit), title=figure) for figure in figures)
+
+
+def _drawn(rows: Sequence[Row]) -> list[str]:
+    names = [name for name in sections.metric_names(rows) if name.startswith((TRAINING, HELD_OUT))]
+    return [name for name in names if "rate" not in name and "norm" not in name]
 
 
 def _curve(rows: Sequence[Row], figure: str, unit: str) -> Html:
