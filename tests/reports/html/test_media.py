@@ -43,7 +43,11 @@ def test_what_lies_elsewhere_is_not_given_away(tmp_path: Path) -> None:
     (folder / "folder.mp4").mkdir()
     (folder / "kept.mp4").write_bytes(b"film")
     (folder / "same.mp4").symlink_to(folder / "kept.mp4")
-    for name in ("x.mp4", "gone.mp4", "folder.mp4", "missing.mp4"):
+    for name, said in (("x.mp4", "leads out of"), ("folder.mp4", "it is a folder, not a file")):
+        shown = Media(folder).figure(folder / name)
+        assert said in shown
+        assert "data:" not in shown
+    for name in ("gone.mp4", "missing.mp4"):
         assert Media(folder).figure(folder / name) == "", name
     assert "data:video/mp4" in Media(folder).figure(folder / "same.mp4"), "a link within the folder leads nowhere else"
 
