@@ -23,7 +23,7 @@ from common import record
 
 from rollmill.core.machine import available_cores
 from rollmill.offline.data import WindowLoader, open_store, scales_of, select
-from rollmill.offline.fit import Fitter
+from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import DataSettings, FitSettings, SequenceSettings
 from rollmill.runs.train.build import choose_device
@@ -72,7 +72,7 @@ def rates(options: argparse.Namespace) -> dict[str, float]:
     """Steps (real tokens' worth of data) per second: read alone, and learnt from. CPU seconds are less noisy."""
     loader, model, device = parts(options)
     torch.set_num_threads(1)
-    fitter = Fitter(model, loader, FitSettings(batch_size=options.batch), 0)
+    fitter = PolicyFitter(model, loader, FitSettings(batch_size=options.batch), 0)
     fitter.train_step()  # what happens once
     fitter.metrics()
     begun = time.perf_counter()

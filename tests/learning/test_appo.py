@@ -165,7 +165,7 @@ def test_a_failure_in_a_thread_comes_home(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise ArithmeticError("told to fail")
 
-    monkeypatch.setattr(threaded._step._twins[0], "unroll", fail)
+    monkeypatch.setattr(threaded._step._replicas.networks[1], "unroll", fail)
     with pytest.raises(ArithmeticError, match="told to fail"):
         threaded.train(rig.collect())
 

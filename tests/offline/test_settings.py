@@ -8,7 +8,7 @@ from rollmill.runs.offline.settings import OfflineConfig, check_offline
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("evaluation.targets=[1, .nan]", "targets must be finite"),
+        ("evaluation.targets=[1, .nan]", "a finite number is expected"),
         ("evaluation.targets=[1, 1]", "a target is given twice"),
         ("evaluation.envs=0", "envs and final_episodes must be at least 1"),
         ("evaluation.seed=-1", "seed must not be negative"),

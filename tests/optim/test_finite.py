@@ -30,4 +30,12 @@ def test_every_place_is_named() -> None:
     steep.weight.grad = torch.tensor([[0.0, torch.nan]])
     assert "the gradient of weight at index [0, 1]" in explain_non_finite(steep, lambda: steep(good), {"x": good})
     steep.weight.grad = None
+    terms = {"value": 1.0, "entropy": float("inf")}
+    assert "the loss term entropy (inf)" in explain_non_finite(steep, lambda: steep(good), {"x": good}, terms)
     assert "no single place" in explain_non_finite(steep, lambda: steep(good), {"x": torch.ones(1, dtype=torch.uint8)})
+
+
+def test_a_bad_buffer_is_named_by_the_layer_that_reads_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    model[1].running_mean[0] = torch.nan  # type: ignore[index]
+    assert "layer 1 (BatchNorm1d)" in explain_non_finite(model, lambda: model(torch.ones(3, 2)), {})

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.core.errors import NonFiniteError
-from rollmill.optim.schedules import KlAdaptiveRate, Schedule
+from rollmill.optim.schedules import KlAdaptiveRate, Schedule, WarmupCosine
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,19 @@ def test_overshooting_the_plan_stays_at_the_end():
 def test_impossible_progress_is_refused(progress):
     with pytest.raises(ValueError, match="progress must be 0 or more"):
         Schedule(1.0).at(progress)
+
+
+def test_the_rate_warms_up_in_a_line_and_falls_along_a_cosine():
+    rate = WarmupCosine(2.0, 0.1, warmup=4)
+    assert [rate.at(step, 0.0) for step in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+    assert rate.at(9, 0.5) == pytest.approx(2.0 * 0.55)
+    assert rate.at(9, 1.0) == rate.at(9, 1.5) == pytest.approx(0.2)
+    assert WarmupCosine(2.0, 0.1).at(0, 0.0) == 2.0
+
+
+@given(st.floats(0, 1))
+def test_the_highest_rate_is_the_one_asked_for_to_the_last_bit(end):
+    assert WarmupCosine(3e-4, end).at(0, 0.0) == 3e-4
 
 
 def test_the_rate_follows_the_kl():

@@ -7,15 +7,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
-
-import torch
-from torch import Tensor, nn
 
 from rollmill.core.errors import RollmillError
 from rollmill.learning.batch import Pieces
 from rollmill.models.actor_critic import ActorCritic
+from rollmill.optim import finite
 
 log = logging.getLogger("rollmill")
 
@@ -25,57 +22,10 @@ class ValueCollapseError(RollmillError):
 
 
 def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, float]) -> str:
-    """Where the first NaN or infinity is: data, weights, a layer, a loss term, or a gradient."""
-    for name, tensor in _inputs(pieces):
-        if (place := first_bad(tensor)) is not None:
-            return f"the batch itself: {name} at index {place}"
-    for name, parameter in model.named_parameters():  # running moments only pass on what others did
-        if (place := first_bad(parameter)) is not None:
-            return f"the weights: {name} at index {place}"
-    if layer := _first_bad_layer(model, pieces):
-        return f"the output of layer {layer}"
-    for name, value in terms.items():
-        if not math.isfinite(value):
-            return f"the loss term {name} ({value})"
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and (place := first_bad(parameter.grad)) is not None:
-            return f"the gradient of {name} at index {place}"
-    return "no single place (it vanished when the step was repeated)"
-
-
-def _inputs(pieces: Pieces) -> list[tuple[str, Tensor]]:
-    named = [(f"observation {name!r}", x) for name, x in pieces.obs.items()]
-    named += [(name, getattr(pieces, name)) for name in ("reward", "log_prob", "value", "action", "advantage")]
-    return [(name, x) for name, x in named if x.is_floating_point()]
-
-
-def first_bad(tensor: Tensor) -> list[int] | None:
-    """Index of the first NaN or infinity; None where there is none."""
-    bad = (~torch.isfinite(tensor)).nonzero()
-    return bad[0].tolist() if len(bad) else None
-
-
-@torch.no_grad()
-def _first_bad_layer(model: ActorCritic, pieces: Pieces) -> str:
-    """Repeat the forward pass and listen to every module; the first to speak nonsense is named."""
-    found: list[str] = []
-
-    def listen(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
-        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
-            outputs = output if isinstance(output, tuple) else (output,)
-            floats = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
-            if not all(torch.isfinite(x).all() for x in floats):
-                found.append(f"{name} ({type(module).__name__})")
-
-        return module.register_forward_hook(hook)
-
-    handles = [listen(name, module) for name, module in model.named_modules() if name]
-    try:
-        model.unroll(pieces.obs, pieces.first, pieces.state)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found[0] if found else ""
+    """Where the first NaN or infinity of a minibatch is, in words; ``terms``: parts of its loss."""
+    inputs = {f"observation {name!r}": x for name, x in pieces.obs.items()}
+    inputs |= {name: getattr(pieces, name) for name in ("reward", "log_prob", "value", "action", "advantage")}
+    return finite.explain_non_finite(model, lambda: model.unroll(pieces.obs, pieces.first, pieces.state), inputs, terms)
 
 
 class Alarms:

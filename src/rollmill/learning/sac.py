@@ -24,7 +24,6 @@ from rollmill.core.slots import OBS
 from rollmill.learning.critics import Critics
 from rollmill.learning.experience import Experience, Transitions
 from rollmill.learning.figures import Sums
-from rollmill.learning.guards import first_bad
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.weights import WeightBoard
@@ -44,6 +43,7 @@ from rollmill.models.saving import (
 )
 from rollmill.models.settings import ModelSettings
 from rollmill.optim.adam import Adam
+from rollmill.optim.finite import first_bad_place
 from rollmill.optim.schedules import Schedule
 from rollmill.store.replay import REPLAY_SHAPE
 
@@ -240,12 +240,7 @@ class Sac:
         groups |= {"the weights of the policy": dict(self.model.named_parameters())}
         groups |= {"the weights of the critics": dict(self.critics.named_parameters())}
         groups |= {"the temperature": {"log_temperature": self._log_temperature}}
-        found = (
-            f"{group}: {key} at index {bad}"
-            for group, tensors in groups.items()
-            for key, x in tensors.items()
-            if x.is_floating_point() and (bad := first_bad(x)) is not None
-        )
+        found = (f"{group}: {bad}" for group, tensors in groups.items() if (bad := first_bad_place(tensors)))
         place = next(found, f"the loss or the gradient of the {name} (loss {loss.item():g})")
         raise NonFiniteError(
             f"NaN or infinity while learning (policy {self.policy_id}, batch {self.version + 1}, optimizer step "

@@ -6,10 +6,8 @@ operator, whose threads would wait for each other at every layer. Whole micro-ba
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -20,6 +18,7 @@ from rollmill.learning.settings import LearningSettings
 from rollmill.learning.step import Step
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.optim.adam import Optimizer
+from rollmill.optim.replicas import Replicas
 
 
 class ThreadedStep(Step):
@@ -33,34 +32,19 @@ class ThreadedStep(Step):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__(model, optimizer, settings, ranks)
-        self._twins = [_twin(model) for _ in range(settings.threads - 1)]
-        self._pool = ThreadPoolExecutor(len(self._twins), thread_name_prefix="learner")
+        self._replicas = Replicas.on_threads(model, settings.threads, "learner")
 
     def own_gradients(self, minibatch: Pieces) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
-        for twin in self._twins:
-            twin.zero_grad(set_to_none=True)
         rows = minibatch.valid.sum().clamp(min=1)
         parts = deque(micro_batches(minibatch, self._part_rows(minibatch)))
-        others = [self._pool.submit(self.add_gradients, twin, _take(parts), rows) for twin in self._twins]
-        found = [self.add_gradients(self.model, _take(parts), rows), *(other.result() for other in others)]
-        for twin in self._twins:
-            _move_gradients(twin, self.model)
+        shares = [_take(parts) for _ in range(self.settings.threads)]
+        found = self._replicas.gradients(lambda model, share: self.add_gradients(model, share, rows), shares)
         return torch.stack([figures for figures in found if figures is not None]).sum(dim=0)
 
     def _part_rows(self, minibatch: Pieces) -> int:
         """Rows of a micro-batch: as set, or else one part for each thread."""
         rows = minibatch.reward.numel()
         return self.settings.micro_batch or -(-rows // self.settings.threads)
-
-
-def _twin(model: ActorCritic) -> ActorCritic:
-    """A network over the same weights and buffers, with gradients of its own."""
-    twin = copy.deepcopy(model)
-    mine, theirs = (*twin.parameters(), *twin.buffers()), (*model.parameters(), *model.buffers())
-    for own, other in zip(mine, theirs, strict=True):
-        own.data = other.data
-    return twin
 
 
 def _take(parts: deque[Pieces]) -> Iterator[Pieces]:
@@ -70,14 +54,3 @@ def _take(parts: deque[Pieces]) -> Iterator[Pieces]:
             yield parts.popleft()
         except IndexError:
             return
-
-
-@torch.no_grad()
-def _move_gradients(source: ActorCritic, target: ActorCritic) -> None:
-    for theirs, own in zip(source.parameters(), target.parameters(), strict=True):
-        if theirs.grad is None:
-            continue
-        if own.grad is None:
-            own.grad = theirs.grad
-        else:
-            own.grad += theirs.grad

@@ -7,10 +7,8 @@ row t lies in, or, where row t opens a slot, in the last but one row of the slot
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +18,7 @@ from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest
 from rollmill.core.slots import Arena
 from rollmill.offline.model import SequencePolicy
+from rollmill.optim.precision import autocast
 
 
 @dataclass
@@ -82,18 +81,13 @@ class TargetPolicy:
         begins, where = self._tensor(first), self._tensor(lanes)
         left = torch.where(begins, self._targets[where], self._left[where] - self._tensor(reward))
         self._left[where] = left
-        with self._precision():
+        with autocast(self._device, self._autocast):
             params = self._model.step(seen, self._last[where], left, begins, where, self._memory)
         action, log_prob = self._model.head.decide(
             params.float(), seen.get("action_mask"), self._generator, self._deterministic
         )
         self._last[where] = action.to(self._last.dtype)
         return Answer(action.cpu().numpy(), log_prob.cpu().numpy(), left.cpu().numpy())
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self._autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, self._autocast)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

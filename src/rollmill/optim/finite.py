@@ -1,35 +1,49 @@
-"""Where a NaN or infinity began: in the data, the weights, a layer, or a gradient."""
+"""Where a NaN or infinity began: in the data, the weights, a layer, a loss term, or a gradient."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 
-def explain_non_finite(model: nn.Module, forward: Callable[[], object], inputs: Mapping[str, Tensor]) -> str:
-    """The first bad place in words. ``forward`` repeats the pass that went wrong, ``inputs`` are what it reads."""
-    for name, tensor in inputs.items():
-        if (place := first_bad(tensor)) is not None:
-            return f"the batch itself: {name} at index {place}"
-    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if (place := first_bad(parameter)) is not None:
-            return f"the weights: {name} at index {place}"
+def explain_non_finite(
+    model: nn.Module,
+    forward: Callable[[], object],
+    inputs: Mapping[str, Tensor],
+    terms: Mapping[str, float] | None = None,
+) -> str:
+    """The first bad place in words.
+
+    ``forward`` repeats the pass that went wrong, ``inputs`` are what it reads, ``terms`` are parts of its loss.
+    """
+    if place := first_bad_place(inputs):
+        return f"the batch itself: {place}"
+    # Buffers are left out: running moments only pass on what others did, and the layer that reads them is named.
+    if place := first_bad_place(dict(model.named_parameters())):
+        return f"the weights: {place}"
     if layer := _first_bad_layer(model, forward):
         return f"the output of layer {layer}"
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and (place := first_bad(parameter.grad)) is not None:
-            return f"the gradient of {name} at index {place}; a lower learning rate may help"
+    for name, value in (terms or {}).items():
+        if not math.isfinite(value):
+            return f"the loss term {name} ({value})"
+    gradients = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
+    if place := first_bad_place(gradients):
+        return f"the gradient of {place}; a lower learning rate may help"
     return "no single place (it vanished when the step was repeated)"
 
 
-def first_bad(tensor: Tensor) -> list[int] | None:
-    """Index of the first NaN or infinity; None where there is none."""
-    if not tensor.is_floating_point():
-        return None
-    bad = (~torch.isfinite(tensor)).nonzero()
-    return bad[0].tolist() if len(bad) else None
+def first_bad_place(tensors: Mapping[str, Tensor]) -> str:
+    """Name and index of the first NaN or infinity; empty where there is none."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if len(bad):
+            return f"{name} at index {bad[0].tolist()}"
+    return ""
 
 
 @torch.no_grad()
@@ -40,7 +54,7 @@ def _first_bad_layer(model: nn.Module, forward: Callable[[], object]) -> str:
     def listen(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             outputs = output if isinstance(output, tuple) else (output,)
-            if any(isinstance(x, Tensor) and first_bad(x) is not None for x in outputs):
+            if first_bad_place({str(k): x for k, x in enumerate(outputs) if isinstance(x, Tensor)}):
                 found.append(f"{name} ({type(module).__name__})")
 
         return module.register_forward_hook(hook)

@@ -36,6 +36,21 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class WarmupCosine:
+    """A learning rate that grows in a line for ``warmup`` steps and falls to ``end`` of itself along half a cosine."""
+
+    rate: float
+    end: float
+    """Share of the rate that is left when progress is 1."""
+    warmup: int = 0
+
+    def at(self, step: int, progress: float) -> float:
+        """The rate of optimizer step ``step``, counted from 0, when ``progress`` (done / planned) is reached."""
+        share = Schedule(1.0, self.end, "cosine").at(progress)
+        return self.rate * share * min(1.0, (step + 1) / max(1, self.warmup))
+
+
+@dataclass(frozen=True)
 class KlAdaptiveRate:
     """A learning rate that keeps the policy's steps near a KL of ``target``.
 

@@ -157,11 +157,11 @@ def test_nan_stops_the_training_and_the_folder_says_where(
     def train_step(self: Any) -> None:
         if self.step == 6:
             with torch.no_grad():
-                self.encoder.painter.begin.weight[2, 1] = torch.nan
+                self.model.painter.begin.weight[2, 1] = torch.nan
         stopping(self)
 
     monkeypatch.setattr(world_vae.EncoderFitter, "train_step", train_step)
-    with pytest.raises(NonFiniteError, match=r"step 7 .*painter.begin.weight at index \[2, 1\]"):
+    with pytest.raises(NonFiniteError, match=r"step 7: .*painter.begin.weight at index \[2, 1\]"):
         fit(store, tmp_path / "run", "fit.steps=12")
     found = RunFolder(tmp_path / "run").read_state()
     assert found is not None

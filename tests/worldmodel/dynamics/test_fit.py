@@ -86,7 +86,9 @@ def test_a_resumed_fit_goes_on_exactly(store: Store) -> None:
         whole.train_step()
     for _ in range(3):
         first.train_step()
-    second.load_state(first.state())
+    state = first.state()
+    assert set(state) == {"step", "seconds", "model", "optimizer"}  # as in files of version 0.1
+    second.load_state(state)
     for _ in range(3):
         second.train_step()
     assert second.step == 6

@@ -7,12 +7,11 @@ import torch
 from picturing import SHAPE, TINY, picture_store
 from running import assert_same
 
-from rollmill.core.errors import ConfigError, NonFiniteError
-from rollmill.core.machine import has_fast_bfloat16
+from rollmill.core.errors import NonFiniteError
 from rollmill.models.saving import weights_of
 from rollmill.store.reader import Store
 from rollmill.worldmodel.encoder.file import build_encoder
-from rollmill.worldmodel.encoder.fit import EncoderFitter, precision, rate_share
+from rollmill.worldmodel.encoder.fit import EncoderFitter
 from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, PictureSettings
 
@@ -61,6 +60,7 @@ def test_a_fit_that_goes_on_is_the_one_that_was_never_stopped(store: Store) -> N
     for _ in range(5):
         second.train_step()
     one, two = whole.state(), second.state()
+    assert set(one) == {"step", "seconds", "position", "encoder", "optimizer"}  # as in files of version 0.1
     one.pop("seconds"), two.pop("seconds")
     assert_same(one, two)
     for fitter in (whole, first, second):
@@ -71,14 +71,14 @@ def test_threads_share_a_batch_and_give_the_same_gradient(store: Store, monkeypa
     # Each piece has noise of its own; without it they must add up to the whole.
     monkeypatch.setattr(torch, "randn", lambda shape, **_: torch.zeros(shape))
     shared, single = make_fitter(store, threads=2), make_fitter(store, threads=1)
-    assert (shared._threads, single._threads) == (2, 1)
+    assert [len(fitter.replicas.networks) for fitter in (shared, single)] == [2, 1]
     images = torch.from_numpy(single.batches.pool(0)[:31])  # uneven pieces
-    losses = [fitter._gradients(images)[0] for fitter in (shared, single)]
+    losses = [fitter.gradients(images)["loss"] for fitter in (shared, single)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for one, two in zip(shared.encoder.parameters(), single.encoder.parameters()):
+    for one, two in zip(shared.model.parameters(), single.model.parameters()):
         torch.testing.assert_close(one.grad, two.grad, rtol=1e-3, atol=1e-4)
     alone = make_fitter(store, "autoencoder", threads=2)
-    assert alone._threads == 1  # it measures its scale over the whole batch
+    assert len(alone.replicas.networks) == 1  # it measures its scale over the whole batch
     for fitter in (shared, single, alone):
         fitter.close()
 
@@ -97,17 +97,17 @@ def test_nan_stops_at_once_and_names_the_place(store: Store) -> None:
     fitter = make_fitter(store)
     fitter.train_step()
     with torch.no_grad():
-        fitter.encoder.moments.bias[1] = torch.nan
-    before = weights_of(fitter.encoder)
-    with pytest.raises(NonFiniteError, match=r"optimizer step 2 \(batch 2 .*the weights: moments.bias at index \[1\]"):
+        fitter.model.moments.bias[1] = torch.nan
+    before = weights_of(fitter.model)
+    with pytest.raises(NonFiniteError, match=r"at optimizer step 2: .* the weights: moments.bias at index \[1\]"):
         fitter.train_step()
-    assert_same(weights_of(fitter.encoder), before)  # nothing was spoilt by a step
+    assert_same(weights_of(fitter.model), before)  # nothing was spoilt by a step
     fitter.close()
 
 
 def test_nan_that_begins_in_a_layer_is_found_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fitter = make_fitter(store)
-    layer = fitter.encoder.painter.begin
+    layer = fitter.model.painter.begin
     forward = layer.forward
     monkeypatch.setattr(layer, "forward", lambda x: forward(x) / 0.0)
     with pytest.raises(NonFiniteError, match=r"the output of layer painter.begin \(Linear\)"):
@@ -115,20 +115,17 @@ def test_nan_that_begins_in_a_layer_is_found_there(store: Store, monkeypatch: py
     fitter.close()
 
 
-def test_the_learning_rate_rises_and_falls() -> None:
-    shares = [rate_share(step, 100, 10, 0.1) for step in range(101)]
-    assert shares[0] == pytest.approx(1 / 11)
-    assert max(shares) == shares[10] == 1.0
-    assert shares[55] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
-    assert shares[100] == pytest.approx(0.1)
-
-
-def test_slow_bfloat16_is_refused() -> None:
-    if has_fast_bfloat16():
-        pytest.skip("this machine has it")
-    with pytest.raises(ConfigError, match="slower with it"):
-        precision(EncoderFitSettings(precision="bfloat16"), torch.device("cpu"))
-    assert precision(EncoderFitSettings(), torch.device("cpu")) is None
+def test_the_cosine_of_the_learning_rate_begins_after_the_warm_up(store: Store) -> None:
+    fitter = make_fitter(store, steps=100, warmup_steps=10, end_rate=0.1, learning_rate=1.0)
+    rates = []
+    for step in range(101):
+        fitter.step = step
+        rates.append(fitter._set_rate())
+    assert rates[:11] == pytest.approx([(step + 1) / 11 for step in range(11)])
+    assert max(rates) == rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
+    assert rates[100] == pytest.approx(0.1)
+    fitter.close()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +147,7 @@ def test_settings_that_make_no_sense_are_refused(make: object, message: str) -> 
 
 def test_closing_ends_all_threads(store: Store) -> None:
     before = set(threading.enumerate())
-    fitter = make_fitter(store)
+    fitter = make_fitter(store, threads=2)
     fitter.train_step()
     assert {thread.name[:3] for thread in set(threading.enumerate()) - before} == {"pic", "fit"}
     fitter.close()

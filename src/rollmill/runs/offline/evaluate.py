@@ -16,9 +16,9 @@ from rollmill.core.process_scope import household
 from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
 from rollmill.offline.data import check_spec
-from rollmill.offline.fit import precision
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import EvaluationSettings, FitSettings
+from rollmill.optim.precision import matmul_dtype
 from rollmill.reports.run.offline import Film, write_comparison
 from rollmill.reports.run.results import Results, Row
 from rollmill.runs.evaluate.play import Figures
@@ -171,7 +171,7 @@ def _which_weights(entry: Entry, last: bool) -> str:
 
 def _precision(fit: FitSettings, device: torch.device) -> torch.dtype | None:
     """As it was fitted; where that was on a machine with bfloat16 and this is none, float32."""
-    return precision(replace(fit, precision="auto") if fit.precision == "bfloat16" else fit, device)
+    return matmul_dtype("auto" if fit.precision == "bfloat16" else fit.precision, device)
 
 
 def _entry(run: Path, options: CompareOptions) -> Entry:

@@ -29,9 +29,10 @@ from rollmill.core.seeds import Seeds
 from rollmill.models.saving import load_weights, weights_of
 from rollmill.monitor.console import duration_text
 from rollmill.offline.data import WindowLoader, fit_normaliser
-from rollmill.offline.fit import Fitter, precision
+from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.held_out import HeldOut
 from rollmill.offline.model import SequencePolicy
+from rollmill.optim.precision import matmul_dtype
 from rollmill.reports.run.offline import Film
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import LAST, Results, Row, data_rows
@@ -90,7 +91,7 @@ def train_offline(
     request = request or Request()
     check_offline(config)
     device = choose_device(config.fit.device, "fit.device")
-    precision(config.fit, device)  # a wish this machine cannot grant is refused before anything is there
+    matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     loaded = find_checkpoint(config.folder, request.mode, request.restore, require_offline)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(household())
@@ -146,7 +147,7 @@ class OfflineRun:
         self._evaluations: list[dict[str, Any]] = []
         seeds = Seeds(config.run.seed)
         if device.type == "cpu":
-            torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``offline.fit``
+            torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``optim.replicas``
         else:
             torch.set_float32_matmul_precision("high")
         torch.manual_seed(seeds.branch("weights").integer())
@@ -163,7 +164,7 @@ class OfflineRun:
             seeds.branch("data").integer(),
             device,
         )
-        self.fitter = Fitter(self.model, loader, config.fit, seeds.branch("fit").integer())
+        self.fitter = PolicyFitter(self.model, loader, config.fit, seeds.branch("fit").integer())
         s = config.checkpoints
         self._checkpoints = Checkpoints(folder.checkpoints, s.keep_last, s.keep_best, s.milestone_frames, s.min_free_mb)
         self._saved_at = time.monotonic()

@@ -23,6 +23,7 @@ from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.monitor.console import Row, count_text
+from rollmill.optim.precision import matmul_dtype
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.video.images import contact_sheet
 from rollmill.runs.diary import ending, find_checkpoint, open_diary, write_config
@@ -37,7 +38,7 @@ from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
 from rollmill.store.split import Split
 from rollmill.worldmodel.encoder.file import ENCODER_FILE, build_encoder, save_encoder
-from rollmill.worldmodel.encoder.fit import FIT_SHAPE, EncoderFitter, precision
+from rollmill.worldmodel.encoder.fit import FIT_SHAPE, EncoderFitter
 from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures, picture_column
 
 log = logging.getLogger("rollmill")
@@ -104,7 +105,7 @@ def train_vae(
     if request.restore is not None:
         raise ConfigError("an encoder's training goes on with --resume; --restore means nothing to it")
     device = choose_device(config.fit.device)
-    precision(config.fit, device)  # a wish this machine cannot grant is refused before anything is there
+    matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(store_path))
         column = picture_column(store.schema, config.pictures.field, str(store_path))
@@ -151,7 +152,7 @@ class VaeRun:
         self.encoder_path: Path | None = None
         seeds = Seeds(config.seed)
         if device.type == "cpu":
-            torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``worldmodel.encoder.fit``
+            torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``optim.replicas``
         torch.manual_seed(seeds.branch("weights").integer())
         height, width, depth = column.shape
         encoder = build_encoder(config.encoder.kind, (height, width, depth), **config.encoder.arguments()).to(device)
@@ -222,7 +223,7 @@ class VaeRun:
             "config": to_dict(self.config),
         }
         self.encoder_path = self.folder.path / ENCODER_FILE
-        save_encoder(self.encoder_path, self.fitter.encoder, metadata)
+        save_encoder(self.encoder_path, self.fitter.model, metadata)
         log.info("encoder %s", self.encoder_path)
 
     # -- checkpoints ---------------------------------------------------------------------------

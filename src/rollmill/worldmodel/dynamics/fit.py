@@ -1,4 +1,4 @@
-"""The training loop of dynamics models: sequences of latents in, gradients, metrics out; resumable at every step.
+"""The fit of dynamics models: sequences of latents in, gradients, metrics out (``optim.fitter``).
 
 What a step reads and draws depends on the seed and the step's number alone: a resumed fit goes on exactly. Several
 devices (or threads of a CPU) share every batch; their gradients are added up before the optimizer takes its step.
@@ -6,36 +6,24 @@ devices (or threads of a CPU) share every batch; their gradients are added up be
 
 from __future__ import annotations
 
-import copy
-import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.core.fields import Array
-from rollmill.core.machine import available_cores
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import Shape
 from rollmill.core.slots import OBS
-from rollmill.core.step_figures import StepFigures
-from rollmill.models.saving import (
-    OPTIMIZER_SHAPE,
-    WEIGHTS_SHAPE,
-    load_optimizer,
-    load_weights,
-    optimizer_state,
-    to_numpy,
-    weights_of,
-)
-from rollmill.optim.finite import explain_non_finite
+from rollmill.models.saving import OPTIMIZER_SHAPE, WEIGHTS_SHAPE, to_numpy
+from rollmill.optim.fitter import FitPlan, Fitter
+from rollmill.optim.replicas import Replicas, thread_count
+from rollmill.optim.schedules import WarmupCosine
 from rollmill.store.split import Split
 from rollmill.store.views import Source, Windows
 from rollmill.worldmodel.dynamics.mixture import log_likelihood
@@ -182,8 +170,8 @@ def losses(model: Dynamics, batch: Sequences) -> dict[str, Tensor]:
     }
 
 
-class DynamicsFitter:
-    """Fits a model to sequences; ``step`` counts optimizer steps over all sessions."""
+class DynamicsFitter(Fitter[Dynamics, Sequences]):
+    """Fits a model to sequences; batches and noise follow from the step."""
 
     def __init__(
         self, model: Dynamics, data: LatentData, devices: Sequence[torch.device], read_ahead: bool | None = None
@@ -191,50 +179,19 @@ class DynamicsFitter:
         """``read_ahead``: read the next batch while this one is fitted; unset: with a GPU. On a CPU the fit itself
         keeps all cores busy.
         """
-        self.model, self.data, self.settings = model, data, model.settings
-        self.step = 0
-        self.seconds = 0.0
-        """Seconds of fitting, over all sessions."""
-        self._models = self._replicas(devices)
-        self._pool = ThreadPoolExecutor(len(self._models), thread_name_prefix="fit")
+        self.data, self.settings = data, model.settings
+        s = self.settings
+        threads = thread_count(devices[0], s.threads, s.batch_size // SMALLEST_PIECE)
+        super().__init__(
+            Replicas.on_devices(model, devices) if len(devices) > 1 else Replicas.on_threads(model, threads),
+            torch.optim.Adam(model.parameters(), lr=s.learning_rate),
+            FitPlan(WarmupCosine(s.learning_rate, END_RATE), s.steps, s.seconds, s.max_grad_norm),
+        )
         ahead = devices[0].type != "cpu" if read_ahead is None else read_ahead
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read") if ahead else None
         self._next: tuple[int, Future[Sequences]] | None = None
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
-        self._figures = StepFigures()
 
-    def _replicas(self, devices: Sequence[torch.device]) -> list[Dynamics]:
-        """One model for each share of a batch. On a CPU all are the same: weights are only read there."""
-        if len(devices) > 1:
-            return [self.model, *(copy.deepcopy(self.model).to(device) for device in devices[1:])]
-        if devices[0].type != "cpu":
-            return [self.model]
-        most = max(1, self.settings.batch_size // SMALLEST_PIECE)
-        return [self.model] * min(self.settings.threads or available_cores(), most)
-
-    # -- learning ------------------------------------------------------------------------------
-
-    def train_step(self) -> None:
-        """One batch, one optimizer step; NonFiniteError names the place where a NaN began."""
-        begun = time.perf_counter()
-        batch = self._batch()
-        waited = time.perf_counter() - begun
-        rate = self._set_rate()
-        figures = self._gradients(batch)
-        limit = self.settings.max_grad_norm or math.inf
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
-        if not math.isfinite(norm) or not math.isfinite(figures["loss"]):
-            self._stop_at_non_finite(batch)
-        self._optimizer.step()
-        for other in self._models[1:]:
-            if other is not self.model:
-                _copy_weights(self.model, other)
-        self.step += 1
-        passed = time.perf_counter() - begun
-        self.seconds += passed
-        self._figures.note({**figures, "grad_norm": norm, "learning_rate": rate, "wait": waited, "time": passed})
-
-    def _batch(self) -> Sequences:
+    def next_batch(self) -> Sequences:
         """The batch of this step; where there is a reader, it goes on with the one of the next."""
         if self._reader is None:
             return self.data.batch(self.step)
@@ -244,60 +201,28 @@ class DynamicsFitter:
         self._next = (self.step + 1, self._reader.submit(self.data.batch, self.step + 1))
         return batch
 
-    def _set_rate(self) -> float:
-        s = self.settings
-        done = max(self.step / max(1, s.steps), self.seconds / s.seconds if s.seconds else 0.0)
-        rate = s.learning_rate * (END_RATE + (1 - END_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+    def samples(self, batch: Sequences) -> int:
+        return int(batch.mask.sum())
 
-    def _gradients(self, batch: Sequences) -> dict[str, float]:
-        """Set the gradient of the mean loss over the batch's real steps; returns the means."""
-        real = float(batch.mask.sum())
-        pieces = batch.split(len(self._models))
-        results = list(self._pool.map(self._piece, self._models, pieces))
-        for number, parameter in enumerate(self.model.parameters()):
-            parameter.grad = sum(gradients[number].to(parameter.device) for _, gradients in results) / real  # type: ignore[assignment]
-        return {name: sum(float(sums[name]) for sums, _ in results) / real for name in results[0][0]}
+    def pieces(self, batch: Sequences) -> list[Sequences]:
+        return batch.split(len(self.replicas.networks))
 
-    def _piece(self, model: Dynamics, piece: Sequences) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        sums = losses(model, piece.to(model.device))
-        gradients = torch.autograd.grad(sums["loss"], list(model.parameters()))
-        return {name: x.detach() for name, x in sums.items()}, gradients
+    def gradients(self, batch: Sequences) -> dict[str, float]:
+        """Pieces give sums over their steps; here they become means."""
+        sums, real = super().gradients(batch), self.samples(batch)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= real
+        return {name: value / real for name, value in sums.items()}
 
-    def _stop_at_non_finite(self, batch: Sequences) -> None:
-        moved = batch.to(self.model.device)
-        place = explain_non_finite(
-            self.model,
-            lambda: losses(self.model, moved),
-            {"latents": moved.latents, "actions": moved.action, "rewards": moved.reward},
-        )
-        raise NonFiniteError(
-            f"optimizer step {self.step + 1:,}: NaN or infinity in {place}. "
-            "The weights were not changed by this step; the newest checkpoint is good"
-        )
+    def piece_loss(
+        self, network: Dynamics, piece: Sequences, number: int, samples: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        sums = losses(network, piece.to(network.device))
+        return sums["loss"], {name: x.detach() for name, x in sums.items()}
 
-    # -- figures -------------------------------------------------------------------------------
-
-    @property
-    def fresh(self) -> bool:
-        """Whether steps were taken since ``metrics`` was asked last."""
-        return self._figures.fresh
-
-    def metrics(self) -> dict[str, float]:
-        """Means since the last call; empty if no step was taken since."""
-        sums, count = self._figures.take()
-        if not count:
-            return {}
-        waited, passed = sums.pop("wait"), sums.pop("time")
-        return {
-            **{f"learn/{name}": value / count for name, value in sums.items()},
-            "data/wait_share": waited / passed,
-            "time/updates_per_s": count / passed,
-            "time/samples_per_s": count * self.settings.batch_size * self.settings.sequence_length / passed,
-            "time/seconds": self.seconds,
-        }
+    def inputs(self, batch: Sequences) -> dict[str, Tensor]:
+        return {"latents": batch.latents, "actions": batch.action, "rewards": batch.reward}
 
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
@@ -305,7 +230,7 @@ class DynamicsFitter:
         sums: dict[str, float] = {}
         real = 0.0
         for batch in self.data.validation():
-            found = losses(self.model, batch.to(self.model.device))
+            found = losses(self.model, batch.to(self.device))
             sums = {name: sums.get(name, 0.0) + float(x) for name, x in found.items()}
             real += float(batch.mask.sum())
         return {f"validation/{name}": value / real for name, value in sums.items()} if real else {}
@@ -317,35 +242,16 @@ class DynamicsFitter:
             return None
         found = []
         for number in range(AXES_BATCHES):
-            batch = self.data.batch(number).to(self.model.device)
+            batch = self.data.batch(number).to(self.device)
             h = self.model(batch.latents[:, :-1], batch.action, batch.step, batch.mask)
             found.append(to_numpy(h[batch.mask]))
         return principal_axes(np.concatenate(found))
 
-    # -- checkpoints ---------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "seconds": self.seconds,
-            "model": weights_of(self.model),
-            "optimizer": optimizer_state(self._optimizer),
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; batches and noise follow from the step."""
-        load_weights(self.model, state["model"])
-        for other in self._models[1:]:
-            if other is not self.model:
-                _copy_weights(self.model, other)
-        load_optimizer(self._optimizer, state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
-
     def close(self) -> None:
         """Let go of threads."""
-        for pool in (self._pool, self._reader):
-            if pool is not None:
-                pool.shutdown()
+        super().close()
+        if self._reader is not None:
+            self._reader.shutdown()
 
 
 def principal_axes(memories: Array) -> Axes:
@@ -355,9 +261,3 @@ def principal_axes(memories: Array) -> Axes:
     variances, directions = np.linalg.eigh(centred.T @ centred / len(memories))
     scaled = directions / np.maximum(np.sqrt(np.maximum(variances, 0.0)), FAINT)
     return Axes(mean.astype(np.float32), np.ascontiguousarray(scaled[:, ::-1], np.float32))
-
-
-@torch.no_grad()
-def _copy_weights(source: nn.Module, target: nn.Module) -> None:
-    for theirs, own in zip(source.parameters(), target.parameters(), strict=True):
-        own.copy_(theirs)

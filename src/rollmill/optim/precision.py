@@ -1,0 +1,26 @@
+"""In which numbers matrices are multiplied: float32, or bfloat16 where the hardware has units for it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Literal
+
+import torch
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.machine import has_fast_bfloat16
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    """The type that matrices are multiplied in; None: float32. ConfigError where the one asked for would be slow."""
+    fast = has_fast_bfloat16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    if precision == "bfloat16" and not fast:
+        raise ConfigError("fit.precision=bfloat16: this machine is slower with it; use auto or float32")
+    return torch.bfloat16 if fast and precision != "float32" else None
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    """Multiplies matrices in ``dtype`` as long as it is entered; None changes nothing."""
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
