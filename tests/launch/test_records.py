@@ -206,6 +206,8 @@ def test_a_start_that_failed_does_not_block_the_first_attempt(tmp_path: Path) ->
     with RunFolder.create(Path(made.plan.runs[0].folder), "new", min_free_mb=1) as folder:
         folder.set_state("failed", "no GPU", 0)
         folder.config.write_text("run: {}\n")
+        folder.checkpoints.mkdir()
+        (folder.checkpoints / "frames-000000000000.ckpt").touch()
     assert states(made.run()) == {"tests_s0": "finished"}
     assert made.book.attempts("tests_s0")[0].mode == "new"
 

@@ -43,5 +43,5 @@ def test_a_checkpoint_without_settings_is_named(tmp_path: Path) -> None:
         folder.set_state("running")
         folder.checkpoints.mkdir()
         save_tree(folder.checkpoints / "frames-000000000001.ckpt", {"frames": 1, "metric": None, "state": {}})
-        with pytest.raises(CheckpointError, match=r"it has no settings, and .*config.yaml is missing"):
+        with pytest.raises(CheckpointError, match=r"it has no settings, and .*config\.yaml is missing"):
             resumed_settings(TrainConfig, folder, (), ())

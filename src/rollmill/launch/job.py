@@ -129,11 +129,11 @@ class Job:
         state = self.folder.read_state()
         if state is not None and state["state"] == "finished":
             return "skip"
+        if self.folder.never_began():  # a checkpoint of the start is no reason to keep its settings
+            return "new"
         if has_checkpoint(self.folder):
             return "resume"
         if self.folder.config.exists() or self.folder.diary.exists():
-            if self.folder.never_began():
-                return "new"
             if attempt == 1:
                 raise RollmillError(
                     f"{self.folder.path}: holds a run without a checkpoint that this launch did not start; "

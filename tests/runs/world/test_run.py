@@ -11,7 +11,7 @@ from running import ROOT, Run, wait_until
 
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config import load_config
-from rollmill.core.errors import ConfigError, RunFolderError, StoreError
+from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, StoreError
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.runs.world.panel import StagePanel, figures_text
@@ -124,6 +124,18 @@ def test_what_changed_is_run_again_with_all_that_depends_on_it(whole: Path, tmp_
         logging.getLogger("rollmill").removeHandler(caplog.handler)
     aside = sorted(path.name.partition("-")[0] for path in (out / "aside").iterdir())
     assert aside == ["latents", "latents", "vae", "vae"]  # nothing that was computed is deleted
+
+
+@pytest.mark.parametrize("stage", ["collect", "vae", "encode", "dynamics"])
+def test_a_pipeline_whose_folder_is_removed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    def remove(self: StagePanel, *_: object) -> None:
+        if self._stage == stage and (tmp_path / "w").exists():
+            shutil.rmtree(tmp_path / "w")
+
+    monkeypatch.setattr(StagePanel, "progress", remove)
+    with pytest.raises(RunFolderLost, match="w: the folder of the run is lost"):
+        world(tmp_path / "w", until="dynamics")
+    assert not (tmp_path / "w").exists()
 
 
 def test_a_killed_pipeline_goes_on_in_the_stage_it_was_in(tmp_path: Path, rollmill: Run) -> None:
