@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recording import check_stored, key_of, lane_plan, marker_schema, marker_segments, seen_in
-from rollmill.core.fields import Array
-from rollmill.recording.assemble import Assembler, find_pieces
+from rollmill.recording.assemble import SegmentAssembler
 from rollmill.recording.budgeted import BudgetedWriter
 from rollmill.recording.choose import draw
 from rollmill.store.reader import Store
@@ -19,7 +18,7 @@ LONGEST = 29  # episodes of 1 to 29 steps across segments of 8
 
 def assemble(folder: Path, segments: list, agents: int = 1, probability: float = 1.0, **options: object) -> Store:
     keeper = BudgetedWriter(folder, marker_schema(agents), 0, "stop", block=4)
-    assembler = Assembler(marker_schema(agents), lane_plan(agents), keeper, **options)  # type: ignore[arg-type]
+    assembler = SegmentAssembler(marker_schema(agents), lane_plan(agents), keeper, **options)  # type: ignore[arg-type]
     for group, segment in segments:
         assembler.take(segment, group, probability)
     assembler.end_all()
@@ -50,7 +49,7 @@ def test_any_choice_of_segments_gives_pieces_without_holes(
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
     keeper = BudgetedWriter(folder, marker_schema(), 0, "stop", block=4)
-    assembler = Assembler(marker_schema(), lane_plan(), keeper)
+    assembler = SegmentAssembler(marker_schema(), lane_plan(), keeper)
     for keep, (group, segment) in zip(kept, SEGMENTS):
         if keep:
             assembler.take(segment, group)
@@ -120,8 +119,3 @@ def test_lanes_know_their_worker(tmp_path: Path) -> None:
         env = int(store.episode(i).obs["where"][0][0])
         assert store.end_record(i).lane == env
         assert store.end_record(i).worker == env // 4
-
-
-def test_pieces_of_a_lane() -> None:
-    valid: Array = np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]], bool)
-    assert list(zip(*find_pieces(valid))) == [(0, 0, 2), (0, 3, 4), (1, 0, 1), (1, 2, 4)]

@@ -5,8 +5,8 @@ from collections.abc import Hashable
 import numpy as np
 import pytest
 
-from rollmill.recording.assemble import Rows
 from rollmill.recording.by_return import ReturnFilter
+from rollmill.store.assemble import Rows
 from rollmill.store.episode import EpisodeInfo
 
 

@@ -164,10 +164,10 @@ def test_a_page_about_the_data_stands_beside_the_metrics(tmp_path: Path, monkeyp
 
 
 def test_serial_mode_records_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollmill.recording.assemble import Assembler
+    from rollmill.recording.assemble import SegmentAssembler
 
-    real, calls = Assembler.take, []
-    monkeypatch.setattr(Assembler, "take", lambda *args: (calls.append(os.getpid()), real(*args))[1])
+    real, calls = SegmentAssembler.take, []
+    monkeypatch.setattr(SegmentAssembler, "take", lambda *args: (calls.append(os.getpid()), real(*args))[1])
     record(tmp_path, *SERIAL, *ALL, "stop.batches=2")
     assert calls == [os.getpid()] * 4
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rollmill.core.errors import StoreError
 from rollmill.core.text import bytes_text
-from rollmill.recording.assemble import Rows
 from rollmill.recording.budget import (
     DISK_BLOCK,
     FOLDER_BYTES,
@@ -24,6 +23,7 @@ from rollmill.recording.budget import (
 )
 from rollmill.recording.choose import MAX_LEVEL
 from rollmill.recording.settings import AtBudget
+from rollmill.store.assemble import Rows
 from rollmill.store.derive.thinning import note_share, share_left
 from rollmill.store.episode import EpisodeInfo
 from rollmill.store.format import owner

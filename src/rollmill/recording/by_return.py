@@ -9,7 +9,8 @@ import numpy as np
 import zstandard
 
 from rollmill.core.fields import Array
-from rollmill.recording.assemble import EpisodeOut, Rows
+from rollmill.recording.assemble import EpisodeOut
+from rollmill.store.assemble import Rows
 from rollmill.store.episode import EpisodeInfo
 
 LEVEL = -3

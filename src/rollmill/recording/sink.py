@@ -10,7 +10,7 @@ from typing import Literal
 
 from rollmill.core.errors import StoreError, StoreFull
 from rollmill.core.fields import Array
-from rollmill.recording.assemble import Assembler, LanePlan
+from rollmill.recording.assemble import LanePlan, SegmentAssembler
 from rollmill.recording.budget import BudgetReached
 from rollmill.recording.budgeted import BudgetedWriter
 from rollmill.recording.by_return import ReturnFilter
@@ -90,7 +90,7 @@ class SegmentSink:
             best_of = settings.every if settings.keep == "best" else 1
             self._filter = ReturnFilter(writer, settings.min_return, best_of, settings.memory_mb << 20)
         random = not settings.by_return
-        self._assembler = Assembler(plan.schema, plan.lanes, self._filter or writer, settings.whole, random)
+        self._assembler = SegmentAssembler(plan.schema, plan.lanes, self._filter or writer, settings.whole, random)
         if self._filter is None:
             writer.before_rotation = self._end_all
 

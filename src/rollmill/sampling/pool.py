@@ -66,6 +66,10 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 would fight for the cores that the workers share out among them."""
 
 
+EpisodeStats = dict[tuple[int, int], dict[str, float]]
+"""Envs' own figures of ended episodes, by (lane of the first agent, episode)."""
+
+
 @dataclass
 class CrewReport:
     """What happened in the crew since the run began."""
@@ -82,6 +86,13 @@ class CrewReport:
 
     def note_episode(self, lane: int, episode: int, stats: dict[str, float]) -> None:
         self.episode_stats.append((lane, episode, stats))
+
+    def pop_stats(self) -> EpisodeStats:
+        found: EpisodeStats = {}
+        while self.episode_stats:
+            lane, episode, stats = self.episode_stats.popleft()
+            found[lane, episode] = stats
+        return found
 
 
 class Crew(Protocol):
@@ -100,6 +111,13 @@ class Crew(Protocol):
 
     def check(self) -> Array:
         """Look after the workers; returns groups that a replaced worker lost (mailbox already reset)."""
+
+    def pop_stats(self) -> EpisodeStats:
+        """The envs' own figures of ended episodes that have come in; only from the thread that runs the rounds.
+
+        Workers tell them before they hand over the row in which the episode ended, so whoever calls this after a slot
+        was finished has those of all episodes in it.
+        """
 
     def stop(self) -> None: ...
 
@@ -139,6 +157,9 @@ class LocalCrew:
 
     def check(self) -> Array:
         return np.zeros(0, np.int64)
+
+    def pop_stats(self) -> EpisodeStats:
+        return self.report.pop_stats()
 
     def stop(self) -> None:
         for worker in self.workers:
@@ -260,6 +281,10 @@ class ProcessCrew:
             bell.ring()  # no worker sleeps longer than this, whatever came between it and a ring
         lost = [self._replace(trouble) for trouble in self._troubles(now)]
         return np.concatenate(lost) if lost else np.zeros(0, np.int64)
+
+    def pop_stats(self) -> EpisodeStats:
+        self.wait(0)
+        return self.report.pop_stats()
 
     def stop(self) -> None:
         """Ask every worker to end, give them a moment, then end them."""

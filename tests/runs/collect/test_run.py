@@ -19,10 +19,10 @@ from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import ConfigError, EnvError, PolicyError, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
-from rollmill.runs.collect import extract as harvest
-from rollmill.runs.collect import quota as claims
-from rollmill.runs.collect.quota import Series
+from rollmill.runs.collect import series as series_module
 from rollmill.runs.collect.run import Figures
+from rollmill.runs.collect.series import EpisodeSeries
+from rollmill.store import extract
 from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
 
@@ -233,7 +233,7 @@ class Meanwhile:
 
 def test_what_others_add_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has begun is finished, so there may be a few more than asked for."""
-    monkeypatch.setattr(claims, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(series_module, "LOOK_SECONDS", 0.0)
     other = Meanwhile(tmp_path / "s", episodes=100, seed=9)
     done = collect_here(tmp_path / "s", until=120, seed=1, progress=other)
     assert other.called
@@ -245,7 +245,7 @@ def test_what_others_add_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_same_episodes_twice_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(series_module, "LOOK_SECONDS", 0.0)
     other = Meanwhile(tmp_path / "s", episodes=30, seed=1)
     with pytest.raises(StoreError, match=r"another instance with the same --seed .*--shard 0/2"):
         collect_here(tmp_path / "s", until=200, seed=1, progress=other)
@@ -495,7 +495,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_at_once(tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(harvest.atomic, "write_bytes", full)
+    monkeypatch.setattr(extract.atomic, "write_bytes", full)
     with pytest.raises(StoreError, match="No space left on device"):
         collect_here(tmp_path / "s", episodes=1)
 
@@ -504,7 +504,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_at_once(tmp_path: Path, mo
 
 
 def test_gaps_are_found_and_played_first() -> None:
-    series = Series(1, "p", agents=2, shard=1, shards=3)
+    series = EpisodeSeries(1, "p", agents=2, shard=1, shards=3)
     there = {1, 4, 10}
     present = frozenset(series.uid(k, agent) for k in there for agent in range(2)) | {series.uid(13, 0)}
     assert series.missing(present) == ((7,), 13)  # of 13 one agent is missing: it is played again
@@ -513,7 +513,7 @@ def test_gaps_are_found_and_played_first() -> None:
 
 
 def test_names_depend_on_all_that_decides_the_data() -> None:
-    one = Series(1, "p", 5)
-    others = [Series(2, "p", 5), Series(1, "q", 5), Series(1, "p", 6)]
+    one = EpisodeSeries(1, "p", 5)
+    others = [EpisodeSeries(2, "p", 5), EpisodeSeries(1, "q", 5), EpisodeSeries(1, "p", 6)]
     assert len({s.uid(k, agent) for s in (one, *others) for k in range(9) for agent in range(2)}) == 4 * 18
-    assert Series(1, "p", 5, agents=2, shard=1, shards=2).uid(3) == one.uid(3)
+    assert EpisodeSeries(1, "p", 5, agents=2, shard=1, shards=2).uid(3) == one.uid(3)

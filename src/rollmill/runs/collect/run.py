@@ -24,9 +24,8 @@ from rollmill.core.process_scope import household
 from rollmill.core.protocols import Policy
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
-from rollmill.runs.collect.extract import Harvest, ProgressFile, Stats, check_writable, pop_stats
 from rollmill.runs.collect.options import CollectOptions, PolicySource, find_policy
-from rollmill.runs.collect.quota import Census, Claims, Series, refuse_twins
+from rollmill.runs.collect.series import EpisodeSeries, StoreCensus, refuse_twins
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.settings import TrainConfig, require_env
 from rollmill.runs.train.sizing import ENVS, GROUPS, SERIAL_ENVS
@@ -35,6 +34,8 @@ from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.care.recover import recover
+from rollmill.store.episode import EpisodeInfo
+from rollmill.store.extract import EpisodeExtractor, EpisodeQuota, ProgressFile, Stats, check_writable
 from rollmill.store.format.schema import STORE_FILE, StoreSchema
 from rollmill.store.writer import StoreWriter
 
@@ -191,10 +192,10 @@ class _Job:
 
     options: CollectOptions
     source: PolicySource
-    series: Series
+    series: EpisodeSeries
     schema: StoreSchema
     plan: SamplerPlan
-    census: Census
+    census: StoreCensus
     need: int | None
     """Env episodes to add; None: until there are ``step_limit`` steps."""
     step_limit: int | None
@@ -204,6 +205,20 @@ class _Job:
     def budget(self) -> float:
         """Bytes."""
         return self.options.budget_gb * GB if self.options.budget_gb is not None else float("inf")
+
+    def describe(self, lane: int, episode: int) -> EpisodeInfo:
+        """What is known of an episode before it is played."""
+        env, agent = divmod(lane, self.series.agents)
+        schedule = self.plan.schedule
+        assert schedule is not None, "collections are numbered"
+        return EpisodeInfo(
+            seed=schedule.env_seed(env, episode),
+            policy=self.series.policy,
+            worker=env // self.plan.settings.envs_per_worker,
+            lane=lane,
+            uid=self.series.uid(schedule.number(env, episode), agent),
+            probability=1.0,
+        )
 
     def reason_not_to_begin(self) -> str:
         if self.need == 0:
@@ -243,8 +258,8 @@ def _prepare(
         _settle(options.out)
     shard, shards = options.part
     seed = secrets.randbits(31) if options.seed is None else options.seed
-    series = Series(seed, source.name, config.env.max_episode_steps, spec.agents, shard, shards)
-    census = Census(options.out)
+    series = EpisodeSeries(seed, source.name, config.env.max_episode_steps, spec.agents, shard, shards)
+    census = StoreCensus(options.out)
     present = frozenset(census.all_uids.tolist())
     gaps, start = series.missing(present)
     done = series.share(start) - len(gaps)
@@ -273,7 +288,7 @@ def _settle(path: Path) -> None:
         log.warning("%s: %s", path, problem)
 
 
-def _amount(options: CollectOptions, series: Series, done: int, there: int) -> tuple[int | None, int | None]:
+def _amount(options: CollectOptions, series: EpisodeSeries, done: int, there: int) -> tuple[int | None, int | None]:
     """(episodes, steps) to add, one of them None. ``done``: of this series and shard; ``there``: in the whole store."""
     if options.steps is not None:
         return None, max(1, series.share(options.steps))
@@ -313,12 +328,13 @@ class _Collection:
         self._sampler = Sampler(job.plan, [policy])
         schedule = job.plan.schedule
         assert schedule is not None, "collections are numbered"
-        self._envs = schedule.envs
-        per_worker = job.plan.settings.envs_per_worker
-        self._claims = Claims(job.series, schedule, job.need, per_worker, job.present)
-        self._harvest = Harvest(self._sampler.arena, self._writer, self._claims, job.source.constants, job.step_limit)
+        self._envs, agents = schedule.envs, job.series.agents
+        self._quota = EpisodeQuota(schedule.envs, job.need, agents)
+        self._extractor = EpisodeExtractor(
+            self._writer, self._quota, job.describe, job.source.constants, agents, job.present, job.step_limit
+        )
         serial = job.plan.settings.mode == "serial"
-        self._thread = None if serial else ThreadPoolExecutor(1, thread_name_prefix="harvest")
+        self._thread = None if serial else ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._writing: deque[Future[None]] = deque()
         self._foreign_bytes = job.census.bytes
         self._begun = time.monotonic()
@@ -342,11 +358,11 @@ class _Collection:
     def _why_stop(self) -> str:
         if self._interrupt.signal is not None:
             return f"{self._interrupt.signal.name} received"
-        if self._harvest.is_full:
-            return f"{self._harvest.steps:,} steps"
-        if self._used_bytes() >= self._job.budget or (self._claims.closed and self._claims.is_done):
+        if self._extractor.is_full:
+            return f"{self._extractor.steps:,} steps"
+        if self._used_bytes() >= self._job.budget or (self._quota.closed and self._quota.is_done):
             return self._job.budget_reason
-        return f"{self._claims.complete:,} episodes" if self._claims.is_done else ""
+        return f"{self._quota.complete:,} episodes" if self._quota.is_done else ""
 
     def _hand_over(self) -> None:
         """Give finished slots to the writing side; raises what has gone wrong there."""
@@ -356,7 +372,7 @@ class _Collection:
         if slots:
             self._first_rows = self._first_rows or time.monotonic()
             groups = [int(self._sampler.inference.group_of_slot[slot]) for slot in slots]
-            stats = pop_stats(self._sampler)
+            stats = self._sampler.crew.pop_stats()
             if self._thread is None:
                 self._write(slots, groups, stats)
             else:
@@ -366,7 +382,7 @@ class _Collection:
 
     def _write(self, slots: list[int], groups: list[int], stats: Mapping[tuple[int, int], Stats]) -> None:
         for slot, group in zip(slots, groups, strict=True):
-            self._harvest.take(slot, group, stats)
+            self._extractor.take(self._sampler.arena.segment(slot), group, stats)
             self._sampler.release([slot])
 
     def _finish_writing(self) -> None:
@@ -376,33 +392,33 @@ class _Collection:
     # -- others, budget, figures ---------------------------------------------------------------
 
     def _look_around(self) -> None:
-        census, claims = self._job.census, self._claims
+        census, quota, own = self._job.census, self._quota, self._extractor.written
         if census.look(self._writer.name):
-            refuse_twins(claims.own, census.all_uids, self._job.options.out)
+            refuse_twins(own, census.all_uids, self._job.options.out)
             self._foreign_bytes = census.bytes - self._writer.bytes_written
             if self._job.options.until is not None and self._job.series.shards == 1:
-                others = len(census.uids) - len(claims.own.intersection(census.uids.tolist()))
-                claims.lower(self._job.options.until - others // self._job.series.agents)
+                others = len(census.uids) - len(own.intersection(census.uids.tolist()))
+                quota.lower(self._job.options.until - others // self._job.series.agents)
         # Every env may have one under way; twice the mean, as those are longer than all are on average.
-        expected = 2 * self._envs * self._writer.bytes_written / max(1, claims.complete)
-        if claims.complete and self._used_bytes() + expected >= self._job.budget:
-            claims.closed = True
+        expected = 2 * self._envs * self._writer.bytes_written / max(1, quota.complete)
+        if quota.complete and self._used_bytes() + expected >= self._job.budget:
+            quota.closed = True
         self._file.write("running", self.figures().to_dict())
 
     def _used_bytes(self) -> int:
         return self._foreign_bytes + self._writer.bytes_written
 
     def figures(self) -> Figures:
-        harvest, report, now = self._harvest, self._sampler.crew.report, time.monotonic()
+        extractor, report, now = self._extractor, self._sampler.crew.report, time.monotonic()
         return Figures(
-            episodes=self._claims.complete,
-            wanted=self._claims.need,
-            steps=harvest.steps,
+            episodes=self._quota.complete,
+            wanted=self._quota.need,
+            steps=extractor.steps,
             wanted_steps=self._job.step_limit,
             bytes=self._writer.bytes_written,
             seconds=now - self._begun,
             sampling_seconds=now - (self._first_rows or now),
-            mean_return=harvest.returns / harvest.episodes if harvest.episodes else None,
+            mean_return=extractor.returns / extractor.episodes if extractor.episodes else None,
             env_faults=report.env_faults,
             worker_restarts=report.worker_restarts,
         )
@@ -425,12 +441,12 @@ class _Collection:
     def _leave_open(self) -> None:
         """Whole episodes only, unless steps are counted."""
         if self._job.step_limit is not None and self._interrupt.signal is not None:
-            self._harvest.end_open()
+            self._extractor.end_open()
         else:
-            self._harvest.discard_open()
+            self._extractor.discard_open()
 
     def outcome(self) -> Collected:
         self._job.census.refresh()
-        refuse_twins(self._claims.own, self._job.census.all_uids, self._job.options.out)
+        refuse_twins(self._extractor.written, self._job.census.all_uids, self._job.options.out)
         number = self._interrupt.signal
         return self._job.outcome(self._reason, self.figures(), int(number) if number else 0)

@@ -16,19 +16,20 @@ from typing import Protocol
 import numpy as np
 
 from rollmill.core.errors import ConfigError
-from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import ActAnswer, ActRequest, Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
-from rollmill.runs.collect.extract import Harvest, Stats, pop_stats
-from rollmill.runs.evaluate.record import EvalRecording, share_out
+from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.train.settings import TrainConfig
 from rollmill.sampling.inference import Request
 from rollmill.sampling.policies.random import RandomAnswer
 from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
+from rollmill.store.assemble import Rows
+from rollmill.store.extract import EpisodeExtractor, EpisodeQuota, Stats
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class EvalPlan:
 
     def number(self, lane: int, episode: int) -> int:
         return self.schedule.number(lane // self.sampler.spec.agents, episode)
+
+    def quota(self) -> EpisodeQuota:
+        """Every lane plays its share of the episodes; where one fails, its next takes the place."""
+        need = None if self.episodes is None else self.episodes * self.sampler.spec.agents
+        return EpisodeQuota(self.lanes, need, own_place=True)
 
     def seed(self, lane: int, episode: int) -> int | None:
         if self.sampler.schedule is None:
@@ -175,14 +181,11 @@ class FirstLanes:
         )
 
 
-class Ledger:
+class EpisodeCounter:
     """Which of the ended episodes count, and whether there are enough of them."""
 
     def __init__(self, plan: EvalPlan) -> None:
-        self._plan, self._agents = plan, plan.sampler.spec.agents
-        self._quota = None
-        if plan.episodes is not None:
-            self._quota = share_out(plan.episodes, plan.schedule.envs).repeat(self._agents)
+        self._plan, self._agents, self._quota = plan, plan.sampler.spec.agents, plan.quota()
         self._rows: dict[tuple[int, int], EpisodeRow] = {}
         self._next = np.zeros(plan.lanes, np.int64)  # the lane's first episode that has not ended yet
         self._lost: set[int] = set()
@@ -191,13 +194,15 @@ class Ledger:
 
     def add(self, ended: EpisodeEnd) -> EpisodeRow | None:
         """The row of an episode, or None where it does not count."""
-        lane = ended.lane
-        if lane >= self._plan.lanes or (self._quota is not None and not self._quota[lane]):
+        lane, quota = ended.lane, self._quota
+        if lane >= self._plan.lanes:
             return None
-        self._lost.update(self._plan.number(lane, k) for k in range(int(self._next[lane]), ended.episode))
+        missing = range(int(self._next[lane]), ended.episode)
+        self._lost.update(self._plan.number(lane, k) for k in missing if quota.lose(lane, k))
         self._next[lane] = ended.episode + 1
-        if self._quota is not None:
-            self._quota[lane] -= 1
+        if not quota.wants(lane, ended.episode):
+            return None
+        quota.end(lane, ended.episode)
         row = EpisodeRow(
             episode=self._plan.number(lane, ended.episode),
             agent=lane % self._agents,
@@ -218,8 +223,8 @@ class Ledger:
 
     @property
     def is_done(self) -> bool:
-        if self._quota is not None:
-            return not self._quota.any()
+        if self._plan.episodes is not None:
+            return self._quota.is_done
         assert self._plan.steps is not None, "an evaluation goes by episodes or by steps"
         while self._prefix_steps < self._plan.steps:
             rows = self._game(self._prefix)
@@ -236,7 +241,7 @@ class Ledger:
     def score(self) -> Score:
         """What counts: all that was wanted; by steps, the episodes before the one that reached the limit, and it."""
         keys = sorted(self._rows)
-        if self._quota is None:
+        if self._plan.episodes is None:
             keys = [key for key in keys if key[0] < self._prefix and len(self._game(key[0])) == self._agents]
         stats = {number: self._stats[number] for number in dict.fromkeys(k[0] for k in keys) if number in self._stats}
         return Score([self._rows[key] for key in keys], len(self._lost), stats)
@@ -244,22 +249,20 @@ class Ledger:
     def figures(self, policy: str) -> Figures:
         returns = [row.episode_return for row in self._rows.values()]
         mean = float(np.mean(returns)) if returns else None
-        if self._quota is None:
+        if self._plan.episodes is None:
             assert self._plan.steps is not None
             return Figures(policy, min(self._prefix_steps, self._plan.steps), self._plan.steps, "steps", mean)
-        assert self._plan.episodes is not None
-        left = -(-int(self._quota.sum()) // self._agents)
-        return Figures(policy, self._plan.episodes - left, self._plan.episodes, "episodes", mean)
+        return Figures(policy, self._quota.complete // self._agents, self._plan.episodes, "episodes", mean)
 
 
-class SlotTaker(Protocol):
-    """Somebody who reads finished slots before they are given back."""
+class SegmentReader(Protocol):
+    """Somebody who reads finished segments before their slots are given back."""
 
-    def take(self, slot: int, group: int) -> None: ...
+    def take(self, segment: Rows, group: int) -> None: ...
 
 
 @dataclass(frozen=True)
-class Tape:
+class RecordTarget:
     """Where the episodes of one policy are recorded, and what is the same in all of their rows."""
 
     recording: EvalRecording
@@ -272,68 +275,63 @@ def play(
     policy: Policy,
     name: str,
     progress: Progress | None = None,
-    tape: Tape | None = None,
-    watch: Callable[[Sampler], SlotTaker] | None = None,
+    record: RecordTarget | None = None,
+    reader: SegmentReader | None = None,
 ) -> Score:
-    """Play until enough whole episodes have ended; ``tape`` records them, ``watch`` sees all finished slots."""
-    acting = FirstLanes(policy, plan.lanes, plan.sampler.spec)
-    sampler = Sampler(plan.sampler, [acting])
-    ledger = Ledger(plan)
-    taker = watch(sampler) if watch is not None else None
-    harvest = None
-    if tape is not None:
-        harvest = tape.recording.harvest(sampler, _quota_of_all_lanes(plan), tape.policy, tape.constants)
+    """Play until enough whole episodes have ended; ``record`` keeps them, ``reader`` sees all finished segments."""
+    sampler = Sampler(plan.sampler, [FirstLanes(policy, plan.lanes, plan.sampler.spec)])
+    counter = EpisodeCounter(plan)
+    extractor = None
+    if record is not None:
+        assert plan.episodes is not None, "recordings go by episodes"
+        extractor = record.recording.extractor(plan.sampler, plan.quota(), record.policy, record.constants)
     due = time.monotonic()
     stats: dict[tuple[int, int], Stats] = {}  # of episodes whose slot is not finished yet
     try:
         sampler.start()
-        while not ledger.is_done:
+        while not counter.is_done:
             sampler.round()
             if sampler.episodes:
-                stats |= pop_stats(sampler)
-                ledger.add_stats(stats)
-            _empty_slots(sampler, harvest, taker, stats)
-            fresh = _take_ended(sampler, ledger)
+                stats |= sampler.crew.pop_stats()
+                counter.add_stats(stats)
+            _empty_slots(sampler, extractor, reader, stats)
+            fresh = _take_ended(sampler, counter)
             if fresh or time.monotonic() >= due:
                 due = time.monotonic() + BEAT_SECONDS
-                figures = ledger.figures(name)
-                if tape is not None and fresh:
-                    tape.recording.note(tape.policy, figures.done, figures.wanted)
+                figures = counter.figures(name)
+                if record is not None and fresh:
+                    record.recording.note(record.policy, figures.done, figures.wanted)
                 if progress is not None:
                     progress(fresh, figures)
     finally:
         sampler.stop()
-        if harvest is not None:
-            harvest.discard_open()
-    return ledger.score()
+        if extractor is not None:
+            extractor.discard_open()
+    return counter.score()
 
 
-def _take_ended(sampler: Sampler, ledger: Ledger) -> list[EpisodeRow]:
+def _take_ended(sampler: Sampler, counter: EpisodeCounter) -> list[EpisodeRow]:
     fresh = []
     while sampler.episodes:
-        row = ledger.add(sampler.episodes.popleft())
+        row = counter.add(sampler.episodes.popleft())
         if row is not None:
             fresh.append(row)
     return sorted(fresh, key=lambda row: (row.episode, row.agent))
 
 
-def _quota_of_all_lanes(plan: EvalPlan) -> Array:
-    """[lanes of the sampler]: episodes that are recorded; none of lanes that do not count."""
-    assert plan.episodes is not None, "recordings go by episodes"
-    quota = np.zeros(plan.sampler.groups * plan.sampler.lanes_per_group, np.int64)
-    quota[: plan.lanes] = share_out(plan.episodes, plan.schedule.envs).repeat(plan.sampler.spec.agents)
-    return quota
-
-
 def _empty_slots(
-    sampler: Sampler, harvest: Harvest | None, taker: SlotTaker | None, stats: dict[tuple[int, int], Stats]
+    sampler: Sampler,
+    extractor: EpisodeExtractor | None,
+    reader: SegmentReader | None,
+    stats: dict[tuple[int, int], Stats],
 ) -> None:
     """Give finished slots back, after their episodes were recorded; ``stats`` are used up."""
     while (slots := sampler.take(1, timeout=0)) is not None:
+        segment = sampler.arena.segment(slots[0])
         group = int(sampler.inference.group_of_slot[slots[0]])
-        if harvest is not None:
-            harvest.take(slots[0], group, stats)
+        if extractor is not None:
+            extractor.take(segment, group, stats)
         stats.clear()
-        if taker is not None:
-            taker.take(slots[0], group)
+        if reader is not None:
+            reader.take(segment, group)
         sampler.release(slots)

@@ -1,7 +1,7 @@
 """``rollmill eval``: what trained policies are worth, over a number of whole episodes.
 
 ``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
-checkpoints, play (``eval_play``), film (``film``), write. Which episodes are played is settled beforehand, so that
+checkpoints, play (``play``), film (``video``), write. Which episodes are played is settled beforehand, so that
 short ones do not count more often than long ones, and the same seed gives the same figures.
 """
 
@@ -22,9 +22,8 @@ from rollmill.core.protocols import Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.make import check_env_settings
-from rollmill.runs.collect.extract import check_writable
 from rollmill.runs.evaluate.options import EvalOptions, check_outputs, check_targets
-from rollmill.runs.evaluate.play import EvalPlan, Figures, Tape, make_plan, play
+from rollmill.runs.evaluate.play import EvalPlan, Figures, RecordTarget, make_plan, play
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.render_env import without_display
 from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Film, Score, write_document
@@ -42,7 +41,8 @@ from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.sampling.policies.per_agent import Team
-from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.sampling.sampler import SamplerPlan
+from rollmill.store.extract import check_writable
 from rollmill.store.format.schema import StoreSchema
 
 log = logging.getLogger("rollmill")
@@ -74,17 +74,17 @@ def evaluate_all(
             check_writable(_record_folder(job, options))
     results: list[EvalResult] = []
     with contextlib.ExitStack() as stack:
-        desk = Desk(options, progress)
-        desk.environment = stack.enter_context(household(inside=options.video is not None))
+        context = EvalContext(options, progress)
+        context.environment = stack.enter_context(household(inside=options.video is not None))
         if options.video is not None:
             without_display()  # household restores the variables
-        jobs = [_fitted(job, options, desk.environment) for job in jobs]
+        jobs = [_fitted(job, options, context.environment) for job in jobs]
         if options.csv is not None:
-            desk.csv = stack.enter_context(CsvFile(options.csv))
-        desk.fps = [desk.film_plan(job).check() if options.video is not None else 0.0 for job in jobs]
+            context.csv = stack.enter_context(CsvFile(options.csv))
+        context.fps = [context.film_plan(job).check() if options.video is not None else 0.0 for job in jobs]
         for number, job in enumerate(jobs):
-            desk.number, desk.count = number, len(jobs)
-            results.append(_evaluate(job, desk))
+            context.number, context.count = number, len(jobs)
+            results.append(_evaluate(job, context))
             if options.out is not None:
                 write_document(options.out, results)  # after each one: what is known survives a failure later
     return results
@@ -155,7 +155,7 @@ def _fitted(job: Job, options: EvalOptions, environment: dict[str, str]) -> Job:
 
 
 @dataclass
-class Desk:
+class EvalContext:
     """What all checkpoints of one evaluation share: where rows and progress go."""
 
     options: EvalOptions
@@ -189,10 +189,10 @@ class Desk:
         return FilmPlan(job.config.env, o.video, range(o.filmed), o.cells, o.fps, not o.no_captions)
 
 
-def _evaluate(job: Job, desk: Desk) -> EvalResult:
+def _evaluate(job: Job, context: EvalContext) -> EvalResult:
     """One checkpoint and, where asked for, a random policy on the same episodes."""
-    options, loaded = desk.options, load_checkpoint(job.loaded.path)
-    job = replace(job, plan=replace(job.plan, sampler=replace(job.plan.sampler, environment=desk.environment)))
+    options, loaded = context.options, load_checkpoint(job.loaded.path)
+    job = replace(job, plan=replace(job.plan, sampler=replace(job.plan.sampler, environment=context.environment)))
     seeds = Seeds(options.seed)
     films: list[Film] = []
     with contextlib.ExitStack() as stack:
@@ -201,9 +201,9 @@ def _evaluate(job: Job, desk: Desk) -> EvalResult:
             job.config, loaded, job.plan.sampler, seeds.branch("actions").integer(), options.deterministic
         )
         trained_for = {"version": int(loaded.state["learners"][0]["version"]), "global_step": loaded.frames}
-        tape = Tape(recording, checkpoint_name(loaded), trained_for) if recording else None
-        score = _play(job, policy, "policy", job.stem, tape, desk, films)
-        comparator = _play_random(job, recording, desk, films) if options.random else None
+        record = RecordTarget(recording, checkpoint_name(loaded), trained_for) if recording else None
+        score = _play(job, policy, "policy", job.stem, record, context, films)
+        comparator = _play_random(job, recording, context, films) if options.random else None
     return EvalResult(
         str(loaded.path),
         loaded.frames,
@@ -216,31 +216,28 @@ def _evaluate(job: Job, desk: Desk) -> EvalResult:
     )
 
 
-def _play_random(job: Job, recording: EvalRecording | None, desk: Desk, films: list[Film]) -> Score:
+def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext, films: list[Film]) -> Score:
     """The comparator; once for all checkpoints of the same environment, unless each is to be recorded."""
     same = repr((job.config.env, job.spec))
-    if recording is None and same in desk.comparators:
-        return desk.comparators[same]
-    tape = Tape(recording, "random", {"version": 0, "global_step": 0}) if recording else None
+    if recording is None and same in context.comparators:
+        return context.comparators[same]
+    record = RecordTarget(recording, "random", {"version": 0, "global_step": 0}) if recording else None
     policy = EpisodeRandom(job.spec, job.plan.schedule)
-    desk.comparators[same] = _play(job, policy, "random", f"{job.stem}-random", tape, desk, films)
-    return desk.comparators[same]
+    context.comparators[same] = _play(job, policy, "random", f"{job.stem}-random", record, context, films)
+    return context.comparators[same]
 
 
-def _play(job: Job, policy: Policy, role: str, name: str, tape: Tape | None, desk: Desk, films: list[Film]) -> Score:
+def _play(
+    job: Job, policy: Policy, role: str, name: str, record: RecordTarget | None, context: EvalContext, films: list[Film]
+) -> Score:
     """Play, and film what was played."""
-    writers: list[ScriptWriter] = []
-
-    def watch(sampler: Sampler) -> ScriptWriter:
-        writers.append(ScriptWriter(sampler.arena, job.plan, range(desk.options.filmed)))
-        return writers[0]
-
-    desk.begin(job, role)
-    shown = f"{name} ({desk.number + 1} of {desk.count})" if desk.count > 1 else role
-    score = play(job.plan, policy, shown, desk.show, tape, watch if desk.options.video is not None else None)
-    desk.end(score)
-    if desk.options.video is not None:
-        films += make_films(desk.film_plan(job), name, writers[0].scripts, desk.fps[desk.number])
+    scripts = ScriptWriter(job.plan, range(context.options.filmed)) if context.options.video is not None else None
+    context.begin(job, role)
+    shown = f"{name} ({context.number + 1} of {context.count})" if context.count > 1 else role
+    score = play(job.plan, policy, shown, context.show, record, scripts)
+    context.end(score)
+    if scripts is not None:
+        films += make_films(context.film_plan(job), name, scripts.scripts, context.fps[context.number])
     return score
 
 

@@ -16,13 +16,13 @@ import numpy as np
 from rollmill.core.errors import EnvError
 from rollmill.core.fields import Array, Obs
 from rollmill.core.protocols import Env
-from rollmill.core.slots import Arena
 from rollmill.envs.settings import EnvSettings
 from rollmill.reports.video.images import enlarge, tiled
 from rollmill.reports.video.panel import BACK, INK, MUTED, captioned
 from rollmill.runs.evaluate.play import EvalPlan
 from rollmill.runs.evaluate.render_env import make_shown, picture, pictures_per_second, with_pictures
 from rollmill.runs.evaluate.results import Film
+from rollmill.store.assemble import Assembler, Rows, find_pieces
 from rollmill.store.convert.h264 import VideoFile
 
 TOLERANCE = 1e-4
@@ -42,50 +42,59 @@ class Script:
 
 
 class ScriptWriter:
-    """Takes down the actions of some episodes from the slots of a sampler (``eval_play.SlotTaker``)."""
+    """Takes down the actions of some episodes from finished segments (``play.SegmentReader``)."""
 
-    def __init__(self, arena: Arena, plan: EvalPlan, episodes: range) -> None:
-        self._arena, self._plan, self._wanted = arena, plan, episodes
-        self._agents = plan.sampler.spec.agents
-        self._open: dict[int, tuple[int, list[Array], list[Array]]] = {}
-        self._ended: set[tuple[int, int]] = set()  # (lane of the first agent, agent) of open episodes
+    def __init__(self, plan: EvalPlan, episodes: range) -> None:
+        self._plan, self._wanted = plan, episodes
+        self._assembler = Assembler(self, {"action": "action", "reward": "reward"}, final={})
+        self._open: dict[int, tuple[int, list[Rows]]] = {}
         self.scripts: dict[int, Script] = {}
 
-    def take(self, slot: int, group: int) -> None:
-        rows = self._arena.segment(slot)
-        lanes = self._arena.layout.lanes
-        for column in range(0, lanes, self._agents):
-            lane = group * lanes + column
-            if lane < self._plan.lanes:
-                part = slice(column, column + self._agents)
-                self._env(lane, {name: array[:, part] for name, array in rows.items()})
+    def take(self, segment: Rows, group: int) -> None:
+        rows = _by_env(segment, self._plan.sampler.spec.agents)
+        first = group * rows["valid"].shape[1]
+        for piece in find_pieces(rows).listed():
+            env = first + piece.column
+            if not self._assembler.continues(env, piece):
+                if piece.step or not self._wants(env, piece.episode):
+                    continue
+                self._open[env] = (piece.episode, [])
+            self._assembler.add(rows, env, piece)
 
-    def _env(self, lane: int, rows: Mapping[str, Array]) -> None:
-        for t in range(self._arena.layout.steps):
-            if rows["first"][t, 0]:
-                self._begin(lane, int(rows["episode"][t, 0]))
-            valid = rows["valid"][t]
-            if lane not in self._open or not valid.any():
-                continue
-            episode, actions, rewards = self._open[lane]
-            actions.append(rows["action"][t].copy())
-            rewards.append(rows["reward"][t].copy())
-            over = valid & (rows["terminated"][t] | rows["truncated"][t])
-            self._ended |= {(lane, int(k)) for k in np.flatnonzero(over)}
-            if all((lane, k) in self._ended for k in range(self._agents)):
-                self._finish(lane, episode, actions, rewards)
+    def _wants(self, env: int, episode: int) -> bool:
+        schedule = self._plan.schedule
+        return env < schedule.envs and schedule.number(env, episode) in self._wanted
 
-    def _begin(self, lane: int, episode: int) -> None:
-        self._open.pop(lane, None)  # one that a fault has ended: it has no script
-        self._ended = {(other, k) for other, k in self._ended if other != lane}
-        if self._plan.number(lane, episode) in self._wanted:
-            self._open[lane] = (episode, [], [])
+    def append(self, key: int, columns: Rows) -> None:
+        self._open[key][1].append({name: rows.copy() for name, rows in columns.items()})
 
-    def _finish(self, lane: int, episode: int, actions: list[Array], rewards: list[Array]) -> None:
-        number, seed = self._plan.number(lane, episode), self._plan.seed(lane, episode)
-        assert seed is not None, "films are refused for environments that are not seeded alone"
-        self.scripts[number] = Script(number, seed, np.stack(actions), np.stack(rewards))
-        del self._open[lane]
+    def end(self, key: int, final: Rows, terminated: bool, truncated: bool) -> None:
+        episode, pieces = self._open.pop(key)
+        if not terminated:
+            return  # a fault has ended it: it has no script
+        schedule = self._plan.schedule
+        number, seed = schedule.number(key, episode), schedule.env_seed(key, episode)
+        actions, rewards = (np.concatenate([piece[name] for piece in pieces]) for name in ("action", "reward"))
+        self.scripts[number] = Script(number, seed, actions, rewards)
+
+
+def _by_env(segment: Rows, agents: int) -> dict[str, Array]:
+    """A segment with a lane for each environment, ``[T + 1, envs, ...]``, whose episode is that of all its agents.
+
+    It goes on while any of them does, and ends with the last; ``action`` and ``reward`` are ``[T + 1, envs, agents]``.
+    """
+    wanted = ("valid", "terminated", "truncated", "episode", "step", "action", "reward")
+    rows = {n: segment[n].reshape(len(segment[n]), -1, agents, *segment[n].shape[2:]) for n in wanted}
+    valid, over = rows["valid"], rows["terminated"] | rows["truncated"]
+    return {
+        "valid": valid.any(axis=2),
+        "terminated": valid.any(axis=2) & (over | ~valid).all(axis=2),
+        "truncated": np.zeros(valid.shape[:2], bool),
+        "episode": rows["episode"][:, :, 0],
+        "step": rows["step"].max(axis=2),
+        "action": rows["action"],
+        "reward": rows["reward"],
+    }
 
 
 @dataclass(frozen=True)

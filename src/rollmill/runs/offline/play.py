@@ -23,7 +23,7 @@ from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import EvaluationSettings
 from rollmill.reports.run.results import Row
 from rollmill.reports.video.stored_episodes import FilmOptions, film_episodes
-from rollmill.runs.evaluate.play import EvalPlan, Figures, Tape, make_plan, play
+from rollmill.runs.evaluate.play import EvalPlan, Figures, RecordTarget, make_plan, play
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.evaluate.run import trained_policy
@@ -132,8 +132,8 @@ class Stage:
         # A store of its own: in one that is kept, episodes of an earlier policy of this name would count as played.
         with tempfile.TemporaryDirectory(prefix=".episodes-", dir=folder) as scratch:
             with EvalRecording(Path(scratch), self._schema(), name) as recording:
-                tape = Tape(recording, name, {"version": 0, "global_step": 0})
-                play(plan, acting, f"film of {name}", self._show, tape)
+                record = RecordTarget(recording, name, {"version": 0, "global_step": 0})
+                play(plan, acting, f"film of {name}", self._show, record)
             with Store(Path(scratch)) as store:
                 returns = store.table.return_
                 typical = np.argmin(np.abs(returns - np.median(returns)))

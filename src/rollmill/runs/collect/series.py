@@ -1,7 +1,6 @@
-"""Which episodes a collection keeps: numbered ones, chosen before they are played.
+"""The numbered episodes that a collection can play, and those of them that a store has already.
 
-Episodes are taken by number, not in the order they end: the first N to end would be the short ones. What was
-interrupted (a kill, Ctrl-C) is a gap among the numbers, and whoever continues plays it again first.
+What was interrupted (a kill, Ctrl-C) is a gap among the numbers, and whoever continues plays it again first.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import numpy as np
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
-from rollmill.sampling.schedule import EpisodeSchedule
-from rollmill.store.episode import EpisodeEnd, EpisodeInfo
 from rollmill.store.format.schema import STORE_FILE
 from rollmill.store.format.shards import list_shards
 from rollmill.store.reader import Store
@@ -30,7 +27,7 @@ GAP_LIMIT = 20_000
 
 
 @dataclass(frozen=True)
-class Series:
+class EpisodeSeries:
     """All episodes that one seed and one policy can give; ``shard`` of ``shards`` takes every ``shards``-th of them."""
 
     seed: int
@@ -66,7 +63,7 @@ class Series:
         return tuple(gap for gap in gaps if gap < end), end
 
 
-class Census:
+class StoreCensus:
     """The whole episodes in a store, own ones and those of other writers."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,109 +112,6 @@ class Census:
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
-
-
-class Claims:
-    """The ``Selection`` of a collection: ``need`` env episodes (None: all) of a schedule, by position.
-
-    An episode that fails (env fault, lost worker) is owed: the next one that begins beyond the chosen positions is
-    taken in its place. With several agents each agent's stream is an episode of its own in the store, and an env's
-    episode is complete when all of them are there.
-    """
-
-    def __init__(
-        self,
-        series: Series,
-        schedule: EpisodeSchedule,
-        need: int | None,
-        envs_per_worker: int,
-        present: frozenset[int] = frozenset(),
-    ) -> None:
-        self._series, self._schedule, self._envs_per_worker = series, schedule, envs_per_worker
-        self._positions = self.need = need
-        self._present = present
-        self._decided = np.full(schedule.envs, -1, np.int64)
-        self._open: dict[tuple[int, int], int] = {}
-        self._owed = 0
-        self.complete = 0
-        self.lost_episodes = 0
-        self.own: set[int] = set()
-        """Uids this collection has added."""
-        self.closed = False
-        """No more episodes are begun (budget); those that are open go on."""
-
-    @property
-    def is_done(self) -> bool:
-        if self.closed:
-            return not self._open
-        return self.need is not None and self.complete >= self.need
-
-    def lower(self, need: int) -> None:
-        """Others have done a part: no more than ``need`` in all, but what has begun is finished."""
-        if self.need is not None:
-            self.need = min(self.need, max(need, self.complete + len(self._open)))
-
-    # -- Selection -----------------------------------------------------------------------------
-
-    def begin(self, lane: int, episode: int) -> EpisodeInfo | None:
-        env, agent = divmod(lane, self._series.agents)
-        key = (env, episode)
-        if episode > self._decided[env]:
-            self._decided[env] = episode
-            if self._wanted(self._schedule.position(env, episode)):
-                self._open[key] = self._series.agents
-        if key not in self._open:
-            return None
-        number = self._schedule.number(env, episode)
-        uid = self._series.uid(number, agent)
-        if uid in self._present:  # of an env's agents some had ended before an interruption
-            self._count_down(key)
-            return None
-        return EpisodeInfo(
-            seed=self._schedule.env_seed(env, episode),
-            policy=self._series.policy,
-            worker=env // self._envs_per_worker,
-            lane=lane,
-            uid=uid,
-            probability=1.0,
-        )
-
-    def _wanted(self, position: int) -> bool:
-        if self.closed:
-            return False
-        if self.need is None or self._positions is None:
-            return True
-        if self.complete + len(self._open) >= self.need:
-            return False
-        if position < self._positions:
-            return True
-        if self._owed:
-            self._owed -= 1
-            return True
-        return False
-
-    def end(self, lane: int, episode: int, record: EpisodeEnd) -> None:
-        self.own.add(record.uid)
-        self._count_down((lane // self._series.agents, episode))
-
-    def _count_down(self, key: tuple[int, int]) -> None:
-        self._open[key] -= 1
-        if not self._open[key]:
-            del self._open[key]
-            self.complete += 1
-
-    def lost(self, lane: int, episode: int) -> None:
-        env = lane // self._series.agents
-        if self._open.pop((env, episode), None) is not None:
-            self._owe()
-        elif episode > self._decided[env]:  # it was lost before anybody saw it begin
-            self._decided[env] = episode
-            if self._positions is not None and self._schedule.position(env, episode) < self._positions:
-                self._owe()
-
-    def _owe(self) -> None:
-        self.lost_episodes += 1
-        self._owed += 1
 
 
 def refuse_twins(own: set[int], present: Array, path: Path) -> None:
