@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.launch.identity import Identity
+from rollmill.core.identity import Identity
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import shutil
@@ -18,10 +17,9 @@ from launching import experiment, launcher, states
 from running import wait_until
 
 from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.identity import Identity
 from rollmill.core.run_folder import RunFolder
-from rollmill.launch import identity
 from rollmill.launch import job as child
-from rollmill.launch.identity import Identity
 from rollmill.launch.launcher import cancel, settings_of
 from rollmill.launch.params import ParamGrid, ParamList
 from rollmill.launch.progress import last_row, read_curve
@@ -36,31 +34,6 @@ def own_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_a_process_is_told_from_another_with_its_pid() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
-    found = Identity.of(process.pid)
-    assert found is not None
-    assert found.alive
-    assert Identity.from_dict(found.to_dict()) == found
-    other = dataclasses.replace(found, started=found.started + 1)
-    assert not other.alive
-    assert not other.signal_group(signal.SIGKILL), "not ours: left alone"
-    assert not dataclasses.replace(found, boot="before").alive
-    assert not dataclasses.replace(found, host="elsewhere").signal_group(signal.SIGKILL)
-    assert found.signal_group(signal.SIGKILL)
-    wait_until(lambda: not found.alive, what="its end; it is a zombie now")
-    process.wait()
-    process.stdin.close()  # type: ignore[union-attr]
-    assert Identity.of(process.pid) is None
-    assert not found.signal_group(signal.SIGKILL)
-
-
-def test_without_proc_no_boot_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(identity, "PROC", tmp_path)
-    assert identity.boot_id() == ""
-    assert Identity.of(1) is None
 
 
 def test_damaged_records_are_named(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from faulty_envs import Marker
 from marking import MarkPolicy
 from running import wait_until
 
+from rollmill.core import process as process_module
 from rollmill.core.errors import WorkerError
 from rollmill.core.machine import usable_cores
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import pool as crew_module
-from rollmill.sampling.pool import NAP_SECONDS, Place, ProcessCrew, _Handle, answering_place
+from rollmill.sampling.pool import NAP_SECONDS, Place, ProcessCrew, answering_place
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 
@@ -43,7 +44,7 @@ def test_workers_that_die_before_they_read_their_setup(monkeypatch: pytest.Monke
             super().__init__(["false"], **options)
             self.wait()
 
-    monkeypatch.setattr(crew_module.subprocess, "Popen", DeadAtOnce)
+    monkeypatch.setattr(process_module.subprocess, "Popen", DeadAtOnce)
     monkeypatch.setattr(crew_module, "WATCH_SECONDS", 0.0)
     sampler, crew = sampler_of(worker_restarts=restarts)
     sampler.start()
@@ -56,15 +57,18 @@ def test_workers_that_die_before_they_read_their_setup(monkeypatch: pytest.Monke
 
 def test_output_without_end_does_not_hold_anybody_up() -> None:
     """The worker is gone, and what it has started writes on into its pipe."""
-    _, crew = sampler_of(workers=1)
-    process = subprocess.Popen(["true"])
-    process.wait()
-    handle = _Handle(process, os.open("/dev/null", os.O_RDONLY), os.open("/dev/zero", os.O_RDONLY))
-    crew._handles[0] = handle
-    reader = threading.Thread(target=crew._drain, args=(handle,), daemon=True)
+    sampler, crew = sampler_of(workers=1)
+    sampler.start()
+    (child,) = crew._children
+    assert child is not None
+    child.end()
+    endless = os.open("/dev/zero", os.O_RDONLY)
+    os.dup2(endless, child.output.fd)
+    os.close(endless)
+    reader = threading.Thread(target=crew._drain, args=(0, child), daemon=True)
     reader.start()
     wait_until(lambda: not reader.is_alive(), what="it to stop reading")
-    crew._end(0, handle)
+    sampler.stop()
 
 
 def test_a_worker_has_a_process_group_of_its_own() -> None:

@@ -3,7 +3,6 @@
 import ast
 import gc
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from faulty_envs import Marker
 from marking import MarkPolicy
 from running import SUPPORT, wait_until
 
+from rollmill.core.child import Parent
 from rollmill.core.errors import EnvError
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena, SegmentLayout
@@ -125,10 +125,9 @@ def test_a_dead_worker_s_pipes_do_not_keep_the_sampler_busy() -> None:
     sampler.start()
     try:
         wait_until(lambda: sampler.round(0.1) and sampler.finished)
-        handle = crew._handles[0]
-        assert handle is not None
-        handle.process.kill()
-        handle.process.wait()
+        child = crew._children[0]
+        assert child is not None
+        child.end()
         for _ in range(5):
             crew.wait(0)  # hears the end of both pipes
         assert crew._poll.poll(0) == []
@@ -148,9 +147,9 @@ def test_failures_that_arrive_while_stopping_do_not_keep_the_others_alive(caplog
     sampler.start()
     try:
         wait_until(lambda: sampler.round(0.1))  # both are told to step
-        for handle in crew._handles:
-            assert handle is not None
-            handle.process.wait()  # both have sent their last words
+        for child in crew._children:
+            assert child is not None
+            child.ends_within(None)  # both have sent their last words
         with pytest.raises(EnvError, match="told to raise"):
             wait_until(lambda: crew.check().size)
     finally:
@@ -249,24 +248,13 @@ def test_where_the_system_does_not_help_the_worker_looks_for_its_parent(
     journal = tmp_path / "journal"
     env = EnvSettings(id="faulty_envs:Misbehave", args={"env": 99, "journal": str(journal)})
     with served(env) as setup:
-        WorkerProcess(setup).serve()
+        WorkerProcess(setup, NOBODY).serve()
     assert journal.read_text().splitlines()[2:] == ["constructor 0", "constructor 1", "close 0", "close 1"]
-
-
-def test_a_worker_without_its_parent_does_not_even_start() -> None:
-    """The parent died between starting the worker and telling it what to do."""
-    with served(EnvSettings(id="faulty_envs:Marker")) as setup:
-        read, write = os.pipe()
-        with os.fdopen(write, "wb") as pipe:
-            pickle.dump(setup, pipe)
-        process = subprocess.run([sys.executable, "-m", "rollmill.sampling.worker", str(read)], pass_fds=(read,))
-        os.close(read)
-    assert process.returncode == 1
 
 
 def test_a_worker_with_a_core_of_its_own_looks_out_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(EnvSettings(id="faulty_envs:Marker")) as setup:
-        process = WorkerProcess(replace(setup, awake=True))
+        process = WorkerProcess(replace(setup, awake=True), NOBODY)
         assert process._look_out() is False, "nothing came in time"
         monkeypatch.setattr(worker_module, "AWAKE_SECONDS", 100.0)
         order = threading.Timer(0.1, lambda: process._box.command.__setitem__(0, 1))
@@ -280,7 +268,7 @@ def test_a_worker_with_a_core_of_its_own_looks_out_before_it_sleeps(monkeypatch:
 def test_a_command_that_comes_while_a_worker_falls_asleep_is_seen() -> None:
     """It says that it sleeps, and looks once more: nobody has rung, and it does not wait."""
     with served(EnvSettings(id="faulty_envs:Marker")) as setup:
-        process = WorkerProcess(setup)
+        process = WorkerProcess(setup, NOBODY)
         process._box.command[0] = 1
         assert process._sleep() is True
         assert process._box.asleep[0] == 0
@@ -293,12 +281,14 @@ def layout_of(env: EnvSettings) -> SegmentLayout:
     return SegmentLayout(look.spec, steps=4, lanes=2)
 
 
+NOBODY = Parent(pid=0, events_fd=-1)
+
+
 @contextmanager
 def served(env: EnvSettings) -> Iterator[ProcessSetup]:
     """What a worker of one group of two envs is given, by a parent that does not exist."""
     layout = layout_of(env)
     arena, box, bells = Arena(layout, 1), Mailbox(1, 1, 2), [Bell.create(), Bell.create()]
-    events_read, events_write = os.pipe()
     yield ProcessSetup(
         plan=WorkerPlan(0, env, layout, Seeds(0), groups=1, envs_per_group=2),
         slots=1,
@@ -307,18 +297,13 @@ def served(env: EnvSettings) -> Iterator[ProcessSetup]:
         shape=(1, 1, 2),
         main_bell=(bells[0].fd, bells[0].ring_fd),
         own_bell=(bells[1].fd, bells[1].ring_fd),
-        events_fd=events_write,
-        parent=0,
         core=None,
         awake=False,
         guest=False,
         nice=0,
-        path=sys.path,
     )
     for bell in bells:
         bell.close()
-    for fd in (events_read, events_write):
-        os.close(fd)
 
 
 # -- the worker itself, without a process ----------------------------------------------------------------

@@ -55,14 +55,6 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
     return found
 
 
-def module_command(module: str, *words: str) -> list[str]:
-    """The command line that runs a module of ours in a process of its own.
-
-    ``-P``: Python would look into the current folder first, for every module, and that may be somebody else's folder.
-    """
-    return [sys.executable, "-P", "-m", module, *words]
-
-
 def is_installed(package: str) -> bool:
     """Whether a package could be imported, without importing it."""
     if package in sys.modules:

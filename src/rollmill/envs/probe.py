@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rollmill.core.errand import Errand, begin_errand
+from rollmill.core.child import begin_errand
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError, RollmillError, error_text, trace_text
 from rollmill.core.exits import leave
 from rollmill.core.fields import EnvSpec
+from rollmill.core.process import Errand
 from rollmill.core.protocols import Env
 from rollmill.envs.batch import STOPS
 from rollmill.envs.make import make_env

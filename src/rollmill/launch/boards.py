@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rollmill.core.errors import ConfigError, LaunchError, MissingExtraError
-from rollmill.core.imports import module_command
+from rollmill.core.process import module_command
 from rollmill.core.run_folder import RunFolder
 
 _LAST_PORT = 65_535

@@ -9,7 +9,7 @@ or a scheduler that starts the job again on another node, changes nothing.
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
 import shutil
 import signal
@@ -24,11 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from rollmill.core.child import die_with_parent
 from rollmill.core.errors import LaunchError, RollmillError
+from rollmill.core.identity import Identity
 from rollmill.core.opening import plain_file
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.display import start_display
-from rollmill.launch.identity import Identity
 from rollmill.launch.records import LOCK_SECONDS, Attempt, Book, is_locked, try_lock, within
 
 BUSY = 75
@@ -43,7 +44,8 @@ FOLDER_SECONDS = 60.0
 """How long to wait for the trainer of an earlier attempt to let go of the run's folder."""
 _TAIL_LINES = 20
 _TAIL_BYTES = 4000
-_PR_SET_PDEATHSIG = 1
+END_WITH_PARENT = functools.partial(die_with_parent, signal.SIGTERM)
+"""Before exec: if this job is killed -9, its program is asked to end instead of going on unseen."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -157,7 +159,7 @@ class Job:
             stack.callback(shutil.rmtree, own, ignore_errors=True)
             environment["TMPDIR"] = own
         if self.spec.get("virtual_display"):
-            environment |= start_display(stack, _die_with_parent)
+            environment |= start_display(stack, END_WITH_PARENT)
         return environment
 
     def _start(self, mode: str, log: IO[bytes], stack: ExitStack) -> int:
@@ -174,7 +176,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_die_with_parent,
+            preexec_fn=END_WITH_PARENT,
         )
         code = self._process.wait()
         return code if code >= 0 else 128 - code
@@ -236,11 +238,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _die_with_parent() -> None:
-    """Before exec: if this job is killed -9, its program is asked to end instead of going on unseen."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from typing import Any
 
 from rollmill.core import atomic
 from rollmill.core.errors import LaunchError, RunFolderError
+from rollmill.core.identity import Identity
 from rollmill.core.opening import read_json
-from rollmill.launch.identity import Identity
 
 FOLDER = "launch"
 LOCK_SECONDS = 1.0

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-import signal
 import sys
 import time
 import traceback
 from dataclasses import dataclass
 
+from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, begin_child
 from rollmill.core.slots import Arena, SegmentLayout, SharedBlock
 from rollmill.recording.segment_queue import FULL, LEAVE, SegmentQueue
 from rollmill.recording.sink import COUNTS, SegmentSink, SinkPlan
 from rollmill.sampling.mailbox import Bell
-from rollmill.sampling.worker import PARENT_CHECK_SECONDS, die_with_parent, send_event
 
 
 @dataclass(frozen=True)
@@ -32,26 +30,23 @@ class RecorderSetup:
     queue: tuple[int, int]
     capacity: int
     bell: tuple[int, int]
-    events_fd: int
-    parent: int
-    path: list[str]
 
 
 class _EventLog(logging.Handler):
     """Sends log lines home."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, parent: Parent) -> None:
         super().__init__(logging.INFO)
-        self._fd = fd
+        self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
-        send_event(self._fd, "log", {"level": record.levelno, "text": record.getMessage()})
+        self._parent.tell("log", {"level": record.levelno, "text": record.getMessage()})
 
 
 class RecorderProcess:
     """Serves the queue until told to stop; what waits then is still written."""
 
-    def __init__(self, setup: RecorderSetup) -> None:
+    def __init__(self, setup: RecorderSetup, parent: Parent) -> None:
         arena_block = SharedBlock(*setup.arena, writable=False)
         queue_block = SharedBlock(*setup.queue)
         self._arena = Arena(setup.layout, setup.slots, block=arena_block)
@@ -59,7 +54,7 @@ class RecorderProcess:
         for block in (arena_block, queue_block):
             block.close_fd()
         self._bell = Bell(*setup.bell)
-        self._parent = setup.parent
+        self._parent = parent
         self._busy = 0.0
         self._sink = SegmentSink(setup.plan)
         self._publish()
@@ -73,7 +68,7 @@ class RecorderProcess:
                 break
             if self._bell.wait(PARENT_CHECK_SECONDS):
                 self._bell.hush()
-            elif os.getppid() != self._parent:
+            elif self._parent.is_gone:
                 break  # the run is gone: seal what there is
         self._sink.close()
         self._publish()
@@ -101,24 +96,17 @@ class RecorderProcess:
 
 
 def main(setup_fd: int) -> int:
-    # Stopping is the main process's business: a Ctrl-C reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent()
-    with os.fdopen(setup_fd, "rb") as pipe:
-        setup: RecorderSetup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
-    if os.getppid() != setup.parent:
-        return 1
+    setup: RecorderSetup
+    setup, parent = begin_child(setup_fd)
     os.nice(setup.plan.settings.nice)
-    sys.path[:] = setup.path
     log = logging.getLogger("rollmill")
-    log.addHandler(_EventLog(setup.events_fd))
+    log.addHandler(_EventLog(parent))
     log.setLevel(logging.INFO)
     log.propagate = False
     try:
-        RecorderProcess(setup).serve()
+        RecorderProcess(setup, parent).serve()
     except Exception:  # noqa: BLE001 - the traceback goes home instead of being lost
-        send_event(setup.events_fd, "crash", {"trace": traceback.format_exc()})
+        parent.tell("crash", {"trace": traceback.format_exc()})
         return 1
     return 0
 

@@ -13,22 +13,17 @@ its own, looks after it, and never waits for it before the end of the run.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
-import pickle
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from rollmill.core.imports import module_command
 from rollmill.core.machine import available_memory
+from rollmill.core.process import Child, OutputLog, Recent
 from rollmill.core.slots import Arena
 from rollmill.recording.choose import Chooser, Load
 from rollmill.recording.process import RecorderSetup
@@ -39,7 +34,6 @@ from rollmill.sampling.mailbox import Bell
 
 log = logging.getLogger("rollmill")
 
-RESTART_WINDOW_SECONDS = 600.0
 READY_SECONDS = 10.0
 """How long the start of a run waits for the recorder; workers are starting meanwhile, too."""
 QUEUE_PIECES = 4
@@ -171,9 +165,8 @@ class ProcessRecorder:
         self._queue = SegmentQueue(capacity=2 * len(spare) + 2)
         self._bell = Bell.create()
         self._arena_fd = -1
-        self._process: subprocess.Popen[bytes] | None = None
-        self._events = -1
-        self._pending = b""
+        self._child: Child | None = None
+        self._output = OutputLog("recorder")
         self._held: deque[tuple[int, int]] = deque()
         """(number of the entry, slot)"""
         self._kept: set[int] = set()
@@ -181,7 +174,7 @@ class ProcessRecorder:
         self._load = Load(plan.lanes.lanes * plan.lanes.groups)
         self._offered = 0
         """Rows that were played."""
-        self._deaths: deque[float] = deque()
+        self._deaths = Recent()
         self._given_up = False
 
     # -- what the run calls --------------------------------------------------------------------
@@ -192,7 +185,7 @@ class ProcessRecorder:
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
-        while not self._queue.ready[0] and self._process is not None and time.monotonic() < deadline:
+        while not self._queue.ready[0] and self._child is not None and time.monotonic() < deadline:
             if self._wait(0.01):
                 self._look_after()
 
@@ -225,7 +218,7 @@ class ProcessRecorder:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        return self._child.pid if self._child is not None else None
 
     def stop(self) -> None:
         """Let the process write what waits, for a bounded time, then end it."""
@@ -235,21 +228,21 @@ class ProcessRecorder:
         self._queue.stop[0] = 1
         self._bell.ring()
         deadline = time.monotonic() + self._plan.settings.drain_seconds
-        while self._process is not None and time.monotonic() < deadline:
+        while self._child is not None and time.monotonic() < deadline:
             if self._wait(0.05):
                 self._look_after()
-        if self._process is not None:
+        if self._child is not None:
             log.error(
                 "the recorder did not finish within recording.drain_seconds=%g and is ended; episodes that were "
                 "acknowledged are safe, `recover` seals the shards when the run is resumed",
                 self._plan.settings.drain_seconds,
             )
-            self._process.kill()
-            self._wait(None)
-            self._end()
+            self._child.end()
+            self._bury()
         self._take_back()
         self.tally.lost_segments += len(self._held)
         self._held.clear()
+        self._output.close()
         self._bell.close()
         self._queue.block.close_fd()
         os.close(self._arena_fd)
@@ -281,8 +274,6 @@ class ProcessRecorder:
     # -- the process ---------------------------------------------------------------------------
 
     def _spawn(self) -> None:
-        setup_read, setup_write = os.pipe()
-        events_read, events_write = os.pipe()
         setup = RecorderSetup(
             plan=self._plan,
             layout=self._arena.layout,
@@ -291,52 +282,31 @@ class ProcessRecorder:
             queue=(self._queue.block.fd, self._queue.block.nbytes),
             capacity=self._queue.capacity,
             bell=(self._bell.fd, self._bell.ring_fd),
-            events_fd=events_write,
-            parent=os.getpid(),
-            path=sys.path,
         )
-        inherited = {setup_read, events_write, setup.arena[0], setup.queue[0], *setup.bell}
-        self._process = subprocess.Popen(
-            module_command("rollmill.recording.process", str(setup_read)),
-            stdin=subprocess.DEVNULL,
-            stdout=events_write,
-            stderr=events_write,
-            pass_fds=tuple(inherited),
-            env=self._environment | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            process_group=0,  # a Ctrl-C in the terminal is for the run: what waits must still be written
-        )
-        os.close(setup_read)
-        os.close(events_write)
-        os.set_blocking(events_read, False)
-        self._events = events_read
-        with contextlib.suppress(BrokenPipeError), os.fdopen(setup_write, "wb") as pipe:
-            pickle.dump(setup, pipe)  # a process that died at once is seen by the next look
+        inherit = {setup.arena[0], setup.queue[0], *setup.bell}
+        self._child = Child("rollmill.recording.process", setup, self._environment, inherit)
 
     def _look_after(self) -> None:
         """Hear what the process says; start it anew when it has died."""
-        if self._process is None:
+        child = self._child
+        if child is None:
             return
-        self._read_events()
-        code = self._process.poll()
-        if code is None:
+        self._listen()
+        if child.alive:
             return
-        self._end()
-        if code == 0:
+        self._bury()
+        if child.code == 0:
             return  # it was told to stop
         self.tally.lost_segments += self._queue.give_up_begun()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        now = time.monotonic()
-        self._deaths.append(now)
-        while self._deaths[0] < now - RESTART_WINDOW_SECONDS:
-            self._deaths.popleft()
-        if len(self._deaths) > self._plan.settings.restarts:
+        how, deaths = child.how_it_ended(), self._deaths.add()
+        if deaths > self._plan.settings.restarts:
             self._given_up = True
             self._queue.counts[COUNTS.index("state")] = STATES.index("failed")
             log.error(
                 "the recorder %s; restarted %d times within ten minutes (recording.restarts=%d): "
                 "recording has stopped, training goes on",
                 how,
-                len(self._deaths) - 1,
+                deaths - 1,
                 self._plan.settings.restarts,
             )
             return
@@ -349,49 +319,30 @@ class ProcessRecorder:
         self._kept.clear()
         self._spawn()
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: float) -> bool:
         """Wait for the process to end; whether it did."""
-        assert self._process is not None
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._read_events()  # a full pipe would hold it up
-            return False
-        return True
+        assert self._child is not None
+        if self._child.ends_within(timeout):
+            return True
+        self._listen()  # a full pipe would hold it up
+        return False
 
-    def _end(self) -> None:
+    def _bury(self) -> None:
         """Take the last words of a process that has ended."""
-        self._read_events()
-        os.close(self._events)
-        self._events = -1
-        self._pending = b""
-        self._process = None
+        assert self._child is not None
+        self._listen()
+        self._child.close()
+        self._child = None
 
-    def _read_events(self) -> None:
-        while True:
-            try:
-                data = os.read(self._events, 1 << 16)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            *lines, self._pending = (self._pending + data).split(b"\n")
-            for line in lines:
-                _say(line)
-
-
-def _say(line: bytes) -> None:
-    """Log what the process has sent: events as JSON, anything else as it is."""
-    try:
-        event: dict[str, Any] = json.loads(line)
-        kind = event["kind"]
-    except (ValueError, KeyError, TypeError):
-        log.info("recorder: %s", line.decode(errors="replace")[:500])
-        return
-    if kind == "log":
-        log.log(event["level"], "%s", event["text"])
-    else:
-        log.error("the recorder failed:\n%s", event["trace"])
+    def _listen(self) -> None:
+        """Log what the process tells and prints."""
+        assert self._child is not None
+        for event in self._child.read_events():
+            if event["kind"] == "log":
+                log.log(event["level"], "%s", event["text"])
+            else:
+                log.error("the recorder failed:\n%s", event["trace"])
+        self._output.write(self._child.read_output())
 
 
 def figures(recorder: Recorder) -> dict[str, float]:

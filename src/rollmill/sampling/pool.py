@@ -6,13 +6,9 @@ Both kinds offer the same few calls; the sampler does not know which one it has.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import pickle
 import select
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollmill.core.errors import EnvError, RollmillError, WorkerError
-from rollmill.core.exits import describe_exit
 from rollmill.core.fields import Array
-from rollmill.core.imports import module_command
 from rollmill.core.machine import available_cores, sleep_exactly, usable_cores
+from rollmill.core.process import MOST_READS, Child, OutputLog, Recent
 from rollmill.core.slots import Arena
-from rollmill.core.text import cut
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
 from rollmill.sampling.mailbox import AWAKE_SECONDS, Bell, Mailbox
 from rollmill.sampling.settings import SamplingSettings
@@ -37,7 +31,6 @@ log = logging.getLogger("rollmill")
 
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
-RESTART_WINDOW_SECONDS = 600.0
 TELL_SECONDS = 5.0
 """Between two lines about workers that are being started."""
 NAP_SECONDS = 0.00005
@@ -48,18 +41,6 @@ LOOKS = 50
 """Naps of the shortest kind before it waits for the bell."""
 SHARED_FROM = 4
 """Cores from which on one belongs to the thread that answers, even where each has a worker."""
-LINES_PER_WINDOW = 200
-"""Lines of worker output logged per ten minutes and worker; more are counted, not logged."""
-LINE_CHARACTERS = 500
-READ_BYTES = 1 << 16
-MOST_READS = 16
-"""A pipe holds less, unless an administrator has changed that."""
-PENDING_BYTES = 1 << 20
-"""Of a line of output that does not end; then it is taken for one that does."""
-LAST_LINES = 60
-CRASHED = "Fatal Python error"
-"""How ``faulthandler`` begins."""
-
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Environment of workers, where the user's has none of these: libraries that start a thread per core in every worker
@@ -166,25 +147,6 @@ class LocalCrew:
             worker.close()
 
 
-@dataclass
-class _Handle:
-    """One worker process and the ends of its pipes."""
-
-    process: subprocess.Popen[bytes]
-    events: int
-    output: int
-    pending: dict[int, bytes] = field(default_factory=dict)
-    begun: float = field(default_factory=time.monotonic)
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-    """The last lines of its output, whether they were logged or not."""
-
-    def stack(self) -> str:
-        """What Python wrote when it crashed, and nothing otherwise."""
-        lines = list(self.said)
-        begin = next((n for n, line in enumerate(lines) if line.startswith(CRASHED)), len(lines))
-        return "\n".join(lines[begin:])
-
-
 @dataclass(frozen=True)
 class _Trouble:
     """A worker that must be replaced, and what to raise when it has been too often."""
@@ -216,10 +178,9 @@ class ProcessCrew:
         self._environment = dict(environment)
         self._bell = Bell.create()
         self._bells = [Bell.create() for _ in plans]
-        self._handles: list[_Handle | None] = [None] * len(plans)
-        self._restarts: list[deque[float]] = [deque() for _ in plans]
-        self._lines: list[deque[float]] = [deque() for _ in plans]
-        self._dropped_lines = [0] * len(plans)
+        self._children: list[Child | None] = [None] * len(plans)
+        self._restarts = [Recent() for _ in plans]
+        self._output = [OutputLog(f"worker {index}") for index in range(len(plans))]
         self._poll = select.poll()
         self._poll.register(self._bell.fd, select.POLLIN)
         self._next_check = 0.0
@@ -293,14 +254,13 @@ class ProcessCrew:
         for bell in self._bells:
             bell.ring()
         deadline = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < deadline and any(h and h.process.poll() is None for h in self._handles):
+        while time.monotonic() < deadline and any(child and child.alive for child in self._children):
             self.wait(0.02)  # a worker that is held up by a full pipe could not end
-        for index, handle in enumerate(self._handles):
-            if handle is not None:
-                self._end(index, handle)
-        for index, count in enumerate(self._dropped_lines):
-            if count:
-                log.warning("worker %d: %d lines of output were not logged (too many)", index, count)
+        for index, child in enumerate(self._children):
+            if child is not None:
+                self._end(index, child)
+        for output in self._output:
+            output.close()
         for bell in (self._bell, *self._bells):
             bell.close()
         if self._place is not None:
@@ -311,20 +271,19 @@ class ProcessCrew:
         self._bell.ring()
 
     def pids(self) -> list[int]:
-        return [handle.process.pid for handle in self._handles if handle is not None]
+        return [child.pid for child in self._children if child is not None]
 
     # -- watching ------------------------------------------------------------------------------
 
     def _troubles(self, now: float) -> list[_Trouble]:
         found = []
-        for index, handle in enumerate(self._handles):
-            if handle is None:
+        for index, child in enumerate(self._children):
+            if child is None:
                 continue
-            code = handle.process.poll()
-            if code is not None:
-                self._drain(handle)  # its last words may say why, or raise
-                reason = f"worker {index} (pid {handle.process.pid}) {describe_exit(code)} {self._where(index)}"
-                found.append(_Trouble(index, reason, WorkerError, handle.stack()))
+            if not child.alive:
+                self._drain(index, child)  # its last words may say why, or raise
+                reason = f"worker {index} (pid {child.pid}) {child.how_it_ended()} {self._where(index)}"
+                found.append(_Trouble(index, reason, WorkerError, child.crash_stack()))
             elif reason := self._hang(index, now):
                 found.append(_Trouble(index, reason, EnvError))
         return found
@@ -363,18 +322,14 @@ class ProcessCrew:
     def _replace(self, trouble: _Trouble) -> Array:
         """End what is left of a worker and start it anew; its groups begin again."""
         index = trouble.worker
-        handle = self._handles[index]
-        assert handle is not None
-        self._end(index, handle)
-        now = time.monotonic()
-        recent = self._restarts[index]
-        recent.append(now)
-        while recent[0] < now - RESTART_WINDOW_SECONDS:
-            recent.popleft()
+        child = self._children[index]
+        assert child is not None
+        self._end(index, child)
+        restarts = self._restarts[index].add()
         stack = f"\n{trouble.stack}" if trouble.stack else ""
-        if len(recent) > self._settings.worker_restarts:
+        if restarts > self._settings.worker_restarts:
             raise trouble.error(
-                f"{trouble.reason}; replaced {len(recent) - 1} times within ten minutes, "
+                f"{trouble.reason}; replaced {restarts - 1} times within ten minutes, "
                 f"sampling.worker_restarts is {self._settings.worker_restarts}\n"
                 f"{self._plans[index].env.check_hint}{stack}"
             )
@@ -392,99 +347,65 @@ class ProcessCrew:
     # -- processes and pipes -------------------------------------------------------------------
 
     def _spawn(self, index: int) -> None:
-        plan, box = self._plans[index], self._box
-        setup_read, setup_write = os.pipe()
-        events_read, events_write = os.pipe()
-        output_read, output_write = os.pipe()
-        core = self._core(index)
+        box, core = self._box, self._core(index)
         setup = ProcessSetup(
-            plan=plan,
+            plan=self._plans[index],
             slots=self._arena.slots,
             arena=(self._arena.block.fd, self._arena.block.nbytes),
             mailbox=(box.block.fd, box.block.nbytes),
             shape=(len(box.command), len(box.phase), len(box.next_episode)),
             main_bell=(self._bell.fd, self._bell.ring_fd),
             own_bell=(self._bells[index].fd, self._bells[index].ring_fd),
-            events_fd=events_write,
-            parent=os.getpid(),
             core=core,
             awake=self._place is not None,
             guest=self._place is not None and core == self._place.core,
             nice=self._settings.nice,
-            path=sys.path,
         )
-        inherited = {
-            setup_read,
-            events_write,
-            setup.arena[0],
-            setup.mailbox[0],
-            *setup.main_bell,
-            *setup.own_bell,
-        }
-        process = subprocess.Popen(
-            module_command("rollmill.sampling.worker", str(setup_read)),
-            stdin=subprocess.DEVNULL,
-            stdout=output_write,
-            stderr=output_write,
-            pass_fds=tuple(inherited),
-            env=ONE_THREAD | self._environment | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            process_group=0,  # a Ctrl-C in the terminal is for the run, not for a worker that is just starting
-        )
-        for fd in (setup_read, events_write, output_write):
-            os.close(fd)
-        for fd in (events_read, output_read):
-            os.set_blocking(fd, False)
+        inherit = {setup.arena[0], setup.mailbox[0], *setup.main_bell, *setup.own_bell}
+        child = Child("rollmill.sampling.worker", setup, ONE_THREAD | self._environment, inherit)
+        for fd in (child.events.fd, child.output.fd):
             self._poll.register(fd, select.POLLIN)
-        self._handles[index] = _Handle(process, events_read, output_read)
-        with contextlib.suppress(BrokenPipeError), os.fdopen(setup_write, "wb") as pipe:
-            pickle.dump(setup, pipe)  # a worker that died at once is seen by the next check
+        self._children[index] = child
 
     def _core(self, index: int) -> int | None:
         return self._cores[index % len(self._cores)] if self._cores else None
 
-    def _end(self, index: int, handle: _Handle) -> None:
-        handle.process.kill()
-        handle.process.wait()
-        self._drain(handle)
-        for fd in (handle.events, handle.output):
+    def _end(self, index: int, child: Child) -> None:
+        child.end()
+        self._drain(index, child)
+        for fd in (child.events.fd, child.output.fd):
             self._ignore(fd)
-            os.close(fd)
-        self._handles[index] = None
+        child.close()
+        self._children[index] = None
 
-    def _drain(self, handle: _Handle) -> None:
+    def _drain(self, index: int, child: Child) -> None:
         """Take what a worker that has ended left in its pipes; what it has started may go on writing."""
-        for fd in (handle.events, handle.output):
-            for _ in range(MOST_READS):
-                if not self._read(fd):
-                    break
+        self._take_events(child, MOST_READS)
+        self._output[index].write(child.read_output(MOST_READS))
 
-    def _read(self, fd: int) -> bool:
-        """Take what a pipe holds; False when it is empty or closed."""
-        index, handle = next((i, h) for i, h in enumerate(self._handles) if h and fd in (h.events, h.output))
-        try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._ignore(fd)  # the worker is gone, which the next check sees; polling a closed pipe would spin
-            return False
-        *lines, rest = (handle.pending.get(fd, b"") + data).split(b"\n")
-        if fd == handle.output and len(rest) > PENDING_BYTES:
-            lines, rest = [*lines, rest], b""
-        handle.pending[fd] = rest  # events of any length: half of one would be no event
-        for line in lines:
-            if fd == handle.events:
-                self._on_event(json.loads(line))
+    def _read(self, fd: int) -> None:
+        """Take what a pipe holds."""
+        for index, child in enumerate(self._children):
+            if child is not None and fd == child.events.fd:
+                self._take_events(child, most=1)
+                ended = child.events.ended
+            elif child is not None and fd == child.output.fd:
+                self._output[index].write(child.read_output(most=1))
+                ended = child.output.ended
             else:
-                self._on_line(index, line.decode(errors="replace"))
-        return True
+                continue
+            if ended:
+                self._ignore(fd)  # the worker is gone, which the next check sees; polling a closed pipe would spin
 
     def _ignore(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # ignored before
             self._poll.unregister(fd)
 
-    def _on_event(self, event: dict[str, Any]) -> None:
-        kind = event.pop("kind")
+    def _take_events(self, child: Child, most: int) -> None:
+        for event in child.read_events(most):
+            self._on_event(event.pop("kind"), event)
+
+    def _on_event(self, kind: str, event: dict[str, Any]) -> None:
         if kind == "fault":
             self.report.note_fault(Fault(**event))
         elif kind == "episode":
@@ -495,21 +416,6 @@ class ProcessCrew:
             raise EnvError(event["error"])
         elif kind == "crash":
             log.error("a worker failed:\n%s", event["trace"])
-
-    def _on_line(self, index: int, line: str) -> None:
-        """Log what env code prints, within bounds: a chatty simulator must not fill the disk."""
-        handle = self._handles[index]
-        assert handle is not None
-        line = cut(line, LINE_CHARACTERS)
-        handle.said.append(line)
-        now, recent = time.monotonic(), self._lines[index]
-        while recent and recent[0] < now - RESTART_WINDOW_SECONDS:
-            recent.popleft()
-        if len(recent) < LINES_PER_WINDOW:
-            recent.append(now)
-            log.info("worker %d: %s", index, line)
-        else:
-            self._dropped_lines[index] += 1
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,17 @@ serial mode, where the sampler calls ``work`` directly. It never imports torch.
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import gc
-import json
 import os
-import pickle
-import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, begin_child
 from rollmill.core.errors import RollmillError, trace_text
 from rollmill.core.exits import leave
 from rollmill.core.machine import step_aside, wait_for_turn
@@ -35,8 +31,6 @@ from rollmill.sampling.schedule import EpisodeSchedule
 
 if TYPE_CHECKING:
     from rollmill.envs.vector import VectorBatch
-
-PARENT_CHECK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -201,24 +195,20 @@ class ProcessSetup:
     shape: tuple[int, int, int]  # groups, workers, envs of the whole run
     main_bell: tuple[int, int]
     own_bell: tuple[int, int]
-    events_fd: int
-    parent: int
     core: int | None
     awake: bool
     """Nobody else needs the core while this worker has nothing to do: look out for commands before sleeping."""
     guest: bool
     """The thread that answers has this core, too, and comes first."""
     nice: int
-    path: list[str]
 
 
 class WorkerProcess:
     """The life of a worker process: attach, build the envs, serve until told to stop."""
 
-    def __init__(self, setup: ProcessSetup) -> None:
-        self._parent = setup.parent
+    def __init__(self, setup: ProcessSetup, parent: Parent) -> None:
+        self._parent = parent
         self._awake = setup.awake
-        self._events_fd = setup.events_fd
         arena_block, box_block = SharedBlock(*setup.arena), SharedBlock(*setup.mailbox)
         self._box = Mailbox(*setup.shape, block=box_block, dials=len(setup.plan.env.dials))
         self._main_bell = Bell(*setup.main_bell)
@@ -230,8 +220,8 @@ class WorkerProcess:
         for block in (arena_block, box_block):
             block.close_fd()  # simulators started from here must not keep our memory alive
         listener = Listener(
-            on_fault=lambda fault: self._tell("fault", fault.to_dict()),
-            on_episode=lambda lane, episode, stats: self._tell(
+            on_fault=lambda fault: parent.tell("fault", fault.to_dict()),
+            on_episode=lambda lane, episode, stats: parent.tell(
                 "episode", {"lane": lane, "episode": episode, "stats": stats}
             ),
         )
@@ -249,7 +239,7 @@ class WorkerProcess:
                     self._main_bell.ring()
                 idle_since = time.perf_counter()
                 seconds[SECONDS_ENV] += idle_since - begun
-            elif not self._sleep() and os.getppid() != self._parent:
+            elif not self._sleep() and self._parent.is_gone:
                 break  # the run is gone: end quietly
         self._worker.close()
 
@@ -272,53 +262,28 @@ class WorkerProcess:
                 return True
         return False
 
-    def _tell(self, kind: str, data: dict[str, Any]) -> None:
-        send_event(self._events_fd, kind, data)
-
-
-def send_event(fd: int, kind: str, data: dict[str, Any]) -> None:
-    """One JSON line into the events pipe (rare things only: faults, episode statistics)."""
-    line = json.dumps({"kind": kind, **data}, default=str).encode() + b"\n"
-    while line:
-        line = line[os.write(fd, line) :]
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, whatever the parent died of."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-
 
 def main(setup_fd: int) -> int:
-    # Stopping is the main process's business: a Ctrl-C reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()
-    die_with_parent()
-    with os.fdopen(setup_fd, "rb") as pipe:
-        setup: ProcessSetup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
-    if os.getppid() != setup.parent:
-        return 1
+    setup: ProcessSetup
+    setup, parent = begin_child(setup_fd)
     if setup.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup.core})
     os.nice(setup.nice)
     wait_for_turn()
-    for fd in (*setup.main_bell, *setup.own_bell, setup.events_fd):
+    for fd in (*setup.main_bell, *setup.own_bell):
         os.set_inheritable(fd, False)
-    sys.path[:] = setup.path
     try:
-        process = WorkerProcess(setup)
+        process = WorkerProcess(setup, parent)
         gc.collect()
         gc.freeze()  # what stands by now stays; going through it again and again would evict the simulators' data
         if setup.guest:
             step_aside()  # only now: on a busy machine, building the envs would time out
         process.serve()
     except RollmillError as error:
-        send_event(setup.events_fd, "fatal", {"type": type(error).__name__, "error": str(error)})
+        parent.tell("fatal", {"type": type(error).__name__, "error": str(error)})
         return 3
     except BaseException as error:  # noqa: BLE001 - the traceback goes home instead of being lost
-        send_event(setup.events_fd, "crash", {"trace": trace_text(error)})
+        parent.tell("crash", {"trace": trace_text(error)})
         return 1
     return 0
 

@@ -67,7 +67,7 @@ def map_unordered(
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Have a spawned Python not look for modules in the current folder, as ``imports.module_command`` does."""
+    """Have a spawned Python not look for modules in the current folder, as ``process.module_command`` does."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:

@@ -17,8 +17,8 @@ from launching import experiment, launcher, place, sessions, states
 from running import SUPPORT, wait_until
 
 from rollmill.core.errors import LaunchError
+from rollmill.core.identity import Identity
 from rollmill.launch.backends.local import LocalBackEnd, make_slots
-from rollmill.launch.identity import Identity
 from rollmill.launch.launcher import Launcher, cancel
 from rollmill.launch.params import ParamGrid, ParamList
 from rollmill.launch.records import Attempt, Book, Submission

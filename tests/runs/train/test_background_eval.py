@@ -63,8 +63,8 @@ def test_figures_arrive_and_the_last_weights_are_judged_as_by_the_command(tmp_pa
 def test_what_cannot_keep_up_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the first has not answered, those that are due later are not begun."""
     begun: list[int] = []
-    monkeypatch.setattr(eval_beside.Child, "heard", lambda child: [])
-    monkeypatch.setattr(eval_beside.Child, "evaluate", lambda child, weights, frames: _note(child, begun, frames))
+    monkeypatch.setattr(eval_beside.Evaluator, "heard", lambda child: [])
+    monkeypatch.setattr(eval_beside.Evaluator, "evaluate", lambda child, weights, frames: _note(child, begun, frames))
     _, folder = train_here(tmp_path, *WORDS, "stop.batches=8", "evaluation.every_frames=32", "report.every_frames=1")
     last = read_jsonl(folder.metrics)[-1]
     assert len(begun) == 1
@@ -72,15 +72,15 @@ def test_what_cannot_keep_up_is_left_out_and_counted(tmp_path: Path, monkeypatch
     assert last["eval/skipped"] >= 3
 
 
-def _note(child: eval_beside.Child, begun: list[int], frames: int) -> None:
+def _note(child: eval_beside.Evaluator, begun: list[int], frames: int) -> None:
     begun.append(frames)
     child.busy = True
 
 
 def test_a_run_without_a_finished_evaluation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for and never come: neither figures nor counters in a file are a place where anybody looks."""
-    monkeypatch.setattr(eval_beside.Child, "heard", lambda child: [])
-    monkeypatch.setattr(eval_beside.Child, "evaluate", lambda child, weights, frames: _note(child, [], frames))
+    monkeypatch.setattr(eval_beside.Evaluator, "heard", lambda child: [])
+    monkeypatch.setattr(eval_beside.Evaluator, "evaluate", lambda child, weights, frames: _note(child, [], frames))
     _, folder = train_here(tmp_path, *WORDS, "stop.batches=8", "evaluation.every_frames=32")
     (line,) = [line for line in folder.log.read_text().splitlines() if "no evaluation was finished" in line]
     assert "WARNING" in line
@@ -112,6 +112,15 @@ def test_a_process_that_dies_is_counted_and_started_again(tmp_path: Path) -> Non
     assert hold.met["failures"] == 1
     assert hold.met["done"] >= 1
     assert "was killed by signal 9" in (tmp_path / "x/run/log.txt").read_text()
+
+
+def test_what_an_environment_prints_there_is_logged_within_bounds(tmp_path: Path) -> None:
+    words = (*WORDS, "env=faulty_envs:Misbehave", "env.args={what: print, env: 0, at_step: 1}", "stop.batches=2")
+    _, folder = train_here(tmp_path, *words, "evaluation.episodes=300", "evaluation.final=true")
+    text = folder.log.read_text()
+    assert "evaluation: complaint" in text
+    assert text.count(" evaluation: ") == 201, "200 lines, and one about the rest"
+    assert "lines of output were not logged (too many)" in text
 
 
 def test_failures_in_a_row_end_the_attempts_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

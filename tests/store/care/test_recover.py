@@ -10,6 +10,7 @@ from damaging import flip
 from storing import dead_process, make_episode, same, small_schema, write_episodes
 
 from rollmill.core.errors import StoreError
+from rollmill.core.identity import start_ticks
 from rollmill.store.care.recover import recover
 from rollmill.store.format import owner
 from rollmill.store.format.records import Header, encode_header
@@ -54,12 +55,12 @@ def test_a_zombie_writes_no_more() -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert owner.state_of(replace(owner.this_process(), pid=child.pid, started=0)) == "dead"
-    assert owner._start_ticks(child.pid) is None
+    assert start_ticks(child.pid) is None
     child.wait()
 
 
 def test_where_nothing_is_known_nobody_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_boot_id", lambda: "")
+    monkeypatch.setattr(owner, "boot_id", lambda: "")
     assert owner.state_of(replace(owner.this_process(), pid=2**22 + 1)) == "unknown"
 
 

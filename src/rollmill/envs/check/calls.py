@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.errand import Reply
+from rollmill.core.child import Reply
 from rollmill.core.errors import ConfigError, error_text
 from rollmill.core.fields import MASK_FIELD, Array, EnvSpec, Obs
 from rollmill.core.protocols import Env

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.errand import begin_errand
+from rollmill.core.child import begin_errand
 from rollmill.core.errors import ConfigError, RollmillError, error_text
 from rollmill.core.exits import leave
 from rollmill.core.fields import Array, EnvSpec
@@ -26,7 +26,6 @@ from rollmill.envs.check.calls import Beat, Broken, Findings, Player, global_sta
 from rollmill.envs.check.runner import BEAT, CheckOptions
 from rollmill.envs.make import EnvInstance, check_env_settings, make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.vizdoom.launcher import die_with_parent
 
 STREAM_STEPS = 150
 """Steps of a stream that is played twice."""
@@ -385,8 +384,6 @@ def main(answer_fd: int) -> None:
     setup, reply = begin_errand(answer_fd)
     os.set_inheritable(setup["beat"], False)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    if sys.platform == "linux":
-        die_with_parent(setup["parent"])
     settings = EnvSettings(**setup["env"])
     beat = Beat(mmap.mmap(setup["beat"], BEAT.size))
     try:

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.errand import Errand
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.janitor import TOKEN_VARIABLE, leftovers
+from rollmill.core.process import Errand
 from rollmill.envs.batch import MAKE, PHASES
 from rollmill.envs.check.rules import RULES
 from rollmill.envs.probe import CONFIG_ERRORS
@@ -140,12 +140,7 @@ class _Child:
         with tempfile.TemporaryFile() as beat:
             beat.truncate(BEAT.size)
             self._beat = mmap.mmap(beat.fileno(), BEAT.size)
-            question = {
-                "env": asdict(settings),
-                "options": asdict(options),
-                "parent": os.getpid(),
-                "beat": beat.fileno(),
-            }
+            question = {"env": asdict(settings), "options": asdict(options), "beat": beat.fileno()}
             # As in a worker: the environment does not get all cores for its own numerical libraries.
             variables = {"OMP_NUM_THREADS": "1"} | dict(environment)
             self._errand = Errand("rollmill.envs.check.main", question, variables, [beat.fileno()])

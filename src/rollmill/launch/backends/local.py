@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollmill.core.errors import LaunchError
+from rollmill.core.identity import Identity
 from rollmill.core.machine import usable_cores
 from rollmill.launch.backends.base import JobRequest, JobStatus
-from rollmill.launch.identity import Identity
 from rollmill.launch.records import Book, Handle
 from rollmill.launch.settings import LocalSettings
 

@@ -28,8 +28,8 @@ import numpy as np
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.imports import module_command
 from rollmill.core.machine import usable_cores
+from rollmill.core.process import start_module
 from rollmill.core.process_scope import household
 from rollmill.core.seeds import Seeds
 from rollmill.runs.train.observers import Observer
@@ -138,13 +138,14 @@ class _Simulator:
         setup = {"env": asdict(config.env), "index": index, "core": core, "path": sys.path}
         # A file: a pipe that nobody reads fills up, and then the simulator waits for ever.
         self._noise = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
-            module_command("rollmill.envs.simulate", json.dumps(setup)),
+        self._process = start_module(
+            "rollmill.envs.simulate",
+            json.dumps(setup),
+            environment=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._noise,
             text=True,
-            env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
 
     def go(self, seconds: float) -> None:
@@ -155,7 +156,7 @@ class _Simulator:
     def line(self) -> str:
         """What it says next; RollmillError when it has ended instead."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line: str = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
             self._noise.seek(0)

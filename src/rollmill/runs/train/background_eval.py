@@ -2,27 +2,26 @@
 
 The training never waits for it: weights are copied and written by a thread, an evaluation that is due while another one
 runs is left out and counted, and a process that dies is counted and started again for the next one. It dies with the
-run (``worker.die_with_parent``), and the janitor knows it by its token.
+run (``core.process``), and the janitor knows it by its token.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core import tree_file
 from rollmill.core.config import to_dict
 from rollmill.core.errors import RollmillError
-from rollmill.core.imports import module_command
 from rollmill.core.janitor import SCRATCH_VARIABLE
+from rollmill.core.process import Child, OutputLog
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.runs.train.background_eval_settings import EvaluationSettings
 from rollmill.runs.train.observers import Observer
@@ -51,7 +50,7 @@ class EvaluationBeside(Observer):
 
     def __init__(self, settings: EvaluationSettings, environment: Mapping[str, str]) -> None:
         self._settings, self._environment = settings, dict(environment)
-        self._child: Child | None = None
+        self._child: Evaluator | None = None
         self._next = self._first = 0
         self._fresh: dict[str, float] = {}
         self._rows: JsonlSink | None = None
@@ -85,7 +84,7 @@ class EvaluationBeside(Observer):
     def _begin(self, run: OnlineRun) -> None:
         """Copy the weights now; writing them and everything after it happens elsewhere."""
         if self._child is None:
-            self._child = Child(self._environment, run.config, self._settings)
+            self._child = Evaluator(self._environment, run.config, self._settings)
         self._child.evaluate(weights_only(run), run.frames)
 
     def _look(self) -> None:
@@ -93,12 +92,14 @@ class EvaluationBeside(Observer):
         child = self._child
         if child is None:
             return
+        over = child.is_over
         for event in child.heard():
             self._take(event)
-        if not child.alive:
+        if over:
             self._child = None
             if child.busy:
                 self._fail(f"its process {child.how_it_ended()}")
+            child.end()
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "failed":
@@ -181,42 +182,49 @@ def weights_only(run: OnlineRun) -> dict[str, Any]:
     return {"frames": run.frames, "metric": run.mean_return, "state": state}
 
 
-class Child:
+@dataclass(frozen=True)
+class EvaluatorSetup:
+    """What the process is given: where it reads what to evaluate, line by line, and how far it steps back."""
+
+    orders_fd: int
+    nice: int
+
+
+class Evaluator:
     """The process, as the run sees it: one evaluation at a time."""
 
     def __init__(self, environment: Mapping[str, str], config: Any, settings: EvaluationSettings) -> None:
         self._folder = Path(environment[SCRATCH_VARIABLE]) / f"evaluation-{os.urandom(4).hex()}"
         self._folder.mkdir()
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            module_command(PROCESS, str(os.getpid()), str(settings.nice)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**environment, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        orders_fd, self._orders_fd = os.pipe()
+        self._child = Child(PROCESS, EvaluatorSetup(orders_fd, settings.nice), {**environment, **threads}, [orders_fd])
+        os.close(orders_fd)
         self._order = {
             "episodes": settings.episodes,
             "envs": settings.envs,
             "deterministic": settings.deterministic,
             "seed": config.run.seed,
         }
-        self._pending = b""
+        self._output = OutputLog("evaluation")
         self._writing: threading.Thread | None = None
         self.busy = False
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._child.alive
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its process has ended, and nothing is being written for it any more."""
+        return not self.alive and (self._writing is None or not self._writing.is_alive())
 
     def how_it_ended(self) -> str:
-        code = self._process.wait()
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return self._child.how_it_ended()
 
     def evaluate(self, weights: dict[str, Any], frames: int) -> None:
         """Write the weights and tell the process, both in a thread: a slow disk must not stop the training."""
@@ -227,48 +235,34 @@ class Child:
         self._writing.start()
 
     def _send(self, path: Path, weights: dict[str, Any], order: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
         try:
             tree_file.save_tree(path, weights)
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
+            os.write(self._orders_fd, json.dumps(order).encode() + b"\n")
         except (RollmillError, OSError) as error:
             log.error("the weights could not be handed to the evaluation: %s", error)
-            self._process.kill()  # noticed and counted as any other death
+            self._child.end()  # noticed and counted as any other death
 
     def heard(self) -> list[dict[str, Any]]:
         """What it has said since the last time; a finished evaluation makes room for the next."""
-        assert self._process.stdout is not None
-        events: list[dict[str, Any]] = []
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._process.stdout.fileno(), 1 << 16):
-                *lines, self._pending = (self._pending + data).split(b"\n")
-                events += [json.loads(line) for line in lines]
+        self._output.write(self._child.read_output())
+        events = self._child.read_events()
         if events:
             self.busy = False
         return events
 
     def wait(self) -> None:
         """Until something was said, or it has ended."""
-        import select
-
-        assert self._process.stdout is not None
-        while self.alive and not select.select([self._process.stdout], [], [], 0.5)[0]:
-            continue
+        if self._writing is not None:
+            self._writing.join()
+        while self.alive and not self._child.events.wait(0.1):
+            self._output.write(self._child.read_output())
 
     def end(self) -> None:
         """Nothing of it is left when this returns, simulators apart: those are the janitor's."""
         if self._writing is not None:
             self._writing.join()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        if self.busy:
-            self._process.terminate()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        os.close(self._orders_fd)
+        self._child.end(0.0 if self.busy else END_SECONDS)
+        self._output.write(self._child.read_output())
+        self._output.close()
+        self._child.close()

@@ -1,15 +1,13 @@
 """The process that evaluates beside a training: reads orders line by line, plays, answers with figures.
 
-``python -m rollmill.runs.train.background_eval_main PARENT NICE`` is started by ``background_eval``.
-Environments run in this very process (serial mode), which has one thread and steps back behind others. It ends with
-its standard input.
+``python -m rollmill.runs.train.background_eval_main FD`` is started by ``background_eval``. Environments run in this
+very process (serial mode), which has one thread and steps back behind others. It ends when no more orders can come.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.checkpoints import load_checkpoint
+from rollmill.core.child import begin_child
 from rollmill.core.config import load_config
 from rollmill.core.exits import leave
 from rollmill.core.fields import EnvSpec
@@ -26,34 +25,32 @@ from rollmill.core.seeds import Seeds
 from rollmill.runs.evaluate.play import make_plan, play
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.evaluate.run import trained_policy
+from rollmill.runs.train.background_eval import EvaluatorSetup
 from rollmill.runs.train.settings import TrainConfig
-from rollmill.sampling.worker import die_with_parent
 
 
-def main(parent: int, nice: int) -> int:
-    # A Ctrl-C reaches the whole process group; ending is the run's business.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-    if os.getppid() != parent:
-        return 1
-    os.nice(nice)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an environment prints is no answer
-    for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line)), allow_nan=False), file=answers, flush=True)
+def main(setup_fd: int) -> int:
+    setup: EvaluatorSetup
+    setup, parent = begin_child(setup_fd)
+    os.nice(setup.nice)
+    os.set_inheritable(setup.orders_fd, False)
+    with os.fdopen(setup.orders_fd, encoding="utf-8") as orders:
+        for line in orders:
+            parent.tell(*_answer(json.loads(line)))
     return 0
 
 
-def _answer(order: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What to tell of an evaluation: its kind, and more."""
     begun = time.monotonic()
     try:
         summary = _evaluate(order).summary()
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is told
         print(traceback.format_exc(), file=sys.stderr)
-        return {"kind": "failed", "frames": order["frames"], "error": f"{type(error).__name__}: {error}"}
+        return "failed", {"frames": order["frames"], "error": f"{type(error).__name__}: {error}"}
     finally:
         Path(order["checkpoint"]).unlink(missing_ok=True)
-    return {"kind": "done", "frames": order["frames"], "summary": summary, "seconds": time.monotonic() - begun}
+    return "done", {"frames": order["frames"], "summary": summary, "seconds": time.monotonic() - begun}
 
 
 def _evaluate(order: Mapping[str, Any]) -> Score:
@@ -74,4 +71,4 @@ def _evaluate(order: Mapping[str, Any]) -> Score:
 
 
 if __name__ == "__main__":
-    leave(main(int(sys.argv[1]), int(sys.argv[2])))
+    leave(main(int(sys.argv[1])))

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-import signal
 import sys
 import traceback
 
 from rollmill.core.checkpoints import load_checkpoint
+from rollmill.core.child import Parent, begin_child
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.train.ranks import RankSetup, share_of
-from rollmill.sampling.worker import die_with_parent, send_event
 
 
-def follow(setup: RankSetup) -> None:
+def follow(setup: RankSetup, parent: Parent) -> None:
     """Build this rank's parts, join the others, and train with them until rank 0 says it is over."""
     from rollmill.learning.ranks import TorchRanks
     from rollmill.runs.stopping import Interrupt
@@ -35,7 +33,7 @@ def follow(setup: RankSetup) -> None:
     run.interrupt = Interrupt(signals=())
     if setup.checkpoint is not None:
         run.load_state(load_checkpoint(setup.checkpoint))
-    send_event(setup.events_fd, "ready", {})
+    parent.tell("ready", {})
     ranks.connect(parts.device)
     for learner in parts.learners:
         learner.agree()
@@ -44,28 +42,17 @@ def follow(setup: RankSetup) -> None:
 
 
 def main(setup_fd: int) -> int:
-    # Stopping is rank 0's business; a scheduler's SIGTERM reaches every process of a job.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent()
-    with os.fdopen(setup_fd, "rb") as pipe:
-        setup: RankSetup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
-    if os.getppid() != setup.parent:
-        return 1
-    os.set_inheritable(setup.events_fd, False)
-    sys.path[:] = setup.path
+    setup: RankSetup
+    setup, parent = begin_child(setup_fd)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     try:
-        follow(setup)
+        follow(setup, parent)
     except Exception as error:  # noqa: BLE001 - it goes home to rank 0 instead of being lost
         trace = traceback.format_exc()
-        send_event(
-            setup.events_fd,
-            "failed",
-            {"type": type(error).__name__, "error": str(error) or type(error).__name__, "trace": trace},
-        )
+        kind = type(error).__name__
+        parent.tell("failed", {"type": kind, "error": str(error) or kind, "trace": trace})
         if not isinstance(error, RollmillError):
             print(trace, file=sys.stderr, flush=True)
         return 1

@@ -8,13 +8,8 @@ ends in whatever way, no rank is left (they die with their parent, and the janit
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import pickle
-import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from rollmill.core import errors
 from rollmill.core.errors import ConfigError, RankError, RollmillError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.imports import module_command
 from rollmill.core.janitor import SCRATCH_VARIABLE
+from rollmill.core.process import Child, Lines
 from rollmill.runs.train.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -55,9 +50,6 @@ class RankSetup:
     cuda: str
     cores: frozenset[int]
     """Cores to stay on; empty for all."""
-    events_fd: int
-    parent: int
-    path: list[str]
 
 
 def share_of(config: TrainConfig) -> TrainConfig:
@@ -91,21 +83,16 @@ class _Handle:
     """One rank's process as rank 0 sees it."""
 
     rank: int
-    process: subprocess.Popen[bytes]
-    events: int
-    pending: bytes = b""
+    child: Child
     ready: bool = False
     failure: dict[str, Any] = field(default_factory=dict)
     """What it said before it ended: type of the error, its text, its traceback."""
 
     def listen(self) -> None:
         """Take in what has been said."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.events, 1 << 16):
-                *lines, self.pending = (self.pending + data).split(b"\n")
-                for event in map(json.loads, lines):
-                    self.ready |= event["kind"] == "ready"
-                    self.failure = event if event["kind"] == "failed" else self.failure
+        for event in self.child.read_events():
+            self.ready |= event["kind"] == "ready"
+            self.failure = event if event["kind"] == "failed" else self.failure
 
     @property
     def is_victim(self) -> bool:
@@ -114,12 +101,12 @@ class _Handle:
 
     def error(self) -> RollmillError:
         """What to raise for a rank that has ended."""
-        code, pid = self.process.returncode, self.process.pid
+        pid = self.child.pid
         if self.failure:
             found = getattr(errors, self.failure["type"], RankError)
             log.debug("rank %d:\n%s", self.rank, self.failure["trace"])
             return found(f"rank {self.rank} (pid {pid}) failed: {self.failure['error']}")
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        how = self.child.how_it_ended()
         return RankError(
             f"rank {self.rank} (pid {pid}) {how}; the others cannot go on without it. The log may hold its last words; "
             "the same command with --resume continues from the last checkpoint"
@@ -152,10 +139,8 @@ class RankProcesses:
         self._line.watch = self.check
         cores = share_cores(s.ranks) if self._config.sampling.affinity else [frozenset[int]()] * s.ranks
         for rank in range(1, s.ranks):
-            setup = RankSetup(
-                self._config, spec, rank, checkpoint, place, cuda, cores[rank], -1, os.getpid(), list(sys.path)
-            )
-            self._handles.append(self._spawn(setup, {GPUS_VARIABLE: gpus[rank]} if gpus else {}))
+            setup = RankSetup(self._config, spec, rank, checkpoint, place, cuda, cores[rank])
+            self._spawn(setup, {GPUS_VARIABLE: gpus[rank]} if gpus else {})
         if cores[0]:
             self._cores_before = os.sched_getaffinity(0)
             os.sched_setaffinity(0, cores[0])
@@ -174,7 +159,7 @@ class RankProcesses:
         """Raise what ended a rank, if anything did."""
         dead = []
         for handle in self._handles:
-            over = handle.process.poll() is not None
+            over = not handle.child.alive
             handle.listen()
             if over or (handle.failure and not handle.is_victim):  # what has failed may take long to end
                 dead.append(handle)
@@ -182,23 +167,22 @@ class RankProcesses:
             raise min(dead, key=lambda handle: handle.is_victim).error()
 
     def pids(self) -> list[int]:
-        return [handle.process.pid for handle in self._handles]
+        return [handle.child.pid for handle in self._handles]
 
     def end(self, patience: float) -> None:
         """See that all ranks have ended: by themselves within ``patience`` seconds, or else by force."""
         deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and any(h.process.poll() is None for h in self._handles):
+        while time.monotonic() < deadline and any(handle.child.alive for handle in self._handles):
             time.sleep(0.02)
         for handle in self._handles:
-            if handle.process.poll() is None:
+            if handle.child.alive:
                 if patience:
                     log.warning("rank %d did not end within %g s; it is killed", handle.rank, patience)
-                handle.process.kill()
-            elif patience and handle.process.returncode:
+            elif patience and handle.child.code:
                 handle.listen()
                 log.error("at the end of the run, %s", handle.error())
-            handle.process.wait()
-            os.close(handle.events)
+            handle.child.end()
+            handle.child.events.close()
         for reader in self._readers:
             reader.join(timeout=1.0)  # a simulator that is still being killed may hold the pipe open
         self._handles.clear()
@@ -209,52 +193,39 @@ class RankProcesses:
 
     # -- processes -----------------------------------------------------------------------------
 
-    def _spawn(self, setup: RankSetup, extra: Mapping[str, str]) -> _Handle:
-        setup_read, setup_write = os.pipe()
-        events_read, events_write = os.pipe()
-        os.set_blocking(events_read, False)
-        process = subprocess.Popen(
-            module_command("rollmill.runs.train.rank_main", str(setup_read)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(setup_read, events_write),
-            env={**self._environment, **extra, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            process_group=0,  # a Ctrl-C in the terminal is for rank 0, which ends the others in order
-        )
-        os.close(setup_read)
-        os.close(events_write)
-        with contextlib.suppress(BrokenPipeError), os.fdopen(setup_write, "wb") as pipe:
-            pickle.dump(replace(setup, events_fd=events_write), pipe)  # one that died at once is seen by ``check``
-        reader = threading.Thread(target=_log_output, args=(setup.rank, process), daemon=True, name="rank-output")
+    def _spawn(self, setup: RankSetup, extra: Mapping[str, str]) -> None:
+        child = Child("rollmill.runs.train.rank_main", setup, {**self._environment, **extra})
+        self._handles.append(_Handle(setup.rank, child))
+        # By a thread: this one waits for the other ranks again and again, and a full pipe would hold them up.
+        reader = threading.Thread(target=_log_output, args=(setup.rank, child.output), daemon=True, name="rank-output")
         reader.start()
         self._readers.append(reader)
-        return _Handle(setup.rank, process, events_read)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while waiting := [handle for handle in self._handles if not handle.ready]:
-            select.select([handle.events for handle in waiting], [], [], 0.2)
+            waiting[0].child.events.wait(0.2)
             for handle in waiting:
                 handle.listen()
             self.check()
             if time.monotonic() > deadline:
                 raise RankError(
-                    f"rank {waiting[0].rank} (pid {waiting[0].process.pid}) has not built its network within "
+                    f"rank {waiting[0].rank} (pid {waiting[0].child.pid}) has not built its network within "
                     f"{START_SECONDS:g} s; the log may say what it is doing"
                 )
 
 
-def _log_output(rank: int, process: subprocess.Popen[bytes]) -> None:
+def _log_output(rank: int, output: Lines) -> None:
     """Pass on what a rank logs or prints; lines of its log begin with their level."""
-    assert process.stdout is not None
     levels = logging.getLevelNamesMapping()
-    with process.stdout:
-        for line in process.stdout:
-            text = line.decode(errors="replace").rstrip("\n")
+    while not output.ended:
+        output.wait()
+        for line in output.read():
+            text = line.decode(errors="replace")
             level, _, rest = text.partition(" ")
             known = level in levels
             log.log(levels[level] if known else logging.INFO, "rank %d: %s", rank, rest if known else text)
+    output.close()
 
 
 # -- cores and GPUs ---------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.errand import Errand, begin_errand
+from rollmill.core.child import begin_errand
 from rollmill.core.errors import EnvError, RollmillError, error_text
 from rollmill.core.exits import leave
 from rollmill.core.fields import Array, Obs
+from rollmill.core.process import Errand
 from rollmill.core.protocols import Env
 from rollmill.core.slots import OBS
 from rollmill.envs.batch import PHASES, RESET, STEP, STOPS, random_actions

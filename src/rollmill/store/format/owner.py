@@ -12,9 +12,9 @@ import re
 import secrets
 import socket
 import time
-from pathlib import Path
 from typing import Literal
 
+from rollmill.core.identity import boot_id, start_ticks
 from rollmill.store.format.records import Owner
 
 State = Literal["alive", "dead", "unknown"]
@@ -22,7 +22,7 @@ State = Literal["alive", "dead", "unknown"]
 
 def this_process() -> Owner:
     pid = os.getpid()
-    return Owner(socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_ticks(pid) or 0)
+    return Owner(socket.gethostname(), boot_id(), _pid_namespace(), pid, start_ticks(pid) or 0)
 
 
 def state_of(owner: Owner) -> State:
@@ -30,7 +30,7 @@ def state_of(owner: Owner) -> State:
     here = this_process()
     if not here.boot or not here.namespace or (owner.boot, owner.namespace) != (here.boot, here.namespace):
         return "unknown"
-    started = _start_ticks(owner.pid)
+    started = start_ticks(owner.pid)
     return "alive" if started is not None and started == owner.started else "dead"
 
 
@@ -40,25 +40,8 @@ def writer_name() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux: nobody can be proved dead
-        return ""
-
-
 def _pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none (a zombie writes no more: none)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command's name may contain spaces and brackets
-    return None if fields[0] in "ZX" else int(fields[19])

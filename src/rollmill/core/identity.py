@@ -29,7 +29,7 @@ class Identity:
     @classmethod
     def of(cls, pid: int) -> Identity | None:
         """The process with this pid on this host; None if there is none (a zombie is none either)."""
-        started = _started(pid)
+        started = start_ticks(pid)
         return None if started is None else cls(socket.gethostname(), boot_id(), pid, started)
 
     @classmethod
@@ -47,7 +47,7 @@ class Identity:
     @property
     def alive(self) -> bool:
         """Only meaningful for processes of this host."""
-        return self.boot == boot_id() and _started(self.pid) == self.started
+        return self.boot == boot_id() and start_ticks(self.pid) == self.started
 
     def signal_group(self, number: signal.Signals) -> bool:
         """Signal the process group it leads; False if it is gone. Never hits a process that took over its pid."""
@@ -61,14 +61,15 @@ class Identity:
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine."""
+    """Changes with every boot of the machine; empty where there is no ``/proc``."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-def _started(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot; None if there is none (a zombie does nothing any more)."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
