@@ -90,12 +90,11 @@ class Janitor:
 
     @staticmethod
     def start(token: str, scratch: Path) -> Janitor:
-        """Start the janitor; ``scratch`` is created (or empty) and belongs to it from now on."""
+        """Start the janitor. It makes the folder ``scratch``, or takes an empty one, before this returns."""
         if not (token.isascii() and token.isalnum()):
             raise ValueError(f"the token must be letters and digits, got {token!r}")
-        scratch.mkdir(parents=True, exist_ok=True)
         scratch = scratch.resolve()
-        if any(scratch.iterdir()):
+        if scratch.exists() and any(scratch.iterdir()):
             raise RunFolderError(f"scratch folder {scratch} is not empty; it would be deleted at the end of the run")
         if sys.platform != "linux":
             log.warning("no /proc on %s: if this run is killed, its processes stay", sys.platform)
@@ -144,10 +143,11 @@ def _spawn(token: str, scratch: Path, watched: int) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     process = subprocess.Popen(command, stdin=watched, stdout=subprocess.PIPE, env=environment, start_new_session=True)
     assert process.stdout is not None
-    if process.stdout.readline() != b"ready\n":
+    answer = process.stdout.readline().decode(errors="replace").strip()
+    if answer != "ready":
         process.kill()
         process.communicate()
-        raise RollmillError(f"the janitor process did not start: {' '.join(command)}")
+        raise RollmillError(f"the janitor process did not start: {answer or ' '.join(command)}")
     return process
 
 

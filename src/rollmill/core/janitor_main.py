@@ -4,8 +4,9 @@ Run by path and without rollmill, so that it starts in some 15 ms and stays smal
 
     python -I -S janitor_main.py TOKEN SCRATCH RUN_PID      (stdin: a pipe held open by the run)
 
-It answers ``ready`` on stdout, and at the end one line of JSON with what it did. It needs Linux's
-``/proc``; without it, only the scratch folder is removed. ``core.janitor`` starts it and is the API.
+It makes the scratch folder, so that there is never one without somebody to remove it, answers ``ready`` on
+stdout, and at the end one line of JSON with what it did. It needs Linux's ``/proc``; without it, only the
+scratch folder is removed. ``core.janitor`` starts it and is the API.
 
 Left over can be: processes of the run, ViZDoom's segments of shared memory, and the scratch folder.
 
@@ -216,6 +217,11 @@ def main(token: str, scratch: str, run: int) -> None:
         hard = resource.getrlimit(MARK_LIMIT)[1]
         resource.setrlimit(MARK_LIMIT, (hard, hard))
     os.chdir("/")
+    try:
+        os.makedirs(scratch, mode=0o700, exist_ok=True)
+    except OSError as error:
+        _tell(f"the scratch folder cannot be made: {error}")
+        return
     _tell("ready")
     wait_for_end(run)
     report = clean(token, scratch, exclude={run})

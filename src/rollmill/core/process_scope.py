@@ -28,7 +28,7 @@ def household(inside: bool = False) -> Iterator[dict[str, str]]:
     this process itself (serial mode), so the variables are set here, too, and they cannot end it.
     """
     token = uuid.uuid4().hex
-    with _scratch_folder() as scratch, _janitor(token, scratch), marked(token):
+    with _scratch_folder(token) as scratch, _janitor(token, scratch), marked(token):
         environment = child_environment(token, scratch)
         with _simulators_here(environment) if inside else contextlib.nullcontext():
             yield environment
@@ -47,9 +47,9 @@ def _simulators_here(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scratch_folder() -> Iterator[Path]:
-    """The janitor removes it; this is for the moments in which there is none."""
-    scratch = Path(tempfile.mkdtemp(prefix="rollmill-"))
+def _scratch_folder(token: str) -> Iterator[Path]:
+    """Where it is. The janitor makes and removes it; removing it here is for the moments in which there is none."""
+    scratch = Path(tempfile.gettempdir()) / f"rollmill-{token[:16]}"
     try:
         yield scratch
     finally:
