@@ -321,7 +321,7 @@ def test_kill_9_of_the_recorder_loses_nothing_acknowledged(tmp_path: Path) -> No
     assert row["record/restarts"] == 2
     assert row["record/stopped"] == 0
     assert not list(run.data.rglob("*.open.tfrecord"))
-    assert "the recorder was killed by signal 9; restarting it" in run.log.read_text()
+    assert "the recorder was killed by signal 9 (SIGKILL); restarting it" in run.log.read_text()
 
 
 def test_a_recorder_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
