@@ -1,0 +1,170 @@
+"""The treasure hunt as Gymnasium environments: many at once (``TreasureHuntVector``), or one.
+
+Start somewhere on a large walled map, collect treasures, reach the end in few steps. ``docs/treasure_hunt.md`` has the
+rules; ``HuntSettings`` are the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rollmill.core.fields import Array
+from rollmill.envs.treasure_hunt.observation import ACTIONS, SPACE, Observer
+from rollmill.envs.treasure_hunt.rewards import HuntRewards
+from rollmill.envs.treasure_hunt.settings import HuntSettings
+from rollmill.envs.treasure_hunt.world import Moved, World
+
+Variables = Mapping[str, float]
+"""Numbers that the run changes; ``progress`` is the share of it that is done."""
+
+
+class TreasureHuntVector(gym.vector.VectorEnv):  # type: ignore[misc]
+    """``num_envs`` hunts, stepped by one call. An ended hunt begins anew with the next step."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["rgb_array"], "render_fps": 20}
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        dials: Variables | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """``max_episode_steps`` is another name of ``max_step``; of two limits the lower one counts."""
+        limits = [limit for limit in (max_episode_steps, settings.get("max_step", 2000)) if limit]
+        self.settings = HuntSettings(**{**settings, "max_step": min(limits)})
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self.single_observation_space, self.single_action_space = SPACE, ACTIONS
+        self.observation_space = gym.vector.utils.batch_space(SPACE, num_envs)
+        self.action_space = gym.vector.utils.batch_space(ACTIONS, num_envs)
+        self._variables = dials if dials is not None else {}
+        self.world = World(self.settings, num_envs)
+        self._observer, self.rewards = Observer(self.world), HuntRewards(self.world)
+        self._rng = np.random.default_rng()
+        self._over = np.zeros(num_envs, bool)
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done; 1 outside of a run, where curricula are over."""
+        return self._variables.get("progress", 1.0)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: Any = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)  # type: ignore[arg-type]  # a list of integers is a seed, too
+        distances = self._begin(np.arange(self.num_envs))
+        return self._observer.look(distances), self._info(None)
+
+    def step(self, actions: Array) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
+        over = self._over
+        moved = self.world.step(np.asarray(actions), self._rng)
+        distances = self.world.site_distances()
+        reward = self.rewards.step(moved, distances, self.progress)
+        terminated, truncated = moved.at_end & ~over, moved.timed_out & ~over
+        info = self._info(moved)
+        ended = terminated | truncated
+        if ended.any():
+            info["episode_stats"], info["_episode_stats"] = self._stats(moved, ended), ended
+        if over.any():  # these were over before: whatever has just happened to them does not count
+            reward[over] = 0.0
+            distances = self._begin(np.flatnonzero(over))
+        self._over = ended
+        return self._observer.look(distances), reward, terminated, truncated, info
+
+    def _begin(self, lanes: Array) -> Array:
+        """New hunts in these lanes; returns the distances of all."""
+        self.world.reset(lanes, self._rng, self.progress)
+        distances = self.world.site_distances()
+        self.rewards.begin(lanes, distances)
+        self._over[lanes] = False
+        return distances
+
+    def _info(self, moved: Moved | None) -> dict[str, Any]:
+        w, n = self.world, self.num_envs
+        return {
+            "position": w.position.copy(),
+            "step_no": w.step_no.copy(),
+            "score": w.score(moved.at_end if moved is not None else np.zeros(n, bool)),
+            "treasure_count": w.taken,
+            "buff_count": w.buffs.copy(),
+            "flash_count": w.flashes.copy(),
+            "hit_wall": (moved.hit_wall | moved.hit_flashing) if moved is not None else np.zeros(n, bool),
+            "cooldown": w.cooldown.copy(),
+            "buff_time": w.buff_left.copy(),
+            "distance": moved.distance if moved is not None else np.zeros(n),
+        }
+
+    def _stats(self, moved: Moved, ended: Array) -> dict[str, Array]:
+        """Figures of ended episodes as Gymnasium batches them: a value for each lane, and which lanes have one."""
+        w = self.world
+        found = {
+            "score": w.score(moved.at_end),
+            "reached_end": moved.at_end,
+            "treasures": w.taken,
+            "treasures_placed": w.placed,
+            "treasures_missed": w.treasures.sum(1),
+            "buffs": w.buffs,
+            "flashes": w.flashes,
+            "wall_hits": w.hits,
+            **self.rewards.terms.sums(self.settings.reward_scale),
+        }
+        stats: dict[str, Array] = {}
+        for name, values in found.items():
+            stats[name], stats[f"_{name}"] = np.asarray(values, np.float64).copy(), ended
+        return stats
+
+    def render(self) -> Any:
+        from rollmill.envs.treasure_hunt.render import draw
+
+        return tuple(draw(self.world, lane) for lane in range(self.num_envs))
+
+
+class TreasureHuntEnv(gym.Env):  # type: ignore[misc]
+    """One hunt."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
+
+    def __init__(self, *, render_mode: str | None = None, dials: Variables | None = None, **settings: Any) -> None:
+        self.render_mode = render_mode
+        self._vector = TreasureHuntVector(1, dials=dials, **settings)
+        self.observation_space, self.action_space = SPACE, ACTIONS
+
+    @property
+    def world(self) -> World:
+        """The state of the hunt: lane 0 of a world of one."""
+        return self._vector.world
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        super().reset(seed=seed)
+        obs, info = self._vector.reset(seed=seed)
+        return _first(obs), _first(info)
+
+    def step(self, action: Any) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self._vector.step(np.array([action]))
+        stats = info.pop("episode_stats", None)
+        info.pop("_episode_stats", None)
+        own = _first(info)
+        if stats is not None:
+            own["episode_stats"] = {name: float(x[0]) for name, x in stats.items() if not name.startswith("_")}
+        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), own
+
+    def render(self) -> Array | None:
+        if self.render_mode is None:
+            return None
+        from rollmill.envs.treasure_hunt.render import draw
+
+        return draw(self.world, 0)
+
+
+def _first(batched: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: array[0].copy() if array.ndim > 1 else array[0].item() for name, array in batched.items()}
