@@ -31,7 +31,7 @@ WIDTHS = (8, 14)
 """Narrowest and widest corridor, in cells."""
 WALKABLE = (0.23, 0.27)
 """Lowest and highest share of walkable cells."""
-MARGIN = 20
+MARGIN = 10
 """Sites keep this many cells off the border, so that all corridors have a wall around them."""
 CANDIDATES = 8
 """Places that are tried for each site: more of them spread the sites out more."""
@@ -141,7 +141,8 @@ def _draw_corridors(sites: Array, rng: np.random.Generator) -> Array:
 
 def _carve(free: Array, a: Array, b: Array, rng: np.random.Generator) -> Array:
     """Make a corridor with one bend from cell to cell; returns the cells in its middle, ``[n, 2]``."""
-    width = int(rng.integers(WIDTHS[0], WIDTHS[1] + 1))
+    narrow, wide = WIDTHS
+    width = narrow + int((wide + 1 - narrow) * rng.random() ** 3)  # mostly narrow ones
     low = width // 2
     corner = np.array((a[0], b[1]) if rng.random() < 0.5 else (b[0], a[1]))
     middle = []
