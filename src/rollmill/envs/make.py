@@ -49,6 +49,11 @@ NAMED: dict[str, Entry] = {
     "toy_reach": Entry("rollmill.envs.toy:Reach", "continuous: move a point to the origin; best return near 0"),
     "toy_coin": Entry("rollmill.envs.toy:Coin", "short or long episodes by the toss of a coin; nothing to learn"),
     "toy_agents": Entry("rollmill.envs.toy:Target", "two agents, each repeats its number; best 10", {"agents": 2}),
+    "treasure_hunt": Entry(
+        "rollmill.envs.treasure_hunt.env:TreasureHuntEnv",
+        "collect treasures on a large walled map, reach the end in few steps",
+        vector="rollmill.envs.treasure_hunt.env:TreasureHuntVector",
+    ),
     "doom": Entry(
         "rollmill.envs.vizdoom.env:DoomEnv", "ViZDoom: env.args.scenario, any .cfg file", {}, "vizdoom", "vizdoom"
     ),

@@ -32,7 +32,9 @@ class RewardTerms:
         for name, weight in (weights or {}).items():
             if name not in usual:
                 hint = nearest(name, usual)
-                raise ValueError(f"no reward term {name!r}{f'; {hint}' if hint else ''} (there are: {', '.join(usual)})")
+                raise ValueError(
+                    f"no reward term {name!r}{f'; {hint}' if hint else ''} (there are: {', '.join(usual)})"
+                )
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not np.isfinite(weight):
                 raise ValueError(f"the weight of reward term {name!r} must be a number, not {weight!r}")
         self.weights = {**usual, **(weights or {})}

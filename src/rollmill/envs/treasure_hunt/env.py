@@ -6,6 +6,7 @@ rules; ``HuntSettings`` are the arguments.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rollmill.core.fields import Array
+from rollmill.core.text import nearest
 from rollmill.envs.treasure_hunt.observation import ACTIONS, SPACE, Observer
 from rollmill.envs.treasure_hunt.rewards import HuntRewards
 from rollmill.envs.treasure_hunt.settings import HuntSettings
@@ -23,7 +25,7 @@ Variables = Mapping[str, float]
 """Numbers that the run changes; ``progress`` is the share of it that is done."""
 
 
-class TreasureHuntVector(gym.vector.VectorEnv):  # type: ignore[misc]
+class TreasureHuntVector(gym.vector.VectorEnv):
     """``num_envs`` hunts, stepped by one call. An ended hunt begins anew with the next step."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["rgb_array"], "render_fps": 20}
@@ -38,8 +40,14 @@ class TreasureHuntVector(gym.vector.VectorEnv):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         """``max_episode_steps`` is another name of ``max_step``; of two limits the lower one counts."""
-        limits = [limit for limit in (max_episode_steps, settings.get("max_step", 2000)) if limit]
-        self.settings = HuntSettings(**{**settings, "max_step": min(limits)})
+        known = [field.name for field in dataclasses.fields(HuntSettings)]
+        for name in settings:
+            if name not in known:
+                hint = nearest(name, known)
+                raise ValueError(f"a treasure hunt has no setting {name!r}{f'; {hint}' if hint else ''}")
+        self.settings = HuntSettings(**settings)
+        if max_episode_steps is not None and max_episode_steps < self.settings.max_step:
+            self.settings = dataclasses.replace(self.settings, max_step=max_episode_steps)
         self.num_envs, self.render_mode = num_envs, render_mode
         self.single_observation_space, self.single_action_space = SPACE, ACTIONS
         self.observation_space = gym.vector.utils.batch_space(SPACE, num_envs)
@@ -49,6 +57,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):  # type: ignore[misc]
         self._observer, self.rewards = Observer(self.world), HuntRewards(self.world)
         self._rng = np.random.default_rng()
         self._over = np.zeros(num_envs, bool)
+        self._begun = False
 
     @property
     def progress(self) -> float:
@@ -60,10 +69,13 @@ class TreasureHuntVector(gym.vector.VectorEnv):  # type: ignore[misc]
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         if seed is not None:
             self._rng = np.random.default_rng(seed)  # type: ignore[arg-type]  # a list of integers is a seed, too
+        self._begun = True
         distances = self._begin(np.arange(self.num_envs))
         return self._observer.look(distances), self._info(None)
 
     def step(self, actions: Array) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
+        if not self._begun:
+            raise gym.error.ResetNeeded("call reset() before the first step()")
         over = self._over
         moved = self.world.step(np.asarray(actions), self._rng)
         distances = self.world.site_distances()
@@ -127,7 +139,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):  # type: ignore[misc]
         return tuple(draw(self.world, lane) for lane in range(self.num_envs))
 
 
-class TreasureHuntEnv(gym.Env):  # type: ignore[misc]
+class TreasureHuntEnv(gym.Env):
     """One hunt."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}

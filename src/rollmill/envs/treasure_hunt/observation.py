@@ -4,8 +4,8 @@
 a picture, and columns go east. 255 stands for 1. In the order of ``MAPS``: cells that can be walked on, how often they
 were visited (51 per visit, up to 255), treasures, the end.
 
-``vector`` ``[31]`` float32 from 0 to 1, see ``VECTOR``. Distances are steps between neighbouring cells over 256; 1 where
-the thing is not there.
+``vector`` ``[31]`` float32 from 0 to 1, see ``VECTOR``. Distances are steps between neighbouring cells over 256,
+and 1 where the thing is not there.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Observer:
         maps[:, VISITS] = self._visits[self._lanes, row, column]
         maps[:, TREASURES:] = 0
         seen = world.map.sites[None] - world.cell[:, None] + VIEW  # [n, sites, 2]: where sites are in the window
-        inside = ((seen >= 0) & (seen < WINDOW)).all(-1)
+        inside = np.all((seen >= 0) & (seen < WINDOW), axis=-1)
         lanes, sites = np.nonzero(inside & world.treasures)
         maps[lanes, TREASURES, seen[lanes, sites, 0], seen[lanes, sites, 1]] = ONE
         end = world.settings.end
@@ -96,5 +96,3 @@ class Observer:
         vector[:, 28] = world.buff_there
         vector[:, 29] = np.where(world.buff_there, near[:, 0], 1.0)
         vector[:, 30] = near[:, world.settings.end]
-
-

@@ -113,7 +113,7 @@ class Guide:
         return Route((*order, end), total + float(self.between[here, end]))
 
     def heading(self, position: Array, sites: Array) -> Array:
-        """``[n]`` int64: the direction (0 to 7) of the step that brings each position ``[n, 2]`` nearest to its site."""
+        """``[n]`` int64: the direction (0 to 7) that brings each position ``[n, 2]`` nearest to its site."""
         after = position[:, None] + _HEADINGS[None] * STEP  # [n, 8, 2]
         halfway = position[:, None] + _HEADINGS[None] * (STEP / 2)
         n = len(position)

@@ -15,7 +15,7 @@ TERMS = {
     "missed_treasure": 1.0,  # -100 for each treasure that was left when the end is reached
     "missed_buff": 1.0,  # -5 when the end is reached and the buff was never taken
     "end_distance": 1.0,  # cells that the end has come nearer
-    "treasure_distance": 1.0,  # cells that a treasure has come nearer, of the one that did most; 5 times that by a flash
+    "treasure_distance": 1.0,  # cells that a treasure has come nearer, at most; times 5 with a flash
     "treasure": 1.0,  # 100 for each treasure taken
     "wall": 1.0,  # -1 for walking into a wall
     "flash_wall": 1.0,  # -10 for flashing into one
@@ -89,7 +89,8 @@ class HuntRewards:
         """``[n, SITES]``: how much more than others a treasure brings, by how often it was missed of late."""
         misses = self._missed + 1.0
         mean = (misses * sought).sum(1) / np.maximum(sought.sum(1), 1)
-        return np.maximum(LEAST_FACTOR, misses[None] / np.maximum(mean, 1e-9)[:, None])
+        worth: Array = np.maximum(LEAST_FACTOR, misses[None] / np.maximum(mean, 1e-9)[:, None])
+        return worth
 
     def _count(self, ended: Array) -> None:
         if not ended.any():

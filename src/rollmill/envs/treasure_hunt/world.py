@@ -95,7 +95,7 @@ class World:
             return list(s.treasure_id)
         count = self._count.draw(rng, progress)
         if s.treasure_random:
-            return rng.choice(s.places, count, replace=False).tolist()
+            return [int(site) for site in rng.choice(s.places, count, replace=False)]
         return list(s.places[:count])
 
     # -- steps ---------------------------------------------------------------------------------
@@ -184,15 +184,17 @@ class World:
     @property
     def taken(self) -> Array:
         """``[n]``: treasures that were taken."""
-        return self.placed - self.treasures.sum(1)
+        taken: Array = self.placed - self.treasures.sum(1)
+        return taken
 
     def site_distances(self) -> Array:
         """``[n, SITES]`` int64: steps between neighbouring cells to each site."""
         row, column = self.cell.T
-        return self.map.distances[:, row, column].T.astype(np.int64)
+        away: Array = self.map.distances[:, row, column].T.astype(np.int64)
+        return away
 
     def score(self, at_end: Array) -> Array:
-        """``[n]``: 150 for the end, 0.2 for every step that is left, 100 for every treasure; nothing without the end."""
+        """``[n]``: 150 for the end, 0.2 for every step left, 100 for every treasure; nothing without the end."""
         full = 150.0 + 0.2 * (self.settings.max_step - self.step_no) + 100.0 * self.taken
         return np.where(at_end, full, 0.0)
 
