@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from rollmill.core.config import (
+    LARGEST,
     MOST_PROBLEMS,
     KeyInfo,
     describe,
@@ -265,14 +266,19 @@ def test_accepted(override: str, value: Any) -> None:
         ("frames=true", "frames: expected int, got true"),
         ("frames=1.5", "frames: expected int, got 1.5"),
         ("frames=.inf", "frames: a finite number is expected, got inf"),
-        ("frames=9223372036854775808", "frames: 64 bits do not hold it, got 9223372036854775808"),
+        ("frames=9223372036854775808", "frames: a smaller number is expected, got 9223372036854775808"),
         ("learning.gamma=.nan", "learning.gamma: a finite number is expected, got nan"),
         ("learning.gamma=-.inf", "learning.gamma: a finite number is expected, got -inf"),
         ("learning.gamma=1e999", "learning.gamma: a finite number is expected, got inf"),
-        ("learning.hidden=[1, 1e30]", "learning.hidden: 64 bits do not hold it, got 1000000000000000019884624838656"),
+        (
+            "learning.hidden=[1, 1e30]",
+            "learning.hidden: a smaller number is expected, got 1000000000000000019884624838656",
+        ),
+        ("learning.gamma=1e300", "learning.gamma: a smaller number is expected, got 1e+300"),
         ("learning.target_kl=.nan", "learning.target_kl: a finite number is expected, got nan"),
         ("env.weights={a: .nan}", "env.weights: a finite number is expected, got nan"),
         ("name=.inf", "name: expected str, got inf"),
+        ('name="a\\0b"', "name: a null character, got 'a\\x00b'"),
         ("frames=null", "frames: expected int, got null; null is for optional keys only"),
         ("frames=", "frames: expected int, got ''"),
         ("frames.x=1", "frames: expected int, got {'x': 1}"),
@@ -314,7 +320,7 @@ def test_odd_numbers_are_refused_beside_other_problems_and_only_where_they_count
     assert load("learning.gamma=.nan", "learning.gamma=0.5").learning.gamma == 0.5, "what is replaced does not count"
     assert load("env.args={high: .inf, seed: 1e300}").env.args == {"high": math.inf, "seed": 1e300}
     base = to_dict(load()) | {"frames": 2**64}
-    with pytest.raises(ConfigError, match="the saved config: frames: 64 bits do not hold it"):
+    with pytest.raises(ConfigError, match="the saved config: frames: a smaller number is expected"):
         load_config(Train, [], [], base=base)
 
 
@@ -470,15 +476,16 @@ def test_a_wrong_default_is_found() -> None:
 
 
 floats = st.floats(allow_nan=False)
-finite, integers = st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**63) + 1, 2**63 - 1)
+finite, integers = st.floats(-LARGEST, LARGEST), st.integers(-(2**63) + 1, 2**63 - 1)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | floats | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
 envs = st.builds(
     Env,
-    id=st.text(),
+    id=names,
     frame_skip=integers,
     size=st.tuples(integers, integers),
     args=st.dictionaries(st.text(), plain, max_size=3),
@@ -495,14 +502,14 @@ learnings = st.builds(
     target_kl=st.none() | finite,
     normalise=st.booleans(),
 )
-records = st.builds(Record, folder=st.text(min_size=1).map(Path), keep=st.none() | integers)
+records = st.builds(Record, folder=names.filter(bool).map(Path), keep=st.none() | integers)
 trains = st.builds(
     Train,
     env=envs,
     eval_env=envs,
     learning=learnings,
     record=st.none() | records,
-    name=st.text(),
+    name=names,
     frames=integers,
 )
 

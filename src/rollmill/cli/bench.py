@@ -61,6 +61,8 @@ def bench(
         raise ConfigError("--out and --tune-batch are for `rollmill bench tune`")
     if profile is not None and kind not in ("train", "all"):
         raise ConfigError("--profile is for `rollmill bench train`")
+    if profile is not None and profile.exists() and not profile.is_dir():
+        raise ConfigError(f"--profile {profile}: is no folder")
     profiler = Profiler(settings.profile, profile) if profile is not None else None
     others = load_of_others()
     with keep_stdout(json_):

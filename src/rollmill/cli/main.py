@@ -120,7 +120,7 @@ def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
     except RollmillError as error:
         print(printable(f"rollmill {verb}: {_once(str(error)).rstrip()}"), file=sys.stderr)
         return error.exit_code
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:
         refusal = refused_by_system(error)
         if not refusal:
             raise

@@ -82,6 +82,8 @@ def _load(
     store: Path | None, files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool, restore: Path | None
 ) -> OfflineConfig:
     settings = _with_store(load_config(OfflineConfig, files, overrides), store)
+    if store is not None and any(word.startswith("store=") for word in overrides):
+        raise ConfigError(f"{store} and store=... are two stores; give one of them")
     if not resume:
         return settings
     found = _as_found(settings)

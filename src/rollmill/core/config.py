@@ -51,6 +51,8 @@ KeyPath = tuple[str, ...]
 _NUMBER = re.compile(r"[-+.eE_\d]*\d[-+.eE_\d]*")
 MOST_PROBLEMS = 50
 """Unknown keys that are told at once: a file with more was not written for us."""
+LARGEST = 3.4e38
+"""Of numbers with a fraction: networks, environments and timers compute with 32 bits."""
 # How the names of pydantic's errors end when a value has the wrong type (as against: breaks a limit).
 _WRONG_TYPE = ("_type", "_parsing", "_from_float", "literal_error", "none_required", "missing", "too_long")
 
@@ -101,7 +103,7 @@ def load_config(
     if base is not None:
         stack.add(_Layer("the saved config", copy.deepcopy(dict(base)), {}))
     _add_layers(stack, files, overrides)
-    stack.take_out_odd_numbers()
+    stack.take_out_odd_values()
     _fill_defaults(cls, stack.tree, None)
     config, invalid = _validate(cls, stack)
     problems = stack.problems + invalid
@@ -196,8 +198,8 @@ class _Stack:
         more = f"; and {len(found) - limit} more" if len(found) > limit else ""
         return "; ".join(found[:limit]) + more or "the defaults"
 
-    def take_out_odd_numbers(self) -> None:
-        """Refuse what is a number and no quantity: neither checks of settings nor what they are used for expect them.
+    def take_out_odd_values(self) -> None:
+        """Refuse numbers that are no quantities, and text that no system takes: nobody who uses settings expects them.
 
         Free mappings are for others to judge. The default takes its place, so that the rest can be checked.
         """
@@ -209,9 +211,14 @@ class _Stack:
             if key.block is not None and isinstance(value, dict):
                 self._take_out(key.block, value, here)
             elif _takes_numbers(key.type) and (odd := _odd_number(value)) is not None:
-                reason = "a finite number is expected" if isinstance(odd, float) else "64 bits do not hold it"
-                self.problems.append(f"{self.sources_below(here)}: {'.'.join(here)}: {reason}, got {show(odd)}")
-                del tree[name]
+                limit = "a finite number" if isinstance(odd, float) and not math.isfinite(odd) else "a smaller number"
+                self._refuse(tree, here, f"{limit} is expected, got {show(odd)}")
+            elif isinstance(value, str) and "\0" in value:
+                self._refuse(tree, here, f"a null character, got {show(value)}")
+
+    def _refuse(self, tree: dict[str, Any], here: KeyPath, reason: str) -> None:
+        self.problems.append(f"{self.sources_below(here)}: {'.'.join(here)}: {reason}")
+        del tree[here[-1]]
 
     def _merge_block(self, cls: type, tree: dict[str, Any], data: Any, path: KeyPath, layer: _Layer) -> None:
         keys = _keys(cls)
@@ -274,12 +281,12 @@ def _takes_numbers(tp: Any) -> bool:
 
 
 def _odd_number(value: Any) -> int | float | None:
-    """NaN, infinity or an integer of more than 64 bits in a value, or in one of its items."""
+    """NaN, infinity or a number that float32 or 64 bits do not hold, in a value or in one of its items."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         return next((odd for item in items if (odd := _odd_number(item)) is not None), None)
     if isinstance(value, float):
-        return None if math.isfinite(value) else value
+        return value if not abs(value) <= LARGEST else None
     return value if isinstance(value, int) and abs(value) >= 2**63 else None
 
 

@@ -61,7 +61,7 @@ class EnvSettings:
             raise ValueError("max_episode_steps must be 0 (off) or positive")
         if self.fault_limit < 0 or self.fault_window < 1:
             raise ValueError("fault_limit must be >= 0 and fault_window >= 1")
-        if self.policies and sorted(set(self.policies)) != list(range(max(self.policies) + 1)):
+        if self.policies and {*self.policies} != {*range(len({*self.policies}))}:
             raise ValueError(f"policies must number from 0 without gaps, got {list(self.policies)}")
         if self.vector and self.dials:
             raise ValueError("dials are for single environments; set vector=false")

@@ -13,6 +13,7 @@ Keep = Literal["off", "all", "one", "rotate", "every", "episodes", "best"]
 AtBudget = Literal["stop", "thin", "ring"]
 Extra = Literal["log_prob", "value"]
 
+MOST_GB, MOST_BLOCK = 1e9, 1_000_000
 WHOLE: tuple[Keep, ...] = ("all", "episodes", "best")
 """Ways to keep that choose whole episodes; the others keep segments, which are pieces of episodes."""
 
@@ -80,6 +81,8 @@ class RecordingSettings:
         for name in ("budget_gb", "block", "queue_segments", "restarts", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.budget_gb > MOST_GB or self.block > MOST_BLOCK:
+            raise ValueError(f"budget_gb goes up to {MOST_GB:g}, block up to {MOST_BLOCK:,} steps")
         if self.memory_mb < 1:
             raise ValueError("memory_mb must be at least 1")
         if not 0 <= self.nice <= 19:

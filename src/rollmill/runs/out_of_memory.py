@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 from rollmill.core.errors import MemoryFull
 
-MARKS = ("CUDA out of memory", "can't allocate memory", "CUDA error: out of memory")
-"""In what torch says when memory is short."""
+MARKS = (
+    *("CUDA out of memory", "can't allocate memory", "CUDA error: out of memory"),
+    *("Storage size calculation overflowed", "Invalid buffer size", "array is too big", "Maximum allowed dimension"),
+)
+"""In what torch and numpy say when memory is short, or no memory could be so large."""
 SCARCE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 
@@ -18,7 +21,7 @@ def memory_is_named(advice: str) -> Iterator[None]:
     """Turn errors about memory, of torch, numpy or the system, into ``MemoryFull`` with ``advice``."""
     try:
         yield
-    except (RuntimeError, MemoryError, OSError) as error:
+    except (RuntimeError, ValueError, MemoryError, OSError) as error:
         if not is_about_memory(error):
             raise
         said = str(error).splitlines()[0].split(". GPU ")[0] if str(error) else "no memory is left"

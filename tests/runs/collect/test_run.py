@@ -147,6 +147,12 @@ def test_a_checkpoint_repeats_itself_in_serial_mode(run: RunFolder, tmp_path: Pa
     assert same_episodes(all_episodes(tmp_path / "one"), all_episodes(tmp_path / "two"))
 
 
+def test_a_trained_policy_must_fit_the_env(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="it cannot play in toy_image, whose observations differ"):
+        collect_here(tmp_path / "s", *SERIAL, env="toy_image", policy=str(run.path), episodes=2, seed=0)
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_deterministic_checkpoint_takes_no_chances(run: RunFolder, tmp_path: Path) -> None:
     """The same number shown, the same action taken: in all episodes. It is another policy for the store."""
     file = next(run.checkpoints.glob("*.ckpt"))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rollmill.core.checkpoints import Loaded
 from rollmill.core.errors import ConfigError
@@ -127,6 +127,13 @@ class PolicySource:
         if self.loaded is None:
             return {"version": 0, "global_step": 0}
         return {"version": int(self.loaded.state["learners"][0]["version"]), "global_step": self.loaded.frames}
+
+    @property
+    def base(self) -> dict[str, Any] | None:
+        """Settings of the training that apply here, too: all but those for its machine."""
+        if self.loaded is None:
+            return None
+        return {name: block for name, block in self.loaded.state["config"].items() if name != "sampling"}
 
     def build(self, config: TrainConfig, plan: SamplerPlan, seeds: Seeds) -> Policy:
         assert plan.schedule is not None, "collections are numbered"

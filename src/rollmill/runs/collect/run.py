@@ -26,6 +26,7 @@ from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.runs.collect.options import CollectOptions, PolicySource, find_policy
 from rollmill.runs.collect.series import EpisodeSeries, StoreCensus, refuse_twins
+from rollmill.runs.evaluate.targets import require_fit
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.settings import TrainConfig, require_env
 from rollmill.runs.train.sizing import ENVS, GROUPS, SERIAL_ENVS
@@ -159,9 +160,9 @@ def _configure(
         require_env(files, overrides, "rollmill collect")
         config = load_config(TrainConfig, files, overrides)
     else:
-        saved = {name: block for name, block in source.loaded.state["config"].items() if name != "sampling"}
+        assert source.base is not None
         path, trust = source.loaded.path, options.trust_code
-        config = load_saved(TrainConfig, saved, path, files=files, overrides=overrides, trust_code=trust)
+        config = load_saved(TrainConfig, source.base, path, files=files, overrides=overrides, trust_code=trust)
     if config.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
     if config.env.vector:
@@ -176,11 +177,20 @@ def _configure(
 
 
 def _learn_spec(config: TrainConfig, source: PolicySource, environment: Mapping[str, str]) -> EnvSpec:
+    """The spec of the env; ConfigError where a trained policy does not fit it."""
+    trained = None
     if source.loaded is not None:
-        return EnvSpec.from_dict(source.loaded.state["spec"])
+        trained = EnvSpec.from_dict(source.loaded.state["spec"])
+        limit = config.env.max_episode_steps
+        if config.env == replace(load_config(TrainConfig, [], (), base=source.base).env, max_episode_steps=limit):
+            return trained
     if config.sampling.mode == "serial":
-        return probe_here(config.env)
-    return Probe(config.env, environment).result(config.sampling.start_timeout)
+        found = probe_here(config.env)
+    else:
+        found = Probe(config.env, environment).result(config.sampling.start_timeout)
+    if trained is not None:
+        require_fit(trained, found)
+    return found
 
 
 # -- what there is to do -----------------------------------------------------------------------------

@@ -68,6 +68,8 @@ def start_ranks(
 ) -> Iterator[RankProcesses]:
     """The other ranks for as long as this context lasts; with one rank there are none."""
     processes = RankProcesses(config, environment)
+    if config.learning.ranks > 1:
+        log.info("starting %d ranks", config.learning.ranks)
     try:
         processes.start(spec, checkpoint)
         yield processes

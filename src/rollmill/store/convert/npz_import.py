@@ -22,6 +22,7 @@ import numpy as np
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.core.machine import available_memory
+from rollmill.core.opening import why_not_readable
 from rollmill.core.slots import OBS
 from rollmill.store.convert.intake import (
     ActionGuess,
@@ -251,6 +252,8 @@ class NpzFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if fault := why_not_readable(path):
+                raise StoreError(f"{path} cannot be read as npz: {fault}")
             with zipfile.ZipFile(path) as archive:
                 members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
         except FileNotFoundError:

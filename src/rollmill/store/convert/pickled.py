@@ -18,6 +18,7 @@ import numpy as np
 
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
+from rollmill.core.opening import plain_file
 from rollmill.core.slots import OBS
 from rollmill.store.convert.intake import (
     ActionGuess,
@@ -118,7 +119,7 @@ def _episodes(sources: Sequence[str]) -> Iterator[tuple[str, _Found]]:
 
 def _unpickled(path: Path) -> Iterator[Any]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=plain_file) as file:
             while file.peek(1):
                 loaded = pickle.load(file)  # noqa: S301 - asked for with --unsafe-pickle
                 yield from [loaded] if isinstance(loaded, Mapping) else loaded
