@@ -129,6 +129,12 @@ def test_returns_to_go_are_sums_of_what_follows(rewards: list[float], gamma: flo
     assert np.allclose(returns_to_go(rewards)[0], sum(rewards), atol=1e-6)
 
 
+def test_the_bytes_of_windows_are_those_of_their_arrays(source: Source) -> None:
+    view = Windows(source, 5, next_obs=True)
+    assert view.nbytes(3) == sum(array.nbytes for array in view.empty(3).values())
+    assert view.nbytes(10**12) > 10**12
+
+
 def test_an_episodes_rewards_are_read_once(
     written: tuple[Path, list[Episode]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

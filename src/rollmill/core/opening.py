@@ -50,10 +50,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES, within: Path | None = None) -
     if within is not None:
         check_within(path, within)
     with open(path, "rb", opener=plain_file) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
-    return data
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        return file.read()
 
 
 def check_within(path: Path, folder: Path) -> None:

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
+from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS
 from rollmill.offline.model import Scales, SequencePolicy
@@ -234,6 +235,7 @@ class WindowLoader:
         self.length = data.window or max(model.context, SHORTEST_WINDOW)
         self.source = self._source(store, selection)
         self.windows = self._windows(selection.training)
+        check_room(0, self.windows.nbytes(batch_size), f"fit.batch_size={batch_size}, windows of {self.length} steps")
         self.held_out = self._windows(selection.validation) if len(selection.validation) else None
 
     def _source(self, store: Store, selection: Selection) -> Source:

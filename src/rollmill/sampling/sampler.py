@@ -22,6 +22,7 @@ import numpy as np
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
 from rollmill.core.protocols import Actor, Rewindable
+from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import ARRAY, FLAGS, FLOATS, INTS, Shape
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
@@ -30,7 +31,6 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
 from rollmill.sampling.pool import Crew, LocalCrew, ProcessCrew
-from rollmill.sampling.room import check_room
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import WorkerPlan

@@ -13,6 +13,7 @@ It covers the episodes that were there when it was made. ``store.streams`` goes 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias, get_args
 
@@ -165,6 +166,10 @@ class Windows:
             arrays[RETURNS] = np.empty((count, self.length), np.float32)
         arrays[MASK] = np.empty((count, self.length), np.bool_)
         return arrays
+
+    def nbytes(self, count: int) -> int:
+        """Bytes that ``count`` windows take."""
+        return sum(count * math.prod(array.shape[1:]) * array.itemsize for array in self.empty(0).values())
 
     def sample(
         self, count: int, rng: np.random.Generator, weights: Weights = "windows", as_played: bool = False

@@ -82,3 +82,8 @@ def test_the_column_with_the_pictures_is_found_or_named(tmp_path: Path) -> None:
         picture_column(StoreSchema.for_env(EnvSpec("e", two, action)), "", "x")
     with pytest.raises(ConfigError, match="no observation field is a picture"):
         picture_column(StoreSchema.for_env(EnvSpec("e", (Field("v", "float32", (2,)),), action)), "", "x")
+
+
+def test_batches_that_no_memory_holds_are_refused_before_anything_is_read(store: Store) -> None:
+    with pytest.raises(ConfigError, match=r"fit\.batch_size=1000000000000, .*GB of memory at least"):
+        PictureBatches(store, "obs:image", np.arange(12), SETTINGS, 10**12, 0)

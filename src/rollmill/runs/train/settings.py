@@ -10,6 +10,7 @@ from pathlib import Path
 from rollmill.core.config import load_config, settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.room import LEAST_ROW_BYTES, check_room
 from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
 from rollmill.envs.make import check_env_settings
@@ -23,7 +24,6 @@ from rollmill.recording.window import Window
 from rollmill.runs.train.background_eval_settings import EvaluationSettings
 from rollmill.runs.train.observers import ObserverSettings
 from rollmill.runs.train.sac_checks import check_algorithm, check_sac_env
-from rollmill.sampling.room import LEAST_ROW_BYTES, check_room
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.core.fields import Array
+from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import Shape
 from rollmill.core.slots import OBS
@@ -77,6 +78,8 @@ class LatentData:
             raise StoreError("the store of latents holds no finished episode")
         self.training = training
         self.windows = self._windows(training)
+        asked = f"batch_size={settings.batch_size}, sequence_length={settings.sequence_length}"
+        check_room(0, self.windows.nbytes(settings.batch_size), asked)
         self.held_out = self._windows(held_out) if len(held_out) else None
 
     def _windows(self, episodes: Array) -> Windows:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
+from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS
 from rollmill.store.format.schema import Column, StoreSchema
@@ -34,6 +35,8 @@ class PictureBatches:
     ) -> None:
         if not len(episodes):
             raise StoreError("there are no episodes to learn from: every one is held out; lower pictures.validation")
+        asked = f"fit.batch_size={batch_size}, pictures.shuffle_buffer={settings.shuffle_buffer}"
+        check_room(0, 2 * max(batch_size, settings.shuffle_buffer) * source.schema[column].row_bytes, asked)
         self._view = Observations(source, per_episode=settings.per_rollout, episodes=episodes, columns=[column])
         self._column, self._batch_size = column, batch_size
         self._seeds = Seeds(seed).branch("pictures")

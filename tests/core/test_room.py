@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from running import SERIAL, config_of, train_here
 
+from rollmill.core import room
 from rollmill.core.errors import ConfigError, MemoryFull
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.core.room import WORKER_BYTES, check_room
 from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.out_of_memory import memory_is_named
 from rollmill.runs.train.settings import check
 from rollmill.sampling import pool as crew
-from rollmill.sampling import room
-from rollmill.sampling.room import WORKER_BYTES, check_room
 from rollmill.sampling.sampler import SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 
