@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from rollmill.core.child import begin_errand
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError, RollmillError, error_text, trace_text
@@ -72,7 +72,7 @@ class Probe:
 
     def __init__(self, settings: EnvSettings, environment: Mapping[str, str]) -> None:
         self._settings = settings
-        self._errand = Errand("rollmill.envs.probe", asdict(settings), environment)
+        self._errand = Errand("rollmill.envs.probe", {"env": asdict(settings)}, environment)
 
     def result(self, timeout: float) -> EnvSpec:
         """The spec, or an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
@@ -106,15 +106,16 @@ def note_closing(name: str, errand: Errand) -> None:
         log.warning("%s: %s", name, line["closing"])
 
 
-def main(answer_fd: int) -> None:
+def answer_about_env(answer_fd: int, look: Callable[[Env, dict[str, Any]], dict[str, Any]]) -> NoReturn:
+    """In a process of its own: build the env of a question, answer with what ``look`` finds, close the env."""
     question, reply = begin_errand(answer_fd)
-    answer: dict[str, Any]
     env = None
     try:
-        env = build_one(EnvSettings(**question))
-        answer = {"spec": env.spec.to_dict()}
-    except RollmillError as error:
-        answer = {"error": str(error), "kind": type(error).__name__}
+        env = build_one(EnvSettings(**question["env"]))
+        answer = look(env, question)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run is told
+        text = str(error) if isinstance(error, RollmillError) else error_text(error)
+        answer = {"error": text, "kind": type(error).__name__}
     reply(**answer)
     if env is not None and (problem := close_one(env)):
         reply(closing=problem)
@@ -122,4 +123,4 @@ def main(answer_fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    answer_about_env(int(sys.argv[1]), lambda env, _question: {"spec": env.spec.to_dict()})

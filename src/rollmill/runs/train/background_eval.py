@@ -99,7 +99,7 @@ class EvaluationBeside(Observer):
             self._child = None
             if child.busy:
                 self._fail(f"its process {child.how_it_ended()}")
-            child.end()
+            child.close()
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "failed":
@@ -136,7 +136,7 @@ class EvaluationBeside(Observer):
         finally:
             unfinished = self._child is not None and self._child.busy
             if self._child is not None:
-                self._child.end()
+                self._child.close()
                 self._child = None
             if self._rows is not None:
                 self._rows.close()
@@ -190,7 +190,7 @@ class EvaluatorSetup:
     nice: int
 
 
-class Evaluator:
+class Evaluator(Child):
     """The process, as the run sees it: one evaluation at a time."""
 
     def __init__(self, environment: Mapping[str, str], config: Any, settings: EvaluationSettings) -> None:
@@ -198,7 +198,7 @@ class Evaluator:
         self._folder.mkdir()
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         orders_fd, self._orders_fd = os.pipe()
-        self._child = Child(PROCESS, EvaluatorSetup(orders_fd, settings.nice), {**environment, **threads}, [orders_fd])
+        super().__init__(PROCESS, EvaluatorSetup(orders_fd, settings.nice), {**environment, **threads}, [orders_fd])
         os.close(orders_fd)
         self._order = {
             "episodes": settings.episodes,
@@ -206,25 +206,14 @@ class Evaluator:
             "deterministic": settings.deterministic,
             "seed": config.run.seed,
         }
-        self._output = OutputLog("evaluation")
+        self._log = OutputLog("evaluation")
         self._writing: threading.Thread | None = None
         self.busy = False
 
     @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._child.alive
-
-    @property
     def is_over(self) -> bool:
-        """Whether its process has ended, and nothing is being written for it any more."""
+        """Whether it has ended, and nothing is being written for it any more."""
         return not self.alive and (self._writing is None or not self._writing.is_alive())
-
-    def how_it_ended(self) -> str:
-        return self._child.how_it_ended()
 
     def evaluate(self, weights: dict[str, Any], frames: int) -> None:
         """Write the weights and tell the process, both in a thread: a slow disk must not stop the training."""
@@ -240,12 +229,12 @@ class Evaluator:
             os.write(self._orders_fd, json.dumps(order).encode() + b"\n")
         except (RollmillError, OSError) as error:
             log.error("the weights could not be handed to the evaluation: %s", error)
-            self._child.end()  # noticed and counted as any other death
+            self.end()  # noticed and counted as any other death
 
     def heard(self) -> list[dict[str, Any]]:
         """What it has said since the last time; a finished evaluation makes room for the next."""
-        self._output.write(self._child.read_output())
-        events = self._child.read_events()
+        self._log.write(self.read_output())
+        events = self.read_events()
         if events:
             self.busy = False
         return events
@@ -254,15 +243,15 @@ class Evaluator:
         """Until something was said, or it has ended."""
         if self._writing is not None:
             self._writing.join()
-        while self.alive and not self._child.events.wait(0.1):
-            self._output.write(self._child.read_output())
+        while self.alive and not self.events.wait(0.1):
+            self._log.write(self.read_output())
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing of it is left when this returns, simulators apart: those are the janitor's."""
         if self._writing is not None:
             self._writing.join()
         os.close(self._orders_fd)
-        self._child.end(0.0 if self.busy else END_SECONDS)
-        self._output.write(self._child.read_output())
-        self._output.close()
-        self._child.close()
+        self.end(0.0 if self.busy else END_SECONDS)
+        self._log.write(self.read_output())
+        self._log.close()
+        super().close()

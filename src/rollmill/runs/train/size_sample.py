@@ -18,15 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.child import begin_errand
-from rollmill.core.errors import EnvError, RollmillError, error_text
-from rollmill.core.exits import leave
+from rollmill.core.errors import EnvError, error_text
 from rollmill.core.fields import Array, Obs
 from rollmill.core.process import Errand
 from rollmill.core.protocols import Env
 from rollmill.core.slots import OBS
 from rollmill.envs.batch import PHASES, RESET, STEP, STOPS, random_actions
-from rollmill.envs.probe import build_one, close_one, note_closing
+from rollmill.envs.probe import answer_about_env, build_one, close_one, note_closing
 from rollmill.envs.settings import EnvSettings
 from rollmill.recording.forecast import Sample
 from rollmill.store.episode import Episode
@@ -163,21 +161,10 @@ class SizeSample:
         self._errand.close()
 
 
-def main(answer_fd: int) -> None:
-    question, reply = begin_errand(answer_fd)
+def _look(env: Env, question: Mapping[str, Any]) -> dict[str, Any]:
     settings, schema = EnvSettings(**question["env"]), StoreSchema.from_json(question["schema"])
-    answer: dict[str, Any]
-    env = None
-    try:
-        env = build_one(settings)
-        answer = {"sample": asdict(_sample(settings, env, schema, question["block"], question["piece"]))}
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run is told
-        answer = {"error": str(error) if isinstance(error, RollmillError) else error_text(error)}
-    reply(**answer)
-    if env is not None and (problem := close_one(env)):
-        reply(closing=problem)
-    leave(0)
+    return {"sample": asdict(_sample(settings, env, schema, question["block"], question["piece"]))}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    answer_about_env(int(sys.argv[1]), _look)
