@@ -1,4 +1,4 @@
-"""Writes ``docs/config_keys.md``: every key of online and offline training, from the settings classes.
+"""Writes ``docs/config_keys.md``: every key of trainings, offline learning, world models and launching.
 
     python tools/config_keys.py
 
@@ -12,10 +12,15 @@ from pathlib import Path
 
 from rollmill.core.config import KeyInfo, describe
 from rollmill.core.text import show
+from rollmill.launch.settings import LaunchSettings
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.world.settings import WorldConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config_keys.md"
+
+CONFIGS = ((TrainConfig, ""), (OfflineConfig, "offline: "), (WorldConfig, "world: "), (LaunchSettings, "launch: "))
+"""The settings, and what stands before the names of their blocks."""
 
 HEAD = """\
 # All configuration keys
@@ -29,7 +34,7 @@ Generated from the settings classes by `python tools/config_keys.py`; do not edi
 def page() -> str:
     """The whole page: one table per block."""
     parts = [HEAD]
-    for config, verb in ((TrainConfig, ""), (OfflineConfig, "offline: ")):
+    for config, verb in CONFIGS:
         for block, keys in groupby(describe(config), key=lambda info: info.key.partition(".")[0]):
             parts.append(f"## {verb}{block}\n\n| key | default | type | meaning |\n|---|---|---|---|")
             parts[-1] += "".join(f"\n{_row(info)}" for info in keys) + "\n"
