@@ -91,6 +91,19 @@ def test_a_damaged_diary_is_an_error(path: Path, text: str) -> None:
         Diary.open(path)
 
 
+def test_a_diary_nested_absurdly_deep_is_an_error(path: Path) -> None:
+    path.write_text("[" * 5000 + "]" * 5000)
+    with pytest.raises(RunFolderError, match="cannot be read: nested more than 64 deep"):
+        Diary.open(path)
+
+
+@pytest.mark.parametrize("session", ["3", "{}"])
+def test_sessions_of_another_make_are_an_error(path: Path, session: str) -> None:
+    path.write_text(f'{{"sessions": [{session}]}}')
+    with pytest.raises(RunFolderError, match="a session that has no end"):
+        Diary.open(path).begin_session(["rollmill"], 0)
+
+
 def test_a_missing_diary_is_an_error(path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"the diary of the run cannot be read: .*No such file"):
         Diary.open(path)

@@ -566,6 +566,15 @@ def test_a_damaged_state_is_an_error(tmp_path: Path, text: str) -> None:
         RunFolder(tmp_path).read_state()
 
 
+def test_a_state_of_another_make_is_an_error(tmp_path: Path) -> None:
+    for text in ("{}", '{"state": 3}', '{"state": "finished", "frames": {}}', '{"state": "finished", "reason": null}'):
+        (tmp_path / "state.json").write_text(text)
+        with pytest.raises(RunFolderError, match=r"state\.json: cannot be read: (state|frames|reason) is"):
+            RunFolder(tmp_path).read_state()
+    (tmp_path / "state.json").write_text('{"state": "finished"}')
+    assert RunFolder(tmp_path).read_state() == {"state": "finished", "reason": "", "frames": 0}
+
+
 def test_a_state_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"state.json: cannot be written: No such file"):
         RunFolder(tmp_path / "none").set_state("running")

@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import os
 import resource
 import signal
 import subprocess
@@ -177,6 +178,17 @@ def test_a_full_disk_is_an_error_that_leaves_no_half_row(tmp_path: Path) -> None
     sink.write(3, {"x": 3.0})
     sink.close()
     assert frames(path) == [1, 3]
+
+
+def test_what_is_no_file_of_metrics_is_refused_at_once(tmp_path: Path) -> None:
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(10**12)
+    os.mkfifo(tmp_path / "fifo")
+    for name, reason in (("sparse", "last row has more than 4,000,000 bytes"), ("fifo", "it is a FIFO, not a file")):
+        with pytest.raises(RunFolderError, match=reason):
+            JsonlSink(tmp_path / name)
+        with pytest.raises(RunFolderError, match=r"more than 4,000,000 bytes|it is a FIFO"):
+            read_jsonl(tmp_path / name)
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ class Diary:
         self, command: Sequence[str], frames: int, overrides: Mapping[str, Sequence[Any]] | None = None
     ) -> None:
         """Append a start of the run at ``frames``; ``overrides``: what was changed since the last start."""
+        if self.sessions and not (isinstance(self.sessions[-1], dict) and "ended" in self.sessions[-1]):
+            raise RunFolderError(f"{self.path}: not the diary of a run (a session that has no end)")
         if self.sessions and self.sessions[-1]["ended"] is None:
             self.sessions[-1]["how"] = "killed (its end was not recorded)"
         session = {

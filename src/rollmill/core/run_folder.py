@@ -35,7 +35,7 @@ from rollmill.core import atomic
 from rollmill.core.errors import CheckpointError, RunFolderError, RunFolderLost, StoreError
 from rollmill.core.opening import read_json
 from rollmill.core.terminal import CleanFormatter
-from rollmill.core.text import closest
+from rollmill.core.text import closest, show
 
 Mode = Literal["new", "resume", "overwrite"]
 State = Literal["running", "finished", "failed", "interrupted"]
@@ -168,6 +168,10 @@ class RunFolder:
             raise RunFolderError(f"{self.state}: cannot be read: {error}") from error
         if not isinstance(value, dict):
             raise RunFolderError(f"{self.state}: cannot be read: not a JSON object")
+        value = {"state": None, "reason": "", "frames": 0, **value}
+        for name, kind in {"state": str, "reason": str, "frames": int}.items():
+            if not isinstance(value[name], kind):
+                raise RunFolderError(f"{self.state}: cannot be read: {name} is {show(value[name])}")
         return value
 
     def holds_run(self) -> bool:

@@ -9,6 +9,7 @@ was writing; that torn row is cut off when the file is opened again.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -20,7 +21,7 @@ from typing import Any
 
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
-from rollmill.core.opening import parse_json, plain_file, read_lines
+from rollmill.core.opening import MOST_LINE_BYTES, parse_json, plain_file, read_lines
 
 _LOG = logging.getLogger("rollmill")
 _RESERVED = ("frames", "time")
@@ -116,6 +117,8 @@ def _cut_torn_row(path: Path) -> None:
 def _end_of_last_line(descriptor: int, size: int) -> int:
     position = size
     while position > 0:
+        if size - position > MOST_LINE_BYTES:
+            raise OSError(errno.EFBIG, f"its last row has more than {MOST_LINE_BYTES:,} bytes")
         start = max(0, position - _BLOCK)
         newline = os.pread(descriptor, position - start, start).rfind(b"\n")
         if newline >= 0:
