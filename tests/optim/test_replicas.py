@@ -28,12 +28,19 @@ def test_shares_add_up_in_the_first_network(kind: str) -> None:
     several = Replicas.on_threads(model, 3, "sharer") if kind == "threads" else Replicas.on_devices(model, [CPU] * 3)
     for _ in range(2):  # what was there before does not count
         names = several.gradients(add, rows.tensor_split(3))
-    assert names[0] == threading.current_thread().name
-    assert len(set(names[1:])) >= 1
-    assert all(name.startswith("sharer" if kind == "threads" else "fit") for name in names[1:])
+    own = threading.current_thread().name
+    assert [name == own for name in names] == [kind == "threads", False, False]
+    assert all(name.startswith("sharer" if kind == "threads" else "fit") for name in names if name != own)
     for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
         assert mine.grad is not None
         torch.testing.assert_close(mine.grad, theirs.grad)
+    several.close()
+
+
+def test_the_caller_may_leave_all_work_to_other_threads() -> None:
+    several = Replicas.on_threads(network(), 1, "sharer", caller_works=False)
+    (name,) = several.gradients(add, [torch.ones(1, 3)])
+    assert name.startswith("sharer")
     several.close()
 
 

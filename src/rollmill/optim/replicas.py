@@ -25,22 +25,29 @@ Result = TypeVar("Result")
 class Replicas(Generic[Model]):
     """A network and others like it, each with gradients of its own; the first is the one that learns."""
 
-    def __init__(self, networks: Sequence[Model], name: str = "fit", shared_weights: bool = True) -> None:
-        """``name``: how the threads are called."""
+    def __init__(
+        self, networks: Sequence[Model], name: str = "fit", shared_weights: bool = True, caller_works: bool = True
+    ) -> None:
+        """``name``: how the threads are called. ``caller_works``: whether the calling thread takes the first share.
+
+        What the main thread frees goes back to the system more readily, and is paged in again at the next step: for
+        networks with large activations it is cheaper to leave all shares to other threads.
+        """
         self.networks = list(networks)
-        self._shared_weights = shared_weights
+        self._shared_weights, self._caller_works = shared_weights, caller_works
         self._parameters = [list(network.parameters()) for network in networks]
-        self._pool = ThreadPoolExecutor(max(1, len(networks) - 1), thread_name_prefix=name)
+        self._pool = ThreadPoolExecutor(max(1, len(networks) - caller_works), thread_name_prefix=name)
 
     @classmethod
-    def on_threads(cls, model: Model, count: int, name: str = "fit") -> Replicas[Model]:
+    def on_threads(cls, model: Model, count: int, name: str = "fit", caller_works: bool = True) -> Replicas[Model]:
         """One network for each of ``count`` threads, all over the same weights and buffers."""
-        return cls([model, *(_same_weights(model) for _ in range(count - 1))], name)
+        return cls([model, *(_same_weights(model) for _ in range(count - 1))], name, True, caller_works)
 
     @classmethod
     def on_devices(cls, model: Model, devices: Sequence[torch.device]) -> Replicas[Model]:
         """A copy on every device but the first, where ``model`` is; ``refresh`` them when its weights have changed."""
-        return cls([model, *(copy.deepcopy(model).to(device) for device in devices[1:])], shared_weights=False)
+        copies = (copy.deepcopy(model).to(device) for device in devices[1:])
+        return cls([model, *copies], shared_weights=False, caller_works=False)
 
     def train(self) -> None:
         """Put all networks into training mode."""
@@ -48,7 +55,7 @@ class Replicas(Generic[Model]):
             network.train()
 
     def gradients(self, work: Callable[[Model, Share], Result], shares: Sequence[Share]) -> list[Result]:
-        """``work(network, share)`` for all shares at the same time, the first in this thread.
+        """``work(network, share)`` for all shares at the same time.
 
         The gradients that it leaves in each network add up in the first one, always in the same order. There are at
         most as many shares as networks; the results are in the order of the shares.
@@ -56,8 +63,10 @@ class Replicas(Generic[Model]):
         for parameters in self._parameters:
             for parameter in parameters:
                 parameter.grad = None
-        others = [self._pool.submit(work, *pair) for pair in zip(self.networks[1:], shares[1:])]
-        results = [work(self.networks[0], shares[0]), *(other.result() for other in others)]
+        pairs = list(zip(self.networks, shares))
+        others = [self._pool.submit(work, *pair) for pair in pairs[self._caller_works :]]
+        own = [work(*pair) for pair in pairs[: self._caller_works]]
+        results = [*own, *(other.result() for other in others)]
         for parameters in self._parameters[1:]:
             _add_gradients(parameters, self._parameters[0])
         return results

@@ -186,7 +186,9 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
         s = self.settings
         threads = thread_count(devices[0], s.threads, s.batch_size // SMALLEST_PIECE)
         super().__init__(
-            Replicas.on_devices(model, devices) if len(devices) > 1 else Replicas.on_threads(model, threads),
+            Replicas.on_devices(model, devices)
+            if len(devices) > 1
+            else Replicas.on_threads(model, threads, caller_works=False),
             torch.optim.Adam(model.parameters(), lr=s.learning_rate),
             FitPlan(WarmupCosine(s.learning_rate, END_RATE), s.steps, s.seconds, s.max_grad_norm),
         )

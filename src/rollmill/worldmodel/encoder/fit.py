@@ -49,7 +49,7 @@ class EncoderFitter(Fitter[ImageEncoder, Tensor]):
         s = settings
         most = s.batch_size // SMALLEST_PIECE if encoder.divisible else 1
         super().__init__(
-            Replicas.on_threads(encoder, thread_count(encoder.device, s.threads, most)),
+            Replicas.on_threads(encoder, thread_count(encoder.device, s.threads, most), caller_works=False),
             torch.optim.Adam(encoder.parameters(), lr=s.learning_rate),
             # The highest rate is that of the step after the warm-up.
             FitPlan(
