@@ -336,4 +336,5 @@ def test_the_final_numbers_are_printed(tmp_path: Path, capsys: pytest.CaptureFix
     from rollmill.cli.main import main
 
     assert main([*command_words(tmp_path, *SHORT, *AUTO, "sampling.mode=serial", "stop.batches=1")]) == 0
-    assert "  workers: 1\n  envs_per_worker: 8\n  groups: 2\n" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "decided sampling.workers=1 sampling.envs_per_worker=8 sampling.groups=2" in printed
