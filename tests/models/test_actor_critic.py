@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, EnvSpec, Field
 from rollmill.core.imports import import_object
 from rollmill.models.actor_critic import ActorCritic, build_model
@@ -305,5 +305,5 @@ def test_a_missing_file_or_module_is_named(tmp_path):
 def test_a_failing_import_inside_a_custom_module_is_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import no_such_library_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match="no_such_library_at_all"):
+    with pytest.raises(MissingExtraError, match=r"no_such_library_at_all.*needs_more\.py, line 1"):
         import_object("needs_more:Net", "model.custom")

@@ -68,7 +68,7 @@ def test_a_training_leaves_encoder_metrics_pictures_and_page(store: Path, whole:
     page = (whole.folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 3
     assert "update 12" in page
-    assert '<span class="good">finished</span>: limit of 12 optimizer steps' in page
+    assert '<span class="good">finished</span>: reached fit.steps=12' in page
     found = folder.read_state()
     assert found is not None
     assert (found["state"], found["frames"]) == ("finished", 12)
