@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -223,6 +224,8 @@ class EvaluationSettings:
     """Play the same episodes at random, too, for the table at the end."""
 
     def __post_init__(self) -> None:
+        if any(not math.isfinite(target) for target in self.targets):
+            raise ValueError(f"targets must be finite numbers, not {list(self.targets)}")
         if len(set(self.targets)) < len(self.targets):
             raise ValueError(f"a target is given twice: {list(self.targets)}")
         for name in ("episodes", "every_steps", "workers", "seed"):
