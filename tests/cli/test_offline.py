@@ -78,6 +78,7 @@ def test_json_is_all_there_is_on_stdout(call: Call, store: str) -> None:
         (("no/such/store",), "is not a store"),
         (("x", "--resume", "--overwrite"), "exclude each other"),
         (("x", "algoritm=bc"), "did you mean 'algorithm'"),
+        (("x", "store=y"), "are two stores"),
     ],
 )
 def test_what_is_wrong_is_said(call: Call, words: tuple[str, ...], message: str) -> None:

@@ -394,6 +394,7 @@ def test_a_failure_inside_comes_home_with_its_traceback(tmp_path: Path) -> None:
     text = run.log.read_text()
     assert "the recorder failed:\nTraceback" in text
     assert "recording has stopped" in text
+    assert "nothing was kept" not in text, "that is said of recordings that never began"
 
 
 @pytest.fixture

@@ -210,6 +210,17 @@ def test_codecs_that_cannot_be_are_refused_when_the_configuration_is_read(codec:
         config(f"recording.image_codec={codec}")
 
 
+@pytest.mark.parametrize("word", ["recording.budget_gb=1e30", "recording.block=10_000_000"])
+def test_sizes_that_no_disk_has_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="budget_gb goes up to 1e"):
+        config(word)
+
+
+def test_policies_are_counted_without_counting_to_a_billion() -> None:
+    with pytest.raises(ConfigError, match="policies must number from 0 without gaps"):
+        config("env.policies=[0, 1000000000000]")
+
+
 def test_jpeg_needs_opencv_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     check(config("recording.image_codec=jpeg:90"))  # nothing is recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -236,8 +237,10 @@ def test_other_wrong_sources(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("text")
     data = Path(good).read_bytes()
     (tmp_path / "cut.npz").write_bytes(data[: len(data) // 2])
+    os.mkfifo(tmp_path / "fifo.npz")
     for sources, options, message in (
         ([str(tmp_path / "none.npz")], ImportOptions(), "no such file"),
+        ([str(tmp_path / "fifo.npz")], ImportOptions(), "it is a FIFO, not a file"),
         ([str(tmp_path / "text.npz")], ImportOptions(), "cannot be read as npz"),
         ([str(tmp_path / "cut.npz")], ImportOptions(), "cannot be read as npz"),
         ([empty], ImportOptions(), "has no rows"),
