@@ -30,7 +30,7 @@ from typing import Any
 
 from common import end_on_sigterm, record, tree
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import may_have_gpu, usable_cores
 from rollmill.core.process_scope import household

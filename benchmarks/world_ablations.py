@@ -37,7 +37,8 @@ from common import BUSY, ROOT, end_on_sigterm, ours, record, save_plot, with_loa
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import load_checkpoint
-from rollmill.core.config import completed, dump_yaml, load_config, to_dict
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import completed, dump_yaml, to_dict
 from rollmill.core.fields import EnvSpec
 from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.models.actor_critic import build_model

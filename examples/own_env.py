@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.runs.train.run import Request, train
 from rollmill.runs.train.settings import TrainConfig
 

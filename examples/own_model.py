@@ -12,7 +12,7 @@ import sys
 
 from torch import Tensor, nn
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.fields import EnvSpec
 from rollmill.models.encoders import CustomEncoder, Observations
 from rollmill.models.settings import ModelSettings

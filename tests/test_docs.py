@@ -26,7 +26,8 @@ from rollmill.cli.envs import check as check_verb
 from rollmill.cli.main import VERBS
 from rollmill.cli.words import split_overrides
 from rollmill.cli.world.verbs import load as load_world_verb
-from rollmill.core.config import describe, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.schema import describe
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from running import ROOT
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.runs.train.run import Request, train
 from rollmill.runs.train.settings import TrainConfig
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from rollmill.core.config import KeyInfo, describe
+from rollmill.core.config.schema import KeyInfo, describe
 from rollmill.core.text import show
 from rollmill.launch.settings import LaunchSettings
 from rollmill.runs.offline.settings import OfflineConfig

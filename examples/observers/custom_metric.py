@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import Request, train

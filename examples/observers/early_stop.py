@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import Request, train

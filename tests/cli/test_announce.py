@@ -8,7 +8,8 @@ import pytest
 from running import SERIAL, Call, command_words
 
 from rollmill.cli.announce import MOST_LINES, WIDTH, announcement, page_of
-from rollmill.core.config import load_config, settings
+from rollmill.core.config.load import load_config
+from rollmill.core.config.schema import settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.reports.html.document import document, write_page
 from rollmill.runs.train.settings import TrainConfig

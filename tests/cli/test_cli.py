@@ -18,7 +18,7 @@ from running import SERIAL, SUPPORT, Call, Result, Run, command_words, wait_unti
 from rollmill import __version__
 from rollmill.cli import main as cli
 from rollmill.cli.main import NESTED, VERBS
-from rollmill.core.config import describe
+from rollmill.core.config.schema import describe
 from rollmill.runs.bench import run as bench
 from rollmill.runs.train.settings import TrainConfig
 

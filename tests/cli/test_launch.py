@@ -25,7 +25,7 @@ from rollmill.cli import tb as tb_verb
 from rollmill.cli.launch import SUBVERBS, load
 from rollmill.cli.main import VERBS
 from rollmill.cli.words import split_overrides
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.records import Book, PlanRecord, RunRecord
 from rollmill.launch.settings import LaunchSettings

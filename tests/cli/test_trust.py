@@ -14,7 +14,7 @@ from offlining import skilled_store, write_store
 from running import SERIAL, Call, command_words, rows_of, saved_state, train_here
 
 from rollmill.core import tree_file
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import UntrustedCodeError
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.settings import EnvSettings

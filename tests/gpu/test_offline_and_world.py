@@ -14,7 +14,7 @@ from picturing import picture_store
 from runs.test_world_controller import models, search  # noqa: F401 - a fixture
 from runs.test_world_dynamics import settings as dynamics_settings
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.offline.run import train_offline
 from rollmill.runs.offline.settings import OfflineConfig

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.yaml import parse_value
 from rollmill.core.errors import ConfigError
-from rollmill.core.yaml_io import parse_value
 from rollmill.launch.experiment import Expect, Experiment
 from rollmill.launch.params import ParamGrid, ParamList, RandomSearch, Uniform
 from rollmill.launch.plan import Measured, PlannedRun, RunFacts, make_plan, override, total_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from running import SERIAL, train_here
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.monitor.wandb import WandbRun, WandbSettings, WandbSink, require_wandb
 from rollmill.runs.train.settings import TrainConfig

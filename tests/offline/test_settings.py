@@ -1,6 +1,6 @@
 import pytest
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.runs.offline.settings import OfflineConfig, check_offline
 

@@ -19,7 +19,7 @@ from running import SERIAL, config_of, train_here
 
 from rollmill.core import tree_file
 from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import CheckpointError
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rollmill.core.config.yaml import parse_value
 from rollmill.core.diary import Diary
 from rollmill.core.run_folder import RunFolder
-from rollmill.core.yaml_io import parse_value
 
 ended = 0
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.launch.experiment import Experiment
 from rollmill.launch.launcher import Launcher, record_plan
 from rollmill.launch.params import ParamGrid, Params

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.train.observers import Observer

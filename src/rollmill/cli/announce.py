@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.config import differences
+from rollmill.core.config.plain import differences
 from rollmill.reports.html.document import Kind, place_for
 
 WIDTH = 110

@@ -11,7 +11,8 @@ import tyro
 
 from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core import atomic
-from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.runs.bench.run import KINDS, Measurement, load_of_others
 from rollmill.runs.bench.run import bench as run_bench

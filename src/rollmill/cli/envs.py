@@ -12,7 +12,8 @@ import tyro
 
 from rollmill.cli.options import Json
 from rollmill.cli.words import call
-from rollmill.core.config import load_config, settings
+from rollmill.core.config.load import load_config
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec, Field
 from rollmill.core.imports import is_installed

@@ -9,9 +9,9 @@ from dataclasses import asdict
 import tyro
 
 from rollmill.cli.options import Json
-from rollmill.core.config import describe
+from rollmill.core.config.other_names import keys_called
+from rollmill.core.config.schema import describe
 from rollmill.core.errors import ConfigError
-from rollmill.core.other_names import keys_called
 from rollmill.core.text import closest, did_you_mean
 
 

@@ -16,7 +16,7 @@ import tyro
 
 from rollmill.cli.options import Json
 from rollmill.cli.words import call
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
 from rollmill.core.text import nearest, usage_of

@@ -13,7 +13,8 @@ import tyro
 from rollmill.cli.announce import announcer, page_of
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.cli.progress import ProgressLine
-from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.reports.html.document import place_for

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from rollmill.cli.announce import announcement, page_of
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
-from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.runs.diary import resumed_settings

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollmill.core import atomic, tree_file
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError, error_text
 from rollmill.core.fields import EnvSpec
 from rollmill.core.shapes import ShapeError, check_shape

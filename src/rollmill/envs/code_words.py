@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rollmill.core.config import KeyPath
+from rollmill.core.config.schema import KeyPath
 from rollmill.envs.make import NAMED, Route, find_route
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.vizdoom.scenarios import SCENARIOS

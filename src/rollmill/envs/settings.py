@@ -7,7 +7,7 @@ import shlex
 from dataclasses import field
 from typing import Any
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 
 
 @settings(shorthand="id")

@@ -24,7 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollmill.core.config import load_config, settings
+from rollmill.core.config.load import load_config
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import nearest, show

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollmill.core.config import load_config, to_dict
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.launch.backends.base import BackEnd, JobRequest, JobStatus
 from rollmill.launch.plan import Plan

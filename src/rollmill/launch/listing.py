@@ -12,11 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.config import differences
+from rollmill.core.config.plain import differences
+from rollmill.core.config.yaml import read_mapping
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import RunFolder, holder, is_run
 from rollmill.core.text import nearest
-from rollmill.core.yaml_io import read_mapping
 from rollmill.launch.compare.gather import look_at
 from rollmill.launch.progress import folder_bytes, last_row, number_of
 

@@ -143,7 +143,7 @@ def override(key: str, value: Any) -> str:
 
 
 def _value_text(value: Any) -> str:
-    from rollmill.core.yaml_io import parse_value
+    from rollmill.core.config.yaml import parse_value
 
     if isinstance(value, Path):
         value = str(value)

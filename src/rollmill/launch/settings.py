@@ -12,7 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 
 BackEndName = Literal["local", "slurm", "ray", "ngc"]
 

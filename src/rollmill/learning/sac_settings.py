@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 
 
 @settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 
 MOST_THREADS = 1024
 

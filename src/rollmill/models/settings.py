@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 
 LOG_STD_BOUNDS = (-5.0, 2.0)
 """The logarithm of a Gaussian policy's standard deviation stays between these."""

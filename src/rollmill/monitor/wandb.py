@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollmill.core import atomic
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError, MissingExtraError, RunFolderError
 
 _LOG = logging.getLogger("rollmill")

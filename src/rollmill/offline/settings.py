@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.models.settings import ModelSettings
 from rollmill.store.filters import Filter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import StoreError
 from rollmill.recording.window import Window
 from rollmill.store.format.schema import Column

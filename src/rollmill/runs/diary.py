@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint, restoring
-from rollmill.core.config import differences, dump_yaml, load_config, to_dict
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, RollmillError, RunFolderError, error_text
 from rollmill.core.run_folder import Mode, RunFolder, State

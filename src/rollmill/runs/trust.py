@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollmill.core.checkpoints import saved_settings
-from rollmill.core.config import KeyPath, given_keys, settings
+from rollmill.core.config.load import given_keys
+from rollmill.core.config.schema import KeyPath, settings
 from rollmill.core.errors import UntrustedCodeError
 from rollmill.core.text import cut
 from rollmill.envs.code_words import code_words, odd_arguments

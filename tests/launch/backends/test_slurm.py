@@ -15,8 +15,8 @@ from launching import experiment, launcher, place, sessions, states
 from running import SMALL, wait_until
 from slurm_cluster import Cluster, missing
 
+from rollmill.core.config.yaml import parse_value
 from rollmill.core.errors import LaunchError
-from rollmill.core.yaml_io import parse_value
 from rollmill.launch.backends.slurm import SlurmBackEnd, Task, batch_script, parse_accounts, query
 from rollmill.launch.experiment import Experiment
 from rollmill.launch.launcher import Launcher, cancel

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import SERIAL, train_here
 
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ObserverError, RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import run_kind

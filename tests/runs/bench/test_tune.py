@@ -13,7 +13,7 @@ from running import SERIAL, Run, command_words, config_of
 
 from rollmill.cli.bench import tune_table
 from rollmill.cli.main import main
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, EnvError, RollmillError
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings

@@ -16,7 +16,7 @@ from running import train_here
 
 from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderLost, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import load_tree, save_tree

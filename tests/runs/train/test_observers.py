@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from running import SERIAL, assert_same, saved_state, train_here
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, ObserverError
 from rollmill.core.slots import SegmentLayout
 from rollmill.monitor.jsonl import read_jsonl

@@ -10,7 +10,7 @@ from running import SERIAL, Run, command_words
 
 from rollmill.cli.main import main
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.train.settings import TrainConfig
 

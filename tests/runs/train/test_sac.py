@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from running import ROOT, SERIAL, assert_same, config_of, rows_of, saved_state, train_here
 
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.runs.train import sac_checks

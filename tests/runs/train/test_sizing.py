@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import ROOT, RunFolder, assert_same, command_words, rows_of, saved_state
 
-from rollmill.core.config import load_config, to_dict
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec, Field
 from rollmill.envs.make import make_env

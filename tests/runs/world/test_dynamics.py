@@ -13,7 +13,7 @@ from dreaming import line_store, poison_store
 
 from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, NonFiniteError, RunFolderError, RunFolderLost
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import load_tree, save_tree

@@ -10,7 +10,7 @@ from running import Run, assert_same, wait_until
 
 from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import (
     CheckpointError,
     ConfigError,

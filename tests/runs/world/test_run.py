@@ -10,7 +10,7 @@ from picturing import damage_pictures
 from running import ROOT, Run, wait_until
 
 from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, StoreError
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report

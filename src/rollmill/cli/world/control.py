@@ -14,7 +14,8 @@ import tyro
 
 from rollmill.cli.announce import announcer
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
-from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import dump_yaml
 from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.dream import DreamFilm
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings

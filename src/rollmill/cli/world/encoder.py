@@ -11,7 +11,8 @@ import tyro
 
 from rollmill.cli.announce import announcer, page_of
 from rollmill.cli.options import Configs, Json, PrintConfig
-from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.runs.diary import resumed_settings

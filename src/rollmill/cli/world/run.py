@@ -8,7 +8,8 @@ from typing import Literal
 
 from rollmill.cli.announce import announcer
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
-from rollmill.core.config import dump_yaml, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.runs.world.settings import WorldConfig
 

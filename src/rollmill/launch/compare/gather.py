@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rollmill.core.config.yaml import read_mapping
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_kind import RunKind, run_kind
-from rollmill.core.yaml_io import read_mapping
 from rollmill.launch.experiment import SEED, flat
 from rollmill.launch.params import Setting
 from rollmill.launch.plan import differing_keys, name_parts

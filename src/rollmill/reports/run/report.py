@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from rollmill.core.config.yaml import read_mapping
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import RunKind, run_kind
-from rollmill.core.yaml_io import read_mapping
 from rollmill.reports.html.document import Kind, write_page
 from rollmill.reports.html.elements import Html
 from rollmill.reports.run.facts import RunFacts, read_run

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rollmill.core.config import differences
+from rollmill.core.config.plain import differences
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import household

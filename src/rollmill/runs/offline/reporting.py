@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rich.console import Console as RichConsole
 
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder

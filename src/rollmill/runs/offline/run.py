@@ -21,7 +21,7 @@ import torch
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError, RollmillError
 from rollmill.core.process_scope import household
 from rollmill.core.run_folder import RunFolder, open_log

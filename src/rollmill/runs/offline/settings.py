@@ -6,7 +6,7 @@ import re
 from dataclasses import field, replace
 from pathlib import Path
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core import tree_file
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import RollmillError
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process import Child, OutputLog

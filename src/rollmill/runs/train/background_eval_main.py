@@ -18,7 +18,7 @@ from typing import Any
 
 from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.child import begin_child
-from rollmill.core.config import load_config
+from rollmill.core.config.load import load_config
 from rollmill.core.exits import leave
 from rollmill.core.fields import EnvSpec
 from rollmill.core.seeds import Seeds

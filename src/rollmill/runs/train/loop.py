@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.run_folder import RunFolder

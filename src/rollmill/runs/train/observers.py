@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError, ObserverError, RollmillError
 from rollmill.core.fields import Array
 from rollmill.core.imports import import_object

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console as RichConsole
 
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rollmill.core.checkpoints import Checkpoints, Loaded, require_version, restoring, saved_spec
-from rollmill.core.config import differences
+from rollmill.core.config.plain import differences
 from rollmill.core.diary import Diary
 from rollmill.core.errors import (
     CheckpointError,

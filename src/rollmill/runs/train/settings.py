@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 
-from rollmill.core.config import load_config, settings
+from rollmill.core.config.load import load_config
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.room import LEAST_ROW_BYTES, check_room

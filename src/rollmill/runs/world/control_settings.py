@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 

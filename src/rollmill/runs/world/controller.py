@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rollmill.core.checkpoints import restoring
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.process_scope import household

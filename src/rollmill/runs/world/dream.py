@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds

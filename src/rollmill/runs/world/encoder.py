@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from rollmill.core.checkpoints import Checkpoints, Loaded, require_version, restoring
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.run_folder import RunFolder, open_log

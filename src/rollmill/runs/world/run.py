@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollmill.core import atomic
-from rollmill.core.config import completed, differences, to_dict
+from rollmill.core.config.plain import completed, differences, to_dict
 from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
 from rollmill.core.opening import read_json

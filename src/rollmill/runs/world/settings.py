@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 from rollmill.core.run_kind import FOLDERS
 from rollmill.envs.settings import EnvSettings
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.checkpoints import Checkpoints, Loaded, restoring, saved_settings
-from rollmill.core.config import differences, to_dict
+from rollmill.core.config.plain import differences, to_dict
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder

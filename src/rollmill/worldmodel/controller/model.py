@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rollmill.core.checkpoints import require_version, restoring, saved_settings
-from rollmill.core.config import to_dict
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec
 from rollmill.core.shapes import MAPPING, ArrayOf, check_shape

@@ -6,7 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
-from rollmill.core.config import settings
+from rollmill.core.config.schema import settings
 
 Inputs = Literal["z", "zh"]
 Squash = Literal["clip", "sigmoid", "pedal"]

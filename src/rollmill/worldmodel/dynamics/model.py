@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from rollmill.core.checkpoints import require_version, restoring, saved_spec
-from rollmill.core.config import load_config, to_dict
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE, Array, EnvSpec
 from rollmill.core.shapes import MAPPING, ArrayOf, Shape, check_shape

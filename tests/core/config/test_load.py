@@ -14,17 +14,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from rollmill.core.config import (
-    LARGEST,
-    MOST_PROBLEMS,
-    KeyInfo,
-    describe,
-    differences,
-    dump_yaml,
-    load_config,
-    settings,
-    to_dict,
-)
+from rollmill.core.config.layers import LARGEST, MOST_PROBLEMS
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import differences, dump_yaml, to_dict
+from rollmill.core.config.schema import KeyInfo, describe, settings
 from rollmill.core.errors import ConfigError
 
 
@@ -130,7 +123,7 @@ class TwoBlocks:
 
 
 def test_importing_settings_is_light() -> None:
-    code = "import sys, rollmill.core.config; print({'pydantic', 'yaml', 'torch', 'numpy'} & set(sys.modules))"
+    code = "import sys, rollmill.core.config.load; print({'pydantic', 'yaml', 'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 

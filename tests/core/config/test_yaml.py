@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmill.core.config.yaml import parse_mapping, parse_value, read_mapping, to_yaml
 from rollmill.core.errors import ConfigError
-from rollmill.core.yaml_io import parse_mapping, parse_value, read_mapping, to_yaml
 
 
 def problem(text: str) -> str:

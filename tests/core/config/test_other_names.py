@@ -2,9 +2,10 @@
 
 import pytest
 
-from rollmill.core.config import describe, load_config
+from rollmill.core.config.load import load_config
+from rollmill.core.config.other_names import OTHER_NAMES, keys_called
+from rollmill.core.config.schema import describe
 from rollmill.core.errors import ConfigError
-from rollmill.core.other_names import OTHER_NAMES, keys_called
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.train.settings import TrainConfig
 
