@@ -3,16 +3,20 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 
 .PHONY: demo test test-gpu check lint types imports spelling format learn bench compare consumers docs clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints.txt
+# What the demo needs is a part of what the tests need; each is installed when it is first asked for.
+$(DEMO_STAMP): EXTRA := demo
+$(STAMP): EXTRA := dev
+$(DEMO_STAMP) $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRA)]"
 	touch $@
 
 EXPERIMENT ?= demo
@@ -21,13 +25,13 @@ DEMO := runs/$(EXPERIMENT)
 DEMO_RUN := --overwrite run.experiment=$(EXPERIMENT) run.seed=$(SEED)
 ROWS := 'data.filter=["partial=no"]'
 
-demo: $(STAMP) ## train ViZDoom basic while recording, learn from the recording, compare everything on one page
-	$(BIN)/rollmill train -f configs/doom_basic.yaml $(DEMO_RUN) run.name=agent \
+demo: $(DEMO_STAMP) ## train ViZDoom basic while recording, learn from the recording, compare everything on one page
+	$(BIN)/rollmill train -f doom_basic $(DEMO_RUN) run.name=agent \
 	  recording=all recording.when=spread recording.budget_gb=1
 	$(BIN)/rollmill eval $(DEMO)/agent --episodes 100 --random
-	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_dt.yaml $(DEMO_RUN) run.name=dt \
+	$(BIN)/rollmill offline $(DEMO)/agent/data -f offline_dt $(DEMO_RUN) run.name=dt \
 	  evaluation.episodes=0 $(ROWS)
-	$(BIN)/rollmill offline $(DEMO)/agent/data -f configs/offline_bc.yaml $(DEMO_RUN) run.name=bc \
+	$(BIN)/rollmill offline $(DEMO)/agent/data -f offline_bc $(DEMO_RUN) run.name=bc \
 	  evaluation.episodes=0 $(ROWS)
 	$(BIN)/rollmill offline-eval $(DEMO)/dt $(DEMO)/bc --behaviour $(DEMO)/agent --random --targets 0 40 70 85 --videos \
 	  --report $(DEMO)/comparison.html
@@ -54,7 +58,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 spelling: $(STAMP)
-	$(BIN)/codespell src tests docs examples benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/codespell src tests docs examples benchmarks README.md CONTRIBUTING.md CHANGELOG.md
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix .
@@ -64,7 +68,7 @@ learn: $(STAMP) ## check that agents really learn (hours on 2 cores); prints a t
 	$(BIN)/python benchmarks/learn.py
 
 bench: $(STAMP) ## measure simulator, sampling and training speed on this machine
-	$(BIN)/rollmill bench all -f configs/doom_basic.yaml
+	$(BIN)/rollmill bench all -f doom_basic
 
 compare: $(STAMP) ## measure rollmill beside other libraries, each in a venv of its own (about an hour, 7 GB)
 	$(BIN)/python benchmarks/raw_sampling.py

@@ -32,8 +32,8 @@ VARIANTS = {
     "bfloat16": ("sampling.mode=async", "learning.precision=bfloat16"),
 }
 TASKS = {
-    "cartpole": ("-f", "configs/cartpole.yaml", "stop.mean_return=null", "stop.frames=150_000"),
-    "doom_basic": ("-f", "configs/doom_basic.yaml", "learning.precision=float32", "stop.frames=400_000"),
+    "cartpole": ("-f", "cartpole", "stop.mean_return=null", "stop.frames=150_000"),
+    "doom_basic": ("-f", "doom_basic", "learning.precision=float32", "stop.frames=400_000"),
 }
 PICTURES = ("bfloat16",)
 """Variants for tasks with images only."""

@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=12, help="of each point, once it is warm")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30, help="of --kinds time")
-    parser.add_argument("--config", default="configs/doom_basic.yaml")
+    parser.add_argument("--config", default="doom_basic")
     options = parser.parse_args()
     end_on_sigterm()
     results: dict[str, Any] = {"config": options.config}

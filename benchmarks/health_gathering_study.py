@@ -33,7 +33,7 @@ from typing import Any
 from common import ROOT, machine
 
 TARGETS = {"doom_health_gathering_supreme": "10,20,30,40", "doom_basic": "0,40,70,90"}
-"""Returns to ask for, by environment; ``configs/<environment>.yaml`` trains the agent."""
+"""Returns to ask for, by environment; the shipped settings of that name train the agent."""
 STAGES = ("train", "fit", "table")
 SETS = ("expert", "mixed")
 
@@ -112,7 +112,7 @@ class Study:
         if self._is_done(self.agent):
             return
         rollmill(
-            *("train", "-f", str(ROOT / "configs" / f"{o.env}.yaml"), *self._place("agent"), "--overwrite"),
+            *("train", "-f", o.env, *self._place("agent"), "--overwrite"),
             *(f"stop.frames={o.train_frames}", "learning.lr_schedule=linear", f"run.seed={o.seed}", *o.train),
             *("recording.keep=episodes", f"recording.every={o.every}", f"recording.budget_gb={o.budget_gb}"),
             *("recording.at_budget=thin", "report.tensorboard=false"),

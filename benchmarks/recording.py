@@ -141,7 +141,7 @@ def number(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "doom_basic.yaml")
+    parser.add_argument("--config", type=Path, default=Path("doom_basic"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--kinds", nargs="+", choices=list(WORDS), default=list(WORDS))

@@ -29,8 +29,8 @@ from rollmill.core.machine import available_cores
 FRAMES = re.compile(r"Total num frames: (\d+)\.")
 OURS_ROW = re.compile(r'"frames": (\d+)')
 CONFIGS = {
-    "doom_basic": ("-f", "configs/doom_basic.yaml"),
-    "doom_health_gathering_supreme": ("-f", "configs/doom_health_gathering_supreme.yaml"),
+    "doom_basic": ("-f", "doom_basic"),
+    "doom_health_gathering_supreme": ("-f", "doom_health_gathering_supreme"),
 }
 
 

@@ -1,6 +1,6 @@
 """How near is training to what the machine could do? Training and its bound in slices of seconds, by turns.
 
-    python benchmarks/share.py -f configs/doom_basic.yaml
+    python benchmarks/share.py -f doom_basic
     python benchmarks/share.py -f FILE learning.batch_size=4096 --variant "" --variant sampling.groups=4
 
 A shared machine changes by a fifth within minutes, so measurements one after the other say little. Here everything is

@@ -49,9 +49,9 @@ from common import (
 
 GOAL = 475
 CONFIGS = {
-    "cartpole": "configs/cartpole.yaml",
-    "cartpole_fast": "configs/cartpole_fast.yaml",
-    "pong": "configs/pong.yaml",
+    "cartpole": "cartpole",
+    "cartpole_fast": "cartpole_fast",
+    "pong": "pong",
 }
 SAME_PONG = (
     "sampling.workers=2",

@@ -184,7 +184,7 @@ def doom(seeds: int) -> Iterator[tuple[str, list[Result]]]:
         results = []
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as folder:
-                setup = ("-f", "configs/doom_basic.yaml", "recording=all", *words, "stop.frames=400000")
+                setup = ("-f", "doom_basic", "recording=all", *words, "stop.frames=400000")
                 results.append(once(Path(folder), 0.3, *setup, f"run.seed={seed}"))
         yield f"ViZDoom basic, {' '.join(words)}", results
 

@@ -4,10 +4,10 @@
     python benchmarks/world_ablations.py --variants full latents --seeds 1 --generations 50
     python benchmarks/world_ablations.py --world vae.fit.steps=500 --appo learning.epochs=2
 
-- **full**: ``rollmill world run -f configs/carracing_world.yaml``.
+- **full**: ``rollmill world run -f carracing_world``.
 - **latents**: its pictures and encoder; the controller reads the latents alone.
 - **untrained**: its pictures and encoder; the controller also reads a memory whose weights nobody has fitted.
-- **appo**: ``configs/car_racing.yaml`` for as many simulator frames as *full* took, collected pictures included.
+- **appo**: ``car_racing`` for as many simulator frames as *full* took, collected pictures included.
 - **random**: random actions.
 
 All searches have the same population, trials and number of generations; how long they take does not matter. Every stage
@@ -51,8 +51,8 @@ from rollmill.runs.world.settings import WorldConfig
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.model import load_controller
 
-WORLD = ROOT / "configs" / "carracing_world.yaml"
-APPO = ROOT / "configs" / "car_racing.yaml"
+WORLD = Path("carracing_world")
+APPO = Path("car_racing")
 SEARCHES = ("full", "latents", "untrained")
 VARIANTS = {
     "full": "full",

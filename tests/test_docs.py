@@ -169,7 +169,7 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
     rest, overrides = split_overrides(rest)
     assert {word for word in rest if word.startswith("-")} <= flags_of(verb)
     if verb in ("train", "bench"):
-        files = [ROOT / after for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
+        files = [Path(after) for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
         config = load_config(TrainConfig, files, overrides)
         if ":" not in config.env.id:
             check(config)
@@ -202,7 +202,7 @@ def check_world_command(words: list[str]) -> None:
     assert {word for word in rest if word.startswith("-")} <= flags
     configs = {"run": WorldConfig, "vae": VaeConfig, "dynamics": DynamicsSettings}
     if verb in (*configs, "controller", "dream"):
-        files = [ROOT / after for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
+        files = [Path(after) for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
         load_config(configs.get(verb, ControllerConfig), files, overrides)
 
 
@@ -222,7 +222,7 @@ def folder_made_by(words: list[str]) -> Path | None:
     if verb not in ("train", "offline"):
         return None
     rest, overrides = split_overrides(rest)
-    files = [ROOT / after for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
+    files = [Path(after) for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
     if verb == "train":
         return load_config(TrainConfig, files, overrides).folder
     return load_config(OfflineConfig, files, [f"store={rest[0]}", *overrides]).folder
@@ -353,7 +353,7 @@ def test_links_outside_the_pages_lead_somewhere(name: str) -> None:
 
 
 def test_files_named_in_the_text_exist() -> None:
-    folders = ("examples", "configs", "benchmarks", "tools", "tests", "docs")
+    folders = ("examples", "benchmarks", "tools", "tests", "docs")
     pattern = re.compile(rf"(?<![\w/])((?:{'|'.join(folders)})/[\w/.-]*\w\.\w+)")
     named = {name for page in PAGES for name in pattern.findall(text_of(page))}
     assert {name for name in named if not (ROOT / name).exists()} == set()

@@ -14,7 +14,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import save_tree
 
 HERE = Path(__file__).parent
-CONFIGS = HERE.parents[1] / "configs"
+CONFIGS = HERE.parents[1] / "src/rollmill/configs"
 POLICIES = {
     "cartpole": ("cartpole.yaml", "stop.frames=150_000", "stop.mean_return=null"),
     "memory": ("toy_memory.yaml", "stop.frames=100_000"),

@@ -37,7 +37,7 @@ def bench(
 ) -> int:
     """Measure speed: the bare simulator, our sampling, sampling with the network, and training.
 
-    ``rollmill bench all -f configs/doom_basic.yaml``. Shares are of the bare simulator and of the bound that the
+    ``rollmill bench all -f doom_basic``. Shares are of the bare simulator and of the bound that the
     cores set (see ``rollmill bench bound``). Settings are those of ``rollmill train``.
     ``rollmill bench tune`` searches the numbers of workers, environments and threads that train fastest.
 

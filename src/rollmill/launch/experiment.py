@@ -3,8 +3,8 @@
 ::
 
     experiment: gammas                      Experiment(
-    config: [configs/cartpole.yaml]             "gammas",
-    settings: {stop.frames: 100_000}            config=["configs/cartpole.yaml"],
+    config: [cartpole]                          "gammas",
+    settings: {stop.frames: 100_000}            config=["cartpole"],
     params:                                     settings={"stop.frames": 100_000},
       - grid:                                   params=ParamGrid({"learning.gamma": [0.98, 0.99]}),
           learning.gamma: [0.98, 0.99]          seeds=5,

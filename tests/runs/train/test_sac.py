@@ -8,6 +8,7 @@ import pytest
 from running import ROOT, SERIAL, assert_same, config_of, rows_of, saved_state, train_here
 
 from rollmill.core.config.load import load_config
+from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.runs.train import sac_checks
@@ -141,6 +142,6 @@ def test_the_replay_buffer_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch)
         segments_per_batch(config_of(Path(), *SAC, "stop.frames=0", "stop.batches=9"), spec)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*_sac.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*_sac.yaml")), ids=lambda file: file.stem)
 def test_the_shipped_configs_are_accepted(file: Path) -> None:
     check(load_config(TrainConfig, [file], []))

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from running import ROOT, RunFolder, assert_same, command_words, rows_of, saved_state
+from running import RunFolder, assert_same, command_words, rows_of, saved_state
 
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import to_dict
+from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec, Field
 from rollmill.envs.make import make_env
@@ -20,7 +21,7 @@ from rollmill.runs.train.settings import TrainConfig, check, rows_in_flight, seg
 from rollmill.runs.train.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, resolve, size
 
 OTHER_VERBS = ("offline_", "carracing_world", "take_cover_world")
-CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith(OTHER_VERBS))
+CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(OTHER_VERBS))
 LAPTOP = Machine(cores=2)
 SERVER = Machine(cores=16, gpu=True)
 VECTOR = make_env(EnvSettings(id="toy_target")).spec

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from picturing import damage_pictures
-from running import ROOT, Run, wait_until
+from running import Run, wait_until
 
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
+from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, StoreError
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
@@ -218,7 +219,7 @@ def test_the_record_of_an_earlier_version_is_understood(whole: Path, tmp_path: P
 
 
 def test_shipped_configs_are_understood() -> None:
-    paths = sorted((ROOT / "configs").glob("*_world*.yaml"))
+    paths = sorted(FOLDER.glob("*_world*.yaml"))
     assert len(paths) == 2
     for path in paths:
         config = load_config(WorldConfig, [path], ())

@@ -24,7 +24,7 @@ def run(
     print_config: PrintConfig = False,
     json_: Json = False,
 ) -> int:
-    """All stages in turn: ``rollmill world run --config configs/carracing_world.yaml``.
+    """All stages in turn: ``rollmill world run --config carracing_world``.
 
     The same command again skips what is done and continues what was interrupted. A stage whose settings have changed
     is run again, with all that depends on it; what it had made before is moved to ``aside/``.

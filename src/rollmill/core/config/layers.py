@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 
 from rollmill.core.config.other_names import keys_called
 from rollmill.core.config.schema import KeyPath, dotted_keys, keys_of
+from rollmill.core.config.shipped import find_file
 from rollmill.core.errors import ConfigError
 from rollmill.core.opening import MOST_DEPTH
 from rollmill.core.text import alternatives, closest, cut, did_you_mean, show
@@ -37,6 +38,7 @@ class Layer:
 def file_layer(path: Path) -> Layer:
     from rollmill.core.config.yaml import read_mapping
 
+    path = find_file(path)
     found = read_mapping(path)
     return Layer(str(path), found.data, found.lines)
 

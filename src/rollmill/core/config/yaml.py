@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from rollmill.core.config.shipped import is_plain_name, shipped_names
 from rollmill.core.errors import ConfigError
 from rollmill.core.opening import MOST_DEPTH, read_text
 from rollmill.core.text import closest, did_you_mean
@@ -255,12 +256,13 @@ def _float(text: str) -> float:
 
 
 def _files_near(path: Path) -> str:
-    """A hint with file names of the same folder that resemble the missing one, or else its YAML files."""
+    """A hint: files of its folder and of the package with a name like the missing one, or else its YAML files."""
     folder = path.parent
     if not folder.is_dir():
         return f"the folder {folder} does not exist either"
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    near = did_you_mean(str(folder / name) for name in closest(path.name, names))
+    shipped = closest(path.name.removesuffix(".yaml"), shipped_names()) if is_plain_name(path) else []
+    near = did_you_mean([*(str(folder / name) for name in closest(path.name, names)), *shipped])
     if near:
         return near
     found = [name for name in names if name.endswith((".yaml", ".yml"))]
