@@ -7,8 +7,6 @@ import logging
 import sys
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.core.errors import ConfigError
 from rollmill.runs.watch.run import WatchOptions, Where
@@ -17,7 +15,7 @@ from rollmill.runs.watch.run import watch as run_watch
 
 def watch(
     overrides: tuple[str, ...],
-    target: tyro.conf.Positional[Path],
+    target: Path,
     /,
     window: bool = False,
     terminal: bool = False,

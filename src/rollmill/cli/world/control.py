@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from rollmill.cli.announce import announcer
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config.load import load_config
@@ -26,7 +24,7 @@ INTERRUPTED = 130
 
 def dynamics(
     overrides: tuple[str, ...],
-    latents: tyro.conf.Positional[Path],
+    latents: Path,
     /,
     out: Path,
     config: Configs = (),
@@ -60,7 +58,7 @@ def dynamics(
 
 def controller(
     overrides: tuple[str, ...],
-    encoder: tyro.conf.Positional[Path],
+    encoder: Path,
     /,
     out: Path,
     dynamics: Path | None = None,
@@ -89,8 +87,8 @@ def controller(
 
 def dream(
     overrides: tuple[str, ...],
-    encoder: tyro.conf.Positional[Path],
-    dynamics: tyro.conf.Positional[Path],
+    encoder: Path,
+    dynamics: Path,
     /,
     out: Path,
     config: Configs = (),
@@ -149,9 +147,9 @@ def _search(
 
 def film(
     overrides: tuple[str, ...],
-    latents: tyro.conf.Positional[Path],
-    encoder: tyro.conf.Positional[Path],
-    dynamics: tyro.conf.Positional[Path],
+    latents: Path,
+    encoder: Path,
+    dynamics: Path,
     /,
     out: Path,
     raw: Path | None = None,
@@ -176,7 +174,7 @@ def film(
 
 def evaluate(
     overrides: tuple[str, ...],
-    controller: tyro.conf.Positional[Path],
+    controller: Path,
     /,
     episodes: int = 100,
     seed: int = 1,
