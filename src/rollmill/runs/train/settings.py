@@ -237,8 +237,12 @@ def _check_ranks(config: TrainConfig) -> None:
             f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
             "use sampling.mode=sync or async"
         )
-    if config.env.dials:
-        raise ConfigError(f"env.dials reach the environments of rank 0 only: use learning.ranks=1, not {ranks}")
+    by_observers = [name for name in config.env.dials if name != PROGRESS]
+    if by_observers:
+        raise ConfigError(
+            f"env.dials.{by_observers[0]}: what observers set reaches the environments of rank 0 only: use "
+            f"learning.ranks=1, not {ranks}"
+        )
     if s.workers % ranks:
         raise ConfigError(
             f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
