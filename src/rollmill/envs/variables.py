@@ -16,7 +16,6 @@ import numpy as np
 
 from rollmill.core.fields import Array
 
-
 PROGRESS = "progress"
 
 

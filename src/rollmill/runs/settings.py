@@ -17,6 +17,7 @@ from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.variables import PROGRESS
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings

@@ -24,6 +24,7 @@ from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import check_shape
+from rollmill.envs.variables import PROGRESS
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.online_state import CHECKPOINT_FORMAT, STATE_SHAPE
 from rollmill.runs.settings import TrainConfig
@@ -163,7 +164,8 @@ class OnlineRun:
         """Train until a limit, a signal or an observer ends it; the last weights are always saved."""
         if self._meeting.leads:
             self._reporter.open(self.frames, self.seconds)
-        self._keep_progress(self.progress)
+        if not self.iteration:  # a run that goes on has what its checkpoint says
+            self._keep_progress(0.0)
         with self.interrupt, self._sampling():
             self.tell("on_start")
             begun = time.monotonic()
