@@ -81,7 +81,7 @@ class SegmentCodec:
         return MAGIC + int(google_crc32c.value(body)).to_bytes(4, "little") + body
 
     def unpack(self, data: bytes | memoryview) -> dict[str, Array]:
-        """Fresh arrays ``[rows, *shape]`` of every field; ``CodecError`` unless ``data`` is a whole segment of these."""
+        """Fresh arrays ``[rows, *shape]`` of every field; ``CodecError`` unless it is a whole segment of these."""
         data = memoryview(data)
         self._check(data)
         out = {field.name: np.empty((rows, *field.shape), field.dtype) for field, rows in self._fields}
