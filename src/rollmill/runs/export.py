@@ -32,7 +32,7 @@ from rollmill.core.checkpoints import Loaded, restoring, saved_spec
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import load_saved
 
 if TYPE_CHECKING:
