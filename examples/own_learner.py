@@ -16,7 +16,8 @@ from rollmill.core.config.load import load_config
 from rollmill.learning.batch import Batch
 from rollmill.learning.custom import LearnerParts
 from rollmill.learning.targets import gae
-from rollmill.runs.train.run import Request, train
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.train.run import train
 
 
 class A2C(CustomLearner):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rollmill.core.errors import RollmillError as RollmillError
     from rollmill.launch.experiment import Experiment as Experiment
     from rollmill.learning.custom import CustomLearner as CustomLearner
+    from rollmill.runs.settings import TrainConfig as TrainConfig
     from rollmill.runs.train.observers import Observer as Observer
-    from rollmill.runs.train.settings import TrainConfig as TrainConfig
     from rollmill.store.reader import Store as Store
     from rollmill.store.views import Transitions as Transitions
     from rollmill.store.views import Windows as Windows
@@ -36,7 +36,7 @@ _PLACES = {
     "make_env": "rollmill.api.envs",
     "Run": "rollmill.api.run",
     "Metrics": "rollmill.api.metrics",
-    "TrainConfig": "rollmill.runs.train.settings",
+    "TrainConfig": "rollmill.runs.settings",
     "Observer": "rollmill.runs.train.observers",
     "CustomLearner": "rollmill.learning.custom",
     "Store": "rollmill.store.reader",

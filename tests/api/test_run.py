@@ -85,8 +85,8 @@ def test_columns_from_rows() -> None:
     assert metrics["frames"].dtype == np.int64
     np.testing.assert_array_equal(metrics["learn/loss"], [2.0, math.nan, 1.0])
     np.testing.assert_array_equal(metrics["episode/return"], [math.nan, 3.0, 4.5])
-    with pytest.raises(KeyError, match="no metric 'episode/retrun'; did you mean 'episode/return'"):
-        _ = metrics["episode/retrun"]
+    with pytest.raises(KeyError, match="no metric 'episode/retur'; did you mean 'episode/return'"):
+        _ = metrics["episode/retur"]
     assert Metrics.of_rows([]).rows == 0
 
 

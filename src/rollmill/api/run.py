@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CONFIGS: dict[RunKind, str] = {
-    "online": "rollmill.runs.train.settings:TrainConfig",
+    "online": "rollmill.runs.settings:TrainConfig",
     "offline": "rollmill.runs.offline.settings:OfflineConfig",
     "world": "rollmill.runs.world.settings:WorldConfig",
     "encoder": "rollmill.runs.world.settings:VaeConfig",

@@ -16,9 +16,9 @@ from rollmill.core.protocols import ActRequest, Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.probe import Probe, probe_here
+from rollmill.runs.settings import TrainConfig, require_env
+from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Trajectory, cut_trajectories
-from rollmill.runs.train.settings import TrainConfig, require_env
-from rollmill.runs.train.sizing import size
 from rollmill.sampling.policies.random import RandomAnswer, RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 

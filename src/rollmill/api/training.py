@@ -17,10 +17,10 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError
 from rollmill.core.given import require_sendable
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.diary import resumed_settings
+from rollmill.runs.lifecycle import Request, resumed_settings
+from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.train import run as runs
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.settings import TrainConfig, require_env
 from rollmill.sampling.pool import keep_threads_to
 
 
@@ -71,7 +71,7 @@ def train(
         settings = _settings(files, words, resume, checkpoint)
         mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
         with _shown(progress) as (console, lines), _machine_as_it_was():
-            request = runs.Request(mode, checkpoint, ("rollmill.train", *map(str, files), *words), console)
+            request = Request(mode, checkpoint, ("rollmill.train", *map(str, files), *words), console)
             outcome = runs.train(settings, request, (*lines, *observers))
     return Run(outcome.folder)
 
@@ -120,5 +120,4 @@ def _machine_as_it_was() -> Iterator[None]:
         if cores and os.sched_getaffinity(0) != cores:
             keep_threads_to(cores)
         gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing where no GPU is in use
