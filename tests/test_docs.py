@@ -47,7 +47,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CO
 KEYS = {info.key: info for info in describe(TrainConfig)}
 OFFLINE_KEYS = {info.key for info in describe(OfflineConfig)}
 BLOCKS = {key.partition(".")[0] for key in KEYS}
-FREE = tuple(key + "." for key, info in KEYS.items() if info.type == "mapping")
+FREE = tuple(key + "." for key, info in KEYS.items() if info.type.startswith("mapping"))
 """Beginnings of keys below a free mapping: ``env.args.`` and ``model.custom_args.``."""
 
 

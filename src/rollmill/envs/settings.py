@@ -22,8 +22,9 @@ class EnvSettings:
     """Keyword arguments for the environment's constructor."""
 
     dials: dict[str, float] = field(default_factory=dict)
-    """Numbers that observers may change while the run goes on (``run.set_dial``), by name, with the values they have
-    where nobody does: in evaluations, for instance. For environments whose constructor takes ``dials``."""
+    """Numbers that change while the run goes on, by name, with the values they have elsewhere: in evaluations, for
+    instance. ``progress`` follows the run by itself, from 0 to 1; others are set by observers (``run.set_dial``). For
+    environments whose constructor takes ``dials``."""
 
     policies: tuple[int, ...] = ()
     """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own
@@ -63,7 +64,5 @@ class EnvSettings:
             raise ValueError("fault_limit must be >= 0 and fault_window >= 1")
         if self.policies and {*self.policies} != {*range(len({*self.policies}))}:
             raise ValueError(f"policies must number from 0 without gaps, got {list(self.policies)}")
-        if self.vector and self.dials:
-            raise ValueError("dials are for single environments; set vector=false")
         if self.vector and self.mask_in_info:
             raise ValueError("mask_in_info is for single environments; with vector the mask must be in the observation")

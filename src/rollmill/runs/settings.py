@@ -17,6 +17,7 @@ from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.variables import PROGRESS
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
@@ -286,8 +287,12 @@ def _check_ranks(config: TrainConfig) -> None:
             f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
             "use sampling.mode=sync or async"
         )
-    if config.env.dials:
-        raise ConfigError(f"env.dials reach the environments of rank 0 only: use learning.ranks=1, not {ranks}")
+    by_observers = [name for name in config.env.dials if name != PROGRESS]
+    if by_observers:
+        raise ConfigError(
+            f"env.dials.{by_observers[0]}: what observers set reaches the environments of rank 0 only: use "
+            f"learning.ranks=1, not {ranks}"
+        )
     if s.workers % ranks:
         raise ConfigError(
             f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
