@@ -79,6 +79,7 @@ def test_what_is_no_number_ends_the_run(tmp_path: Path) -> None:
         (("learning.custom_args.a=1",), "custom_args are given but custom is not"),
         (("learning.custom=a:B", "learning.ranks=2"), "leave out algorithm and ranks"),
         (("learning.custom=a:B", "learning.algorithm=sac"), "leave out algorithm and ranks"),
+        (("learning.custom=a:B", "replay.capacity=10"), "learning.custom is given new segments only"),
         ((f"learning.custom={give(Simple)}", "learning.custom_args.scal=1"), r"\(parts, \*\*custom_args\).*'scal'"),
     ],
 )

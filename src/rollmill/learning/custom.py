@@ -133,6 +133,10 @@ class CustomLearner:
         lag = batch.lag[batch.valid].float()
         return {**metrics, "rows": float(len(lag)), "policy_lag": float(lag.mean()) if len(lag) else 0.0}
 
+    def counts(self) -> dict[str, float]:
+        """There is no replay buffer here."""
+        return {}
+
     def publish(self) -> None:
         """Make the current weights visible to policies."""
         self._board.publish(self.model, self.version)
