@@ -30,10 +30,11 @@ from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.launch.settings import LaunchSettings
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.settings import TrainConfig, check
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig, check
+from rollmill.runs.train.run import train
 from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.settings import VaeConfig, WorldConfig
 from rollmill.store.filters import Filter
@@ -46,7 +47,7 @@ OFFLINE_KEYS = {info.key for info in describe(OfflineConfig)}
 BLOCKS = {key.partition(".")[0] for key in KEYS}
 SHELL = ("", "bash", "sh")
 """Languages of blocks with commands."""
-FREE = tuple(key + "." for key, info in KEYS.items() if info.type == "mapping")
+FREE = tuple(key + "." for key, info in KEYS.items() if info.type.startswith("mapping"))
 """Beginnings of keys below a free mapping: ``env.args.`` and ``model.custom_args.``."""
 
 
@@ -280,6 +281,7 @@ def test_every_hook_of_an_observer_is_described() -> None:
 def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_path: Path) -> None:
     words = "env=toy_target sampling.mode=serial sampling.workers=1 sampling.envs_per_worker=4 sampling.rollout=16"
     words += " learning.batch_size=64 learning.minibatches=1 learning.epochs=1"
+    words += " learning.targets=vtrace replay.capacity=8"
     words += " stop.batches=4 report.every_frames=64 report.tensorboard=false recording.keep=all"
     config = load_config(TrainConfig, [], [*words.split(), f"run.dir={tmp_path}"])
     train(config, Request(console="off"))

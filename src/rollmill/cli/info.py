@@ -24,7 +24,7 @@ def config(prefix: str = "", /, files: bool = False, json_: Json = False) -> int
     """
     if files:
         return _list_files(json_)
-    from rollmill.runs.train.settings import TrainConfig
+    from rollmill.runs.settings import TrainConfig
 
     keys = describe(TrainConfig)
     found = [key for key in keys if key.key == prefix or key.key.startswith(f"{prefix}." if prefix else "")]

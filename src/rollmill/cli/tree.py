@@ -63,6 +63,7 @@ _ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment
 VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent"),
     "eval": Verb("evaluate:evaluate", "evaluate runs or checkpoints, film them"),
+    "export": Verb("export:export", "write a trained policy for other programs (ONNX, safetensors, torch)"),
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal"),
     "collect": Verb("collect:collect", "write episodes of a policy into a store"),
     "data": Verb("", "look at stores, check, repair, merge, split and convert them", _DATA),

@@ -18,7 +18,7 @@ from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest
 from rollmill.core.slots import Arena
 from rollmill.offline.model import SequencePolicy
-from rollmill.optim.precision import autocast
+from rollmill.optim.device import autocast
 
 
 @dataclass

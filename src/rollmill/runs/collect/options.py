@@ -15,7 +15,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.core.text import nearest
 from rollmill.runs.evaluate.run import trained_policy
 from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.sampling.policies.episode import EpisodeRandom, OwnPolicy, SmoothedRandom, find_factory
 from rollmill.sampling.policies.random_controller import RandomController
 from rollmill.sampling.sampler import SamplerPlan

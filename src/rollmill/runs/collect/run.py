@@ -27,9 +27,9 @@ from rollmill.envs.probe import Probe, probe_here
 from rollmill.runs.collect.options import CollectOptions, PolicySource, find_policy
 from rollmill.runs.collect.series import EpisodeSeries, StoreCensus, refuse_twins
 from rollmill.runs.evaluate.targets import require_fit
+from rollmill.runs.settings import TrainConfig, require_env
+from rollmill.runs.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.train.settings import TrainConfig, require_env
-from rollmill.runs.train.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.runs.trust import load_saved
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule

@@ -23,7 +23,7 @@ from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.sampling.inference import Request
 from rollmill.sampling.policies.random import RandomAnswer
 from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers

@@ -36,8 +36,8 @@ from rollmill.runs.evaluate.targets import (
     require_fit,
 )
 from rollmill.runs.evaluate.video import FilmPlan, ScriptWriter, make_films
-from rollmill.runs.train.run import probe_beside
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.probing import probe_beside
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.sampling.policies.per_agent import Team
@@ -267,7 +267,7 @@ def trained_policy(
     from rollmill.models.acting.weights import WeightBoard
     from rollmill.models.actor_critic import build_model
     from rollmill.models.saving import load_weights
-    from rollmill.runs.train.build import choose_device
+    from rollmill.optim.device import choose_device
 
     owners = config.env.policies or (0,) * plan.spec.agents
     if len(owners) != plan.spec.agents or config.env.policy_count != len(loaded.state["learners"]):

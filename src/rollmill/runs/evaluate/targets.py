@@ -10,7 +10,7 @@ from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.train.run import require_online
+from rollmill.runs.online_state import require_online
 
 _PLAYED_BY = {
     "offline": ("an offline policy", "rollmill offline-eval"),

@@ -18,7 +18,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.offline.data import check_spec
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import EvaluationSettings, FitSettings
-from rollmill.optim.precision import matmul_dtype
+from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.offline import Film, write_comparison
 from rollmill.reports.run.results import Results, Row
 from rollmill.runs.evaluate.play import Figures
@@ -27,7 +27,6 @@ from rollmill.runs.offline.play import Stage, find_behaviour
 from rollmill.runs.offline.policy import Choice, load_policy, require_offline
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.offline.task import PROBE_SECONDS
-from rollmill.runs.train.build import choose_device
 from rollmill.runs.trust import SavedEnv, load_saved
 
 

@@ -28,7 +28,7 @@ from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.evaluate.run import trained_policy
 from rollmill.runs.evaluate.targets import find_checkpoint
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.store.convert.h264 import VideoFile

@@ -25,8 +25,8 @@ from rollmill.core.seeds import Seeds
 from rollmill.runs.evaluate.play import make_plan, play
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.evaluate.run import trained_policy
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.background_eval import EvaluatorSetup
-from rollmill.runs.train.settings import TrainConfig
 
 
 def main(setup_fd: int) -> int:

@@ -39,8 +39,8 @@ from rollmill.runs.evaluate.render_env import (
 from rollmill.runs.evaluate.run import trained_policy
 from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint, find_checkpoints, require_fit
 from rollmill.runs.evaluate.video import blank
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.trust import load_saved
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Screen, Shown, TerminalScreen, WindowScreen, has_pygame

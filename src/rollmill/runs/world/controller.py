@@ -26,10 +26,10 @@ from rollmill.core.shapes import ArrayOf, Shape
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
+from rollmill.optim.device import choose_device
 from rollmill.runs.evaluate.play import make_plan, play
 from rollmill.runs.evaluate.results import Score
-from rollmill.runs.train.build import choose_device
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.runs.world.generations import GenerationRow, write_generations
 from rollmill.runs.world.stage import Progress, Stage, open_stage

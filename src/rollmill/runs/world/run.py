@@ -35,8 +35,7 @@ from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.world import FILM
 from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
 from rollmill.runs.collect.run import Figures, collect
-from rollmill.runs.diary import write_config
-from rollmill.runs.train.run import Request
+from rollmill.runs.lifecycle import Request, write_config
 from rollmill.runs.world.controller import FREE as CONTROLLER_FREE
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dream import film_dreams
