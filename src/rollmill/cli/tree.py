@@ -35,17 +35,17 @@ _DATA = {
     "split": Verb("data.make:split", "one store into several, or a selection of it"),
     "export": Verb("data.make:export", "to Minari, TFRecord, npz, Parquet or mp4"),
     "import": Verb("data.make:import_", "from Minari, npz or pickled episodes"),
-    "report": Verb("data.report:report", "a page about a store, and its figures as JSON"),
+    "report": Verb("data.report:report", "a page about a store, and its metrics as JSON"),
     "play": Verb("data.report:play", "videos of episodes, with action and reward drawn on"),
 }
 _WORLD = {
     "run": Verb("world.run:run", "all stages in turn; what is done is skipped"),
     "vae": Verb("world.encoder:vae", "learn an image encoder from a store"),
-    "encode": Verb("world.encoder:encode", "a store of pictures into a store of latents"),
+    "encode": Verb("world.encoder:encode", "a store of images into a store of latents"),
     "dynamics": Verb("world.control:dynamics", "learn what happens next from a store of latents"),
     "controller": Verb("world.control:controller", "search a controller by CMA-ES"),
     "dream": Verb("world.control:dream", "search a controller inside the model, test it outside"),
-    "film": Verb("world.control:film", "a video of dreams beside what really happened"),
+    "film": Verb("world.control:video", "a video of dreams beside what really happened"),
     "eval": Verb("world.control:evaluate", "play a saved controller in its environment"),
 }
 _LAUNCH = {
@@ -62,7 +62,7 @@ _ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment
 
 VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent"),
-    "eval": Verb("evaluate:evaluate", "evaluate runs or checkpoints, film them"),
+    "eval": Verb("evaluate:evaluate", "evaluate runs or checkpoints, make videos of them"),
     "export": Verb("export:export", "write a trained policy for other programs (ONNX, safetensors, torch)"),
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal"),
     "collect": Verb("collect:collect", "write episodes of a policy into a store"),
