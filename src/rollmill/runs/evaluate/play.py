@@ -17,15 +17,13 @@ import numpy as np
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.protocols import ActAnswer, ActRequest, Policy
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.train.settings import TrainConfig
-from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.random import RandomAnswer
 from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.store.assemble import Rows
@@ -133,7 +131,7 @@ def make_plan(
     return EvalPlan(plan, schedule, episodes, steps)
 
 
-class FirstLanes:
+class FirstLanes(Policy):
     """Asks a policy about the first lanes only; the rest, which nobody counts, act at random."""
 
     def __init__(self, policy: Policy, lanes: int, spec: EnvSpec) -> None:
@@ -154,26 +152,17 @@ class FirstLanes:
     def refresh(self) -> int:
         return self._policy.refresh()
 
-    def act(self, request: ActRequest) -> ActAnswer:
+    def act(self, request: ActRequest) -> PolicyOutput:
         n, rest = self._lanes, len(request.lanes) - self._lanes
         if rest <= 0:
             return self._policy.act(request)
-        head = Request(
-            first=request.first[:n],
-            lanes=request.lanes[:n],
-            groups=request.groups,
-            slots=request.slots,
-            rows=request.rows,
-            closing=request.closing,
-            gather=lambda: {name: array[:n] for name, array in request.obs.items()},
-        )
-        answer = self._policy.act(head)
+        answer = self._policy.act(request.part(slice(n)))
         tail = random_actions(self._spec, self._rng, {name: array[n:] for name, array in request.obs.items()}, rest)
         blank = np.zeros(rest, np.float32)
         state = answer.state
         if state is not None:
             state = np.concatenate([state, np.zeros((rest, state.shape[1]), state.dtype)])
-        return RandomAnswer(
+        return PolicyOutput(
             np.concatenate([answer.action, tail]),
             np.concatenate([answer.log_prob, blank]),
             np.concatenate([answer.value, blank]),

@@ -21,7 +21,7 @@ from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec, Obs
 from rollmill.core.process_scope import household
-from rollmill.core.protocols import Env, Policy
+from rollmill.core.protocols import ActRequest, Env, Policy
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import check_env_settings
 from rollmill.runs.evaluate.options import check_chosen
@@ -44,7 +44,6 @@ from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.trust import load_saved
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Screen, Shown, TerminalScreen, WindowScreen, has_pygame
-from rollmill.sampling.inference import Request
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.schedule import EpisodeSchedule
 
@@ -180,10 +179,10 @@ class Player:
             yield Shown(picture(twin), self.policy_name, number, step, float(so_far.mean()), bool(ended.all()))
 
 
-def _request(obs: Obs, first: Array) -> Request:
+def _request(obs: Obs, first: Array) -> ActRequest:
     """One environment's lanes, asked about outside of a sampler."""
-    none = np.zeros(0, np.int64)
-    return Request(first.copy(), np.arange(len(first)), none, none, none, none, lambda: obs)
+    none = np.zeros(len(first))
+    return ActRequest.outside(first.copy(), obs, none, none)
 
 
 class Pace:
