@@ -26,7 +26,7 @@ from rollmill.offline.data import WindowLoader, open_store, scales_of, select
 from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import DataSettings, FitSettings, SequenceSettings
-from rollmill.runs.train.build import choose_device
+from rollmill.optim.device import choose_device
 
 WANTED = 3.0
 """The loader's rate over the network's."""

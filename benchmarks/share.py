@@ -35,10 +35,12 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.machine import may_have_gpu, usable_cores
 from rollmill.core.process_scope import household
 from rollmill.runs.bench.run import WARM_UP_STEPS, Alone, Simulators
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.probing import probe_beside
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import Request, probe_beside, train
-from rollmill.runs.train.settings import TrainConfig
-from rollmill.runs.train.sizing import size
+from rollmill.runs.train.run import train
 
 SETTLE_SECONDS = 0.5
 WARM_UP_SECONDS = 3.0

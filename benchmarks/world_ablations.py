@@ -44,7 +44,7 @@ from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.models.actor_critic import build_model
 from rollmill.reports.html.plots import Plot
 from rollmill.reports.run.world import TABLE
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.controller import FINAL
 from rollmill.runs.world.settings import WorldConfig

@@ -18,8 +18,9 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.config.load import load_config
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.train.run import train
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):

@@ -16,8 +16,9 @@ from rollmill.core.config.load import load_config
 from rollmill.core.fields import EnvSpec
 from rollmill.models.encoders import CustomEncoder, Observations
 from rollmill.models.settings import ModelSettings
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.train.run import train
 
 
 class Patches(CustomEncoder):

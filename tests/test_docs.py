@@ -32,10 +32,11 @@ from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.settings import TrainConfig, check
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig, check
+from rollmill.runs.train.run import train
 from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.settings import VaeConfig, WorldConfig
 from rollmill.store.filters import Filter

@@ -13,8 +13,9 @@ import pytest
 from running import ROOT
 
 from rollmill.core.config.load import load_config
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.train.run import train
 
 PACKAGE = ROOT / "src" / "rollmill"
 PAGE = (ROOT / "docs" / "walkthrough.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from rollmill.core.config.schema import KeyInfo, describe
 from rollmill.core.text import show
 from rollmill.launch.settings import LaunchSettings
 from rollmill.runs.offline.settings import OfflineConfig
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.world.settings import WorldConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config_keys.md"

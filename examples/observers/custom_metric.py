@@ -12,10 +12,11 @@ import sys
 from collections import defaultdict
 
 from rollmill.core.config.load import load_config
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.run import train
 
 
 class HitRate(Observer):

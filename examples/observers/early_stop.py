@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 
 from rollmill.core.config.load import load_config
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.run import train
 
 
 class Plateau(Observer):

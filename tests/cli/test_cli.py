@@ -20,7 +20,7 @@ from rollmill.cli import main as cli
 from rollmill.cli.main import NESTED, VERBS
 from rollmill.core.config.schema import describe
 from rollmill.runs.bench import run as bench
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 
 TINY = (*SERIAL, "env=toy_target", "stop.batches=2")
 

@@ -20,9 +20,9 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import train_offline
 from rollmill.runs.offline.settings import OfflineConfig
-from rollmill.runs.train.run import Request
 from rollmill.runs.world.controller import train_controller
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.settings import ControllerSettings

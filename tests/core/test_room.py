@@ -15,7 +15,7 @@ from rollmill.core.room import WORKER_BYTES, check_room
 from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.out_of_memory import memory_is_named
-from rollmill.runs.train.settings import check
+from rollmill.runs.settings import check
 from rollmill.sampling import pool as crew
 from rollmill.sampling.sampler import SamplerPlan
 from rollmill.sampling.settings import SamplingSettings

@@ -19,8 +19,8 @@ from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.targets import gae
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.build import Parts, build_parts
-from rollmill.runs.train.settings import TrainConfig
 
 Segments = dict[str, Array]
 

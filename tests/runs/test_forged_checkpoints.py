@@ -24,19 +24,20 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.diary import open_diary
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import _prepare, trained_policy
+from rollmill.runs.lifecycle import Request, open_diary
 from rollmill.runs.offline.evaluate import CompareOptions, _entry
 from rollmill.runs.offline.policy import load_policy, require_offline
 from rollmill.runs.offline.run import OfflineRun, train_offline
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.offline.task import prepare
+from rollmill.runs.online_state import require_online
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.build import build_parts
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.reporting import Reporter
-from rollmill.runs.train.run import Request, _continue_from, require_online
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.run import _continue_from
 from rollmill.runs.world import controller as world_controller
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dynamics import train_dynamics

@@ -21,9 +21,10 @@ from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import Outcome, Request, train
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.train.run import Outcome, train
 
 SUPPORT = Path(__file__).resolve().parent
 ROOT = SUPPORT.parents[1]

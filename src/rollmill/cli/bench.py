@@ -18,8 +18,8 @@ from rollmill.runs.bench.run import KINDS, Measurement, load_of_others
 from rollmill.runs.bench.run import bench as run_bench
 from rollmill.runs.bench.tune import Trial, TuneOptions, TuneResult
 from rollmill.runs.bench.tune import tune as run_tune
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.profiler import Profiler
-from rollmill.runs.train.settings import TrainConfig
 
 Kind = Literal["sim", "sample", "policy", "train", "bound", "all", "tune"]
 

@@ -26,7 +26,7 @@ def config(prefix: tyro.conf.Positional[str] = "", /, files: bool = False, json_
     """
     if files:
         return _list_files(json_)
-    from rollmill.runs.train.settings import TrainConfig
+    from rollmill.runs.settings import TrainConfig
 
     keys = describe(TrainConfig)
     found = [key for key in keys if key.key == prefix or key.key.startswith(f"{prefix}." if prefix else "")]

@@ -104,7 +104,7 @@ def plan(
 
 def check_run(run: PlannedRun) -> RunFacts:
     """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
-    from rollmill.runs.train.settings import TrainConfig, check
+    from rollmill.runs.settings import TrainConfig, check
 
     config = load_config(TrainConfig, [Path(file) for file in run.files], run.words)
     if tuple(run.program) == PROGRAM:

@@ -15,9 +15,8 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.diary import resumed_settings
+from rollmill.runs.lifecycle import Request, resumed_settings
 from rollmill.runs.offline.settings import OfflineConfig
-from rollmill.runs.train.run import Request
 
 
 def offline(

@@ -14,6 +14,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.export import text, to_dict, write_csv
+from rollmill.launch.compare.methods import read_references
 from rollmill.launch.compare.page import render
 from rollmill.reports.html.document import write_page
 from rollmill.reports.run.report import write_run_report
@@ -25,6 +26,7 @@ def report(
     root: Path = Path("runs"),
     metric: str | None = None,
     lower_is_better: bool = False,
+    references: Path | None = None,
     out: Path | None = None,
     csv: Path | None = None,
     json_: Json = False,
@@ -32,7 +34,9 @@ def report(
     """A page about all runs of an experiment, ``rollmill report runs/gammas``, or about one run.
 
     For each environment, and for offline runs apart: curves of every group (runs that differ in their seed alone), the
-    best settings, and which parameters matter. The experiment may have been launched, or its runs started one by one.
+    best settings, statistics of few runs (interquartile mean, bootstrap intervals, probability of improvement,
+    performance profiles), and which parameters matter. The experiment may have been launched, or its runs started one
+    by one.
     A page of another kind that has the same name is left alone; the new one gets a name beside it, which is printed.
 
     Args:
@@ -40,6 +44,8 @@ def report(
         root: Folder of all experiments.
         metric: The metric to compare; unset: the return. See ``metrics.jsonl`` of a run for their names.
         lower_is_better: Rank the lowest first. Losses and errors are ranked so without being told.
+        references: A YAML file, environment: [score that becomes 0, score that becomes 1], for statistics over several
+            environments; unset: the worst and the best run of each.
         out: The page; default: report.html in the experiment's folder.
         csv: Write curves.csv, groups.csv and runs.csv into this folder.
         json_: Print scores and importance as JSON.
@@ -53,7 +59,8 @@ def report(
         print(json.dumps({"page": str(one)}) if json_ else one)
         _say_what_stays(wanted, one)
         return 0
-    found = aggregate(folder, metric, lower_is_better)
+    scale = read_references(references) if references is not None else None
+    found = aggregate(folder, metric, lower_is_better, scale)
     page = write_page(wanted, "experiment", render(found))
     files = write_csv(found, csv) if csv is not None else []
     if json_:

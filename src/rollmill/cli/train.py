@@ -13,13 +13,13 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.diary import resumed_settings
+from rollmill.monitor.console import live_panel
+from rollmill.runs.lifecycle import Request, resumed_settings
+from rollmill.runs.settings import TrainConfig, require_env
+from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.reporting import live_panel
-from rollmill.runs.train.run import Outcome, Request
+from rollmill.runs.train.run import Outcome
 from rollmill.runs.train.run import train as run_training
-from rollmill.runs.train.settings import TrainConfig, require_env
-from rollmill.runs.train.sizing import size
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun

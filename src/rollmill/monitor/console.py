@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -107,6 +108,15 @@ RECORDING_ROWS = (
 def stdout_is_terminal() -> bool:
     """True where a live panel can be drawn: a terminal that is not dumb."""
     return drawing(sys.stdout).isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+ConsoleMode = Literal["auto", "plain", "off"]
+"""A live panel where there is a terminal, log lines, or nothing."""
+
+
+def live_panel(console: ConsoleMode) -> bool:
+    """Whether the console shows a live panel (then the log must not go there too)."""
+    return console == "auto" and stdout_is_terminal()
 
 
 class ConsoleSink:

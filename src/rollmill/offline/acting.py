@@ -15,7 +15,7 @@ from torch import Tensor
 from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.offline.model import SequencePolicy
-from rollmill.optim.precision import autocast
+from rollmill.optim.device import autocast
 
 
 class TargetPolicy(Policy):

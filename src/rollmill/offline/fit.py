@@ -21,8 +21,8 @@ from rollmill.offline.data import WindowLoader
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import FitSettings
 from rollmill.offline.tokens import Inputs
+from rollmill.optim.device import matmul_dtype
 from rollmill.optim.fitter import FitPlan, Fitter
-from rollmill.optim.precision import matmul_dtype
 from rollmill.optim.replicas import Replicas, thread_count
 from rollmill.optim.schedules import WarmupCosine
 

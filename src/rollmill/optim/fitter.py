@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from rollmill.core.errors import NonFiniteError
 from rollmill.models.saving import load_optimizer, load_weights, optimizer_state, weights_of
 from rollmill.optim.adam import Optimizer
+from rollmill.optim.device import autocast
 from rollmill.optim.finite import explain_non_finite
-from rollmill.optim.precision import autocast
 from rollmill.optim.replicas import Model, Replicas
 from rollmill.optim.schedules import WarmupCosine
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from rollmill.core.checkpoints import Loaded, require_version, restoring, saved_spec
+from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE
-from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape
+from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape, check_shape
 
 CHECKPOINT_FORMAT = 1
 
@@ -28,3 +32,15 @@ STATE_SHAPE: Shape = {
     "recorder?": {str: int},
 }
 """What going on needs besides."""
+
+
+def require_online(loaded: Loaded) -> Loaded:
+    """The checkpoint itself; CheckpointError unless an online run has written it."""
+    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != "online":
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
+    if "format" in loaded.state:
+        require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
+    with restoring(loaded.path):
+        check_shape(loaded.state, PLAYABLE_SHAPE)
+    saved_spec(loaded.path, loaded.state["spec"])
+    return loaded

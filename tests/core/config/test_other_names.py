@@ -7,7 +7,7 @@ from rollmill.core.config.other_names import OTHER_NAMES, keys_called
 from rollmill.core.config.schema import describe
 from rollmill.core.errors import ConfigError
 from rollmill.runs.offline.settings import OfflineConfig
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 
 KNOWN = {"env", *(key.key for cls in (TrainConfig, OfflineConfig) for key in describe(cls))}
 

@@ -6,12 +6,15 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from experimenting import online, write_run
 
-from rollmill.core.errors import LaunchError
+from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.export import text, to_dict, write_csv
+from rollmill.launch.compare.methods import read_references
+from rollmill.launch.compare.statistics import iqm
 
 
 @pytest.fixture
@@ -76,3 +79,50 @@ def test_json(experiment: Path) -> None:
     assert (two["score"], two["low"], two["high"], two["frames"]) == (95, 90, 100, 200)
     assert one["low"] is None
     assert family["importance"][0]["param"] == "learning.gamma"
+
+
+def two_environments(folder: Path) -> Path:
+    """Gamma 0.9 is worse by 100 in one environment and by 2 in the other; only 0.5 lacks the second one."""
+    for gamma, pole, acrobot in ((0.99, 500.0, -80.0), (0.9, 400.0, -82.0), (0.5, 9.0, None)):
+        for env, value in (("CartPole-v1", pole), ("Acrobot-v1", acrobot)):
+            for seed in range(3 if value is not None else 0):
+                settings = online(seed, env, learning={"gamma": gamma})
+                write_run(folder / f"{env}g{gamma}s{seed}", settings, [(value or 0.0) - seed] * 20)
+    return folder
+
+
+def test_methods_over_several_environments(tmp_path: Path) -> None:
+    (across,) = to_dict(aggregate(two_environments(tmp_path)))["across"]
+    assert across["tasks"] == ["Acrobot-v1", "CartPole-v1"]
+    first, second = across["methods"]
+    assert (first["method"], first["runs"], second["method"]) == ("gamma-0.99", 6, "gamma-0.9"), "0.5 lacks one"
+    assert second["best_is_better"]["value"] == pytest.approx((1 + 8.5 / 9) / 2), "one pair of nine is a draw"
+    assert first["iqm"]["low"] <= first["iqm"]["value"] <= first["iqm"]["high"] <= 1
+    assert len(first["profile"]["value"]) == len(across["thresholds"])
+    assert "2 environments, scores from 0 to 1" in text(aggregate(tmp_path))
+
+
+def test_references_put_environments_on_one_scale(tmp_path: Path) -> None:
+    experiment, file = two_environments(tmp_path / "exp"), tmp_path / "references.yaml"
+    file.write_text("CartPole-v1: [0, 500]\nAcrobot-v1: [-500, 0]\n")
+    (across,) = to_dict(aggregate(experiment, references=read_references(file)))["across"]
+    every = [(500 - k) / 500 for k in range(3)] + [(420 - k) / 500 for k in range(3)]
+    assert across["methods"][0]["iqm"]["value"] == pytest.approx(float(iqm(np.array(every))))
+    with pytest.raises(ConfigError, match="the references lack CartPole-v1"):
+        aggregate(experiment, references={"Acrobot-v1": (-500.0, 0.0)})
+    for wrong in ("[1, 1]", "[1]", "5", "[a, 2]"):
+        file.write_text(f"CartPole-v1: {wrong}\n")
+        with pytest.raises(ConfigError, match="two different numbers"):
+            read_references(file)
+
+
+def test_statistics_of_losses_rank_the_lowest_first(tmp_path: Path) -> None:
+    for rate, value in ((0.1, 5.0), (0.2, 1.0)):
+        for seed in range(5):
+            settings = online(seed, learning={"rate": rate})
+            write_run(tmp_path / f"{rate}{seed}", settings, [value + seed] * 20, metric="learner/loss")
+    (family,) = to_dict(aggregate(tmp_path, "learner/loss"))["families"]
+    first, second = family["statistics"]["methods"]
+    assert (first["method"], first["iqm"]["value"]) == ("rate-0.2", 3.0)
+    assert second["best_is_better"]["value"] == pytest.approx(24.5 / 25)
+    assert (first["profile"]["value"][0], first["profile"]["value"][-1]) == (0.0, 1.0), "none is below the lowest"

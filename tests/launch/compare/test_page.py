@@ -23,7 +23,7 @@ def test_the_page_is_one_well_formed_file_and_escapes_names(tmp_path: Path) -> N
     page, root = parsed(tmp_path)
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
-    assert len(root.findall(".//svg")) == 4, "both groups together (wide and narrow), each of them; no odd one"
+    assert len(root.findall(".//svg")) == 6, "all groups and profiles (wide and narrow), each of both; no odd one"
     assert [title.text for title in root.iter("h2")] == ["<script>alert(1)</script>", "CartPole-v1"]
     assert "gamma-0.99 (n = 3)" in page
 
@@ -34,7 +34,7 @@ def test_few_seeds_are_thin_lines_and_five_a_band(tmp_path: Path) -> None:
             write_run(tmp_path / f"g{gamma}s{seed}", online(seed, learning={"gamma": gamma}), [1.0 * seed] * 20)
     page, _ = parsed(tmp_path)
     assert page.count('class="seed') == 3 * 3, "all groups together (for wide and narrow pages), and each by itself"
-    assert page.count('class="band') == 3
+    assert page.count('class="band') == 3 + 2, "two of them around the profile of five runs"
     assert "n = 3, 1 (0 to 2)" in page
     assert "n = 5, 2 (± 1.96)" in page
 
@@ -64,3 +64,19 @@ def test_many_settings_share_a_column_and_say_what_deviates(tmp_path: Path) -> N
     assert rows["odd"] == "learning.a 2, learning.c 3"
     assert rows["other"] == "learning.b 2, learning.d 3, learning.e 4"
     assert "nothing" in rows.values()
+
+
+def test_statistics_of_few_runs_are_a_table_and_profiles(tmp_path: Path) -> None:
+    for gamma, shift in ((0.9, 0.0), (0.99, 3.0)):
+        for env in ("CartPole-v1", "Acrobot-v1"):
+            for seed in range(5):
+                settings = online(seed, env, learning={"gamma": gamma})
+                write_run(tmp_path / f"{env}{gamma}{seed}", settings, [shift + seed] * 20)
+    page, root = parsed(tmp_path)
+    assert [title.text for title in root.iter("h2")] == ["Acrobot-v1", "CartPole-v1", "All environments"]
+    tables = [table for table in root.iter("table") if table.findtext("thead/tr/th[3]") == "IQM"]
+    assert [len(table.findall("tbody/tr")) for table in tables] == [2, 2, 2]
+    assert tables[2].findtext("tbody/tr[2]/td[1]") == "gamma-0.9"
+    # of 25 pairs, the worse one wins 1 (4 against 3) and three are draws (3 and 3, 4 and 4 are; 4 against 3 is won)
+    assert tables[2].findtext("tbody/tr[2]/td[5]") == "0.92"
+    assert "performance profiles, Acrobot-v1, CartPole-v1" in page

@@ -21,9 +21,9 @@ from rollmill.reports.run.facts import read_run
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.sections import thinned
 from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.settings import TrainConfig
 from rollmill.runs.world.settings import VaeConfig, WorldConfig
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings

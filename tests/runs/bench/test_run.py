@@ -14,9 +14,9 @@ from rollmill.core.errors import ConfigError, EnvError, RollmillError
 from rollmill.envs.make import make_env
 from rollmill.runs.bench import run as bench
 from rollmill.runs.bench.run import KINDS, Measurement, bench_bound, bench_sim, load_of_others
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train import build as build_module
 from rollmill.runs.train.build import Parts, build_parts
-from rollmill.runs.train.settings import TrainConfig
 
 TARGET = ("env=toy_target",)
 SECONDS = 0.5

@@ -25,12 +25,12 @@ from rollmill.monitor.jsonl import read_jsonl
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import is_monotone
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.evaluate import CompareOptions, compare
 from rollmill.runs.offline.play import Stage
 from rollmill.runs.offline.policy import load_policy
 from rollmill.runs.offline.run import OfflineOutcome, OfflineRun, train_offline
 from rollmill.runs.offline.settings import OfflineConfig
-from rollmill.runs.train.run import Request
 from rollmill.store.reader import Store
 
 SMALL = (

@@ -13,9 +13,9 @@ from running import SERIAL, Run, command_words, saved_state, train_here, wait_un
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
+from rollmill.runs.settings import EvaluationSettings
 from rollmill.runs.train import background_eval as eval_beside
 from rollmill.runs.train.background_eval import PROCESS, EvaluationBeside
-from rollmill.runs.train.background_eval_settings import EvaluationSettings
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 

@@ -10,9 +10,9 @@ from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, ObserverError
 from rollmill.core.slots import SegmentLayout
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer, ObserverSettings, build_observers
-from rollmill.runs.train.settings import TrainConfig
 
 TARGET = (*SERIAL, "env=toy_target")
 

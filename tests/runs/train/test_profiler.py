@@ -24,10 +24,10 @@ from rollmill.cli.main import main
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.envs.make import make_env
 from rollmill.runs.bench.run import bench_train
+from rollmill.runs.settings import ProfileSettings
 from rollmill.runs.train import profiler as profile
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.profiler import Profiler, Spy, find_py_spy, first_line, name_threads, require_permission
-from rollmill.runs.train.settings import ProfileSettings
 
 QUICK = ("env=toy_target", "profile.after=0", "profile.steps=2", "profile.seconds=1")
 WORKING = ("env=faulty_envs:Misbehave", "env.args.what=work")

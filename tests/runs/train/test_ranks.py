@@ -12,10 +12,10 @@ from rollmill.core.errors import ConfigError, EnvError, RankError
 from rollmill.core.janitor import TOKEN_VARIABLE
 from rollmill.core.janitor_main import processes_of
 from rollmill.core.run_folder import RunFolder
+from rollmill.runs.settings import check
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.ranks import share_cores, share_of, visible_gpus
-from rollmill.runs.train.settings import check
 
 TWO = ("learning.ranks=2", "learning.device=cpu", "learning.threads=1", "env=toy_target", "sampling.mode=sync")
 LONG = ("stop.frames=100000000", "stop.seconds=600")

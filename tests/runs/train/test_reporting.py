@@ -13,12 +13,12 @@ from rollmill.core.errors import RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.console import count_text
 from rollmill.monitor.jsonl import JsonlSink, read_jsonl
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.train import reporting
 from rollmill.runs.train import run as train_module
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.reporting import Phases, Reporter, panel_rows
-from rollmill.runs.train.run import Request
 
 TARGET = (*SERIAL, "env=toy_target")
 

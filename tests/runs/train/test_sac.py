@@ -11,10 +11,10 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.runs.train import sac_checks
+from rollmill.runs import sac_checks
+from rollmill.runs.settings import TrainConfig, check, segments_per_batch
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.settings import TrainConfig, check, segments_per_batch
 
 SAC = (
     "env=Pendulum-v1",

@@ -11,8 +11,8 @@ from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.train.build import choose_device
-from rollmill.runs.train.settings import TrainConfig, check, segments_per_batch
+from rollmill.optim.device import choose_device
+from rollmill.runs.settings import TrainConfig, check, segments_per_batch
 
 
 def spec_of(name: str) -> EnvSpec:

@@ -15,10 +15,11 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec, Field
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings import TrainConfig, check, rows_in_flight, segments_per_batch
+from rollmill.runs.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, resolve, size
 from rollmill.runs.train import sizing
-from rollmill.runs.train.run import Request, train
-from rollmill.runs.train.settings import TrainConfig, check, rows_in_flight, segments_per_batch
-from rollmill.runs.train.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, resolve, size
+from rollmill.runs.train.run import train
 
 OTHER_VERBS = ("offline_", "carracing_world", "take_cover_world")
 CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(OTHER_VERBS))

@@ -22,7 +22,7 @@ from rollmill.core.errors import (
 from rollmill.core.run_folder import RunFolder
 from rollmill.models.saving import weights_of
 from rollmill.monitor.jsonl import read_jsonl
-from rollmill.runs.train.run import Request
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.world import encoder as world_vae
 from rollmill.runs.world.encoder import VaeOutcome, train_vae
 from rollmill.runs.world.settings import VaeConfig

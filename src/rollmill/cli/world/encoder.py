@@ -15,7 +15,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.diary import resumed_settings
+from rollmill.runs.lifecycle import resumed_settings
 from rollmill.runs.world.settings import VaeConfig
 
 
@@ -45,7 +45,7 @@ def vae(
         print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    from rollmill.runs.train.run import Request
+    from rollmill.runs.lifecycle import Request
     from rollmill.runs.world.encoder import train_vae
 
     if resume and overwrite:

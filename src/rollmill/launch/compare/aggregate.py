@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +19,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.core.errors import LaunchError
+from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import RunKind
 from rollmill.core.text import nearest
 from rollmill.launch.compare.gather import COMPARED, Found, families, find_runs
 from rollmill.launch.compare.importance import Shares, importance
+from rollmill.launch.compare.methods import Range, Summary, normalised, summarise
 from rollmill.launch.experiment import SEED
+from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.progress import Curve, last_row, number_of, read_curve
 
 Floats = npt.NDArray[np.float64]
@@ -41,6 +43,7 @@ SCORE_SHARE = 0.1
 SEEDS = 5
 """Seeds from which on a confidence interval says something."""
 _LOSS = re.compile(r"(?:^|[/_])(?:loss|error|faults|failures)(?:$|[/_])")
+_ENV = ("env", "env.id")
 _WORKER = re.compile(r"worker\d+/")
 _T975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -94,6 +97,11 @@ class GroupResult:
     def spread(self) -> Spread:
         return spread_of(self.count)
 
+    @property
+    def scores(self) -> Floats:
+        """Of the runs that have one."""
+        return np.array([run.score for run in self.runs if run.score is not None and math.isfinite(run.score)])
+
 
 @dataclass(frozen=True)
 class Family:
@@ -107,6 +115,8 @@ class Family:
     runs: Sequence[RunResult]
     groups: Sequence[GroupResult]
     shares: Shares
+    summary: Summary | None = None
+    """Statistics of the groups; None where every group is a single run."""
 
     @property
     def title(self) -> str:
@@ -125,14 +135,23 @@ class Aggregate:
 
     name: str
     families: Sequence[Family]
+    across: Sequence[Summary] = ()
+    """Statistics of methods over all environments, online and offline ones apart; scores on a scale from 0 to 1."""
     others: Sequence[tuple[str, str]] = ()
     """(name, kind) of folders that are not compared: world models and their stages."""
 
 
-def aggregate(experiment: Path, metric: str | None = None, lower: bool = False) -> Aggregate:
+def aggregate(
+    experiment: Path,
+    metric: str | None = None,
+    lower: bool = False,
+    references: Mapping[str, Range] | None = None,
+) -> Aggregate:
     """Read every run of an experiment's folder, launched or not.
 
     ``metric``: None takes the usual one of each kind of run. ``lower``: lower is better, whatever the metric is called.
+    ``references``: the scores of each environment that are 0 and 1 where environments are taken together; None takes
+    the worst and the best run.
     """
     found = find_runs(experiment)
     compared = [run for run in found if run.kind in COMPARED]
@@ -143,7 +162,8 @@ def aggregate(experiment: Path, metric: str | None = None, lower: bool = False) 
     if not any(run.curve.frames for family in made for run in family.runs):
         raise LaunchError(f"{experiment}: {_no_metric(compared, metric)}")
     others = [(run.name, run.kind) for run in found if run.kind not in COMPARED]
-    return Aggregate(experiment.absolute().name, made, others)
+    name = experiment.absolute().name
+    return Aggregate(name, made, _across(made, references, name), others)
 
 
 def _no_metric(runs: Sequence[Found], metric: str | None) -> str:
@@ -174,7 +194,8 @@ def _family(kind: RunKind, env: str, runs: Sequence[Found], metric: str | None, 
     scored = [run for run in results if run.score is not None]
     settled = len({run.group for run in scored})
     shares = importance([run.params for run in scored], [run.score or 0.0 for run in scored], settled, lower)
-    return Family(kind, env, metric, lower, results, groups, shares)
+    scores = {group.name: [group.scores] for group in groups if len(group.scores)}
+    return Family(kind, env, metric, lower, results, groups, shares, summarise([env], scores, lower))
 
 
 def _usual_metric(kind: RunKind, runs: Sequence[Found]) -> str:
@@ -193,6 +214,58 @@ def _result(run: Found, metric: str) -> RunResult:
     rate = row["frames"] / seconds if seconds else None
     params = dict(run.params or {})
     return RunResult(run.name, run.group, params, str(state.get("state", "begun")), curve, None, frames, rate, seconds)
+
+
+# ------------------------------------------------------------------------------------------- all environments
+
+
+def _across(families: Sequence[Family], references: Mapping[str, Range] | None, alone: str) -> list[Summary]:
+    """Methods that were tried in every environment of their kind of run, by one metric."""
+    together: dict[tuple[RunKind, str], list[Family]] = {}
+    for family in families:
+        if family.env:
+            together.setdefault((family.kind, family.metric), []).append(family)
+    return [
+        found
+        for same in together.values()
+        if len(same) > 1 and (found := _summary_across(same, references, alone)) is not None
+    ]
+
+
+def _summary_across(families: Sequence[Family], references: Mapping[str, Range] | None, alone: str) -> Summary | None:
+    missing = [family.env for family in families if references is not None and family.env not in references]
+    if missing:
+        raise ConfigError(f"the references lack {', '.join(missing)}")
+    scores: dict[str, list[Floats]] = {}
+    for family in families:
+        groups: dict[str, Floats] = {}
+        for group in family.groups:
+            groups[_method(group)] = np.concatenate([groups.get(_method(group), np.zeros(0)), group.scores])
+        groups = {method: runs for method, runs in groups.items() if len(runs)}
+        if not groups:
+            return None
+        every = np.concatenate(list(groups.values()))
+        reference = references[family.env] if references is not None else None
+        for method, runs in zip(groups, normalised(list(groups.values()), every, family.lower, reference)):
+            scores.setdefault(method, []).append(runs)
+    everywhere = {method: strata for method, strata in scores.items() if len(strata) == len(families)}
+    if references is None and len(everywhere) < 2:
+        return None  # on a scale from its own worst to its own best run, every method looks alike
+    named = _names({_method(group): group for family in families for group in family.groups}, list(everywhere), alone)
+    return summarise(
+        [family.env for family in families], {named[key]: strata for key, strata in everywhere.items()}, lower=False
+    )
+
+
+def _method(group: GroupResult) -> str:
+    """What is the same of a group in every environment."""
+    return repr(sorted((key, repr(value)) for key, value in group.params.items() if key not in _ENV))
+
+
+def _names(groups: Mapping[str, GroupResult], methods: Sequence[str], alone: str) -> dict[str, str]:
+    params = [{key: v for key, v in groups[method].params.items() if key not in _ENV} for method in methods]
+    keys = differing_keys(params) if params else []
+    return {method: "_".join(name_parts(own, keys)) or alone for method, own in zip(methods, params)}
 
 
 # ------------------------------------------------------------------------------------------------------- groups

@@ -11,6 +11,8 @@ from typing import Any
 from rollmill.core.errors import LaunchError
 from rollmill.core.text import columns
 from rollmill.launch.compare.aggregate import SEEDS, Aggregate, Family, GroupResult
+from rollmill.launch.compare.methods import Method, Summary
+from rollmill.launch.compare.statistics import Estimate, Floats
 
 
 def score_text(group: GroupResult) -> str:
@@ -35,12 +37,30 @@ def count_text(group: GroupResult) -> str:
     return f"n = {group.count}" + (f" (of {len(group.runs)})" if missing else "")
 
 
+STATISTICS = ("method", "runs", "IQM", "95 % interval", "P(best is better)", "95 % interval")
+
+
+def statistics_cells(method: Method) -> tuple[str, ...]:
+    """A row below ``STATISTICS``."""
+    beaten = method.best_is_better
+    chance = ("-", "-") if beaten is None else (f"{beaten.value:.2f}", interval_text(beaten, ".2f"))
+    return (method.name, f"{method.runs}", f"{method.iqm.value:.4g}", interval_text(method.iqm), *chance)
+
+
+def interval_text(found: Estimate, how: str = ".4g") -> str:
+    """``12.3 to 15.1``; a dash where the runs are too few."""
+    return "-" if found.low is None else f"{found.low:{how}} to {found.high:{how}}"
+
+
 # --------------------------------------------------------------------------------------------------------- text
 
 
 def text(found: Aggregate) -> str:
     """The best settings and what matters, for a terminal."""
     parts = ["\n".join(_family_lines(family)) for family in found.families]
+    for summary in found.across:
+        title = f"{len(summary.tasks)} environments, scores from 0 to 1"
+        parts.append("\n".join([title, *_statistics_lines(summary)]))
     if found.others:
         parts.append(f"not compared: {', '.join(f'{name} ({kind})' for name, kind in found.others)}")
     return "\n\n".join(parts)
@@ -53,6 +73,8 @@ def _family_lines(family: Family) -> list[str]:
     head = ("group", "runs", "mean", f"to {family.unit[:-1]}", f"lowest to highest (from {SEEDS} seeds on: ± 95 %)")
     rows = [head, *map(_cells, family.groups)]
     lines += columns(rows if any(group.spread != "none" for group in family.groups) else [row[:-1] for row in rows])
+    if family.summary is not None:
+        lines += ["", *_statistics_lines(family.summary)]
     if family.shares.why_not:
         lines += ["", family.shares.why_not]
     if family.shares.items:
@@ -61,6 +83,10 @@ def _family_lines(family: Family) -> list[str]:
             best = f"best: {item.levels[0][0]}" if item.seen else "no effect seen"
             lines.append(f"  {item.share:4.0%}  {item.param} ({best})")
     return lines
+
+
+def _statistics_lines(summary: Summary) -> list[str]:
+    return columns([STATISTICS, *map(statistics_cells, summary.methods)])
 
 
 def _cells(group: GroupResult) -> tuple[str, ...]:
@@ -146,6 +172,7 @@ def to_dict(found: Aggregate) -> dict[str, Any]:
     return {
         "experiment": found.name,
         "families": [_family_dict(family) for family in found.families],
+        "across": [_summary_dict(summary) for summary in found.across],
         "not_compared": [{"run": name, "kind": kind} for name, kind in found.others],
     }
 
@@ -175,4 +202,31 @@ def _family_dict(family: Family) -> dict[str, Any]:
             for item in family.shares.items
         ],
         "no_importance": family.shares.why_not,
+        "statistics": _summary_dict(family.summary) if family.summary is not None else None,
     }
+
+
+def _summary_dict(summary: Summary) -> dict[str, Any]:
+    return {
+        "tasks": list(summary.tasks),
+        "lower_is_better": summary.lower,
+        "thresholds": summary.thresholds.tolist(),
+        "methods": [
+            {
+                "method": method.name,
+                "runs": method.runs,
+                "iqm": vars(method.iqm),
+                "best_is_better": vars(method.best_is_better) if method.best_is_better is not None else None,
+                "profile": {
+                    "value": method.profile.tolist(),
+                    "low": _listed(method.profile_low),
+                    "high": _listed(method.profile_high),
+                },
+            }
+            for method in summary.methods
+        ],
+    }
+
+
+def _listed(values: Floats | None) -> list[float] | None:
+    return None if values is None else values.tolist()

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollmill.launch.compare.aggregate import POINTS, SEEDS, Aggregate, Family, GroupResult
-from rollmill.launch.compare.export import count_text, score_text, spread_text
+from rollmill.launch.compare.export import STATISTICS, count_text, score_text, spread_text, statistics_cells
 from rollmill.launch.compare.importance import Shares, value_text
+from rollmill.launch.compare.methods import Summary
 from rollmill.launch.progress import Curve
 from rollmill.reports.html.document import (
     card,
@@ -25,7 +26,7 @@ from rollmill.reports.html.document import (
     word,
 )
 from rollmill.reports.html.elements import NOTHING, Html, join
-from rollmill.reports.html.plots import Plot, key, spread, wide
+from rollmill.reports.html.plots import Plot, key, legend, spread, wide
 from rollmill.reports.html.style import HUES
 from rollmill.reports.html.tables import number, table, value, whole
 
@@ -38,6 +39,10 @@ _FOOT = (
     "A run's score is the mean of the metric over the last tenth of the way that all runs of its group have come; "
     "a group's is the mean over its runs."
 )
+_WHAT = (
+    "IQM: mean of the middle half of the runs. P(best is better): how likely a run of the best method beats one of "
+    "this method. Intervals and bands: 95 %, stratified bootstrap; five runs are needed, and two for each environment."
+)
 Points = list[tuple[float, float]]
 
 
@@ -49,6 +54,7 @@ def render(found: Aggregate) -> Html:
         f"Experiment {found.name}",
         *_head(found),
         *map(_family, found.families),
+        *map(_across, found.across),
         note(f"Not compared: {others}." if others else ""),
         footer(_FOOT),
     )
@@ -79,10 +85,16 @@ def _family(family: Family) -> Html:
         note(f"{family.metric}; {order}."),
         _together(family),
         subsection("Settings, best first", _settings(family)),
+        subsection("Statistics", _statistics(family.summary, family.metric)),
         subsection("What matters", _importance(family.shares)),
         subsection("Every group", _each(family)),
         subsection("Runs", _runs(family)),
     )
+
+
+def _across(summary: Summary) -> Html:
+    what = f"Methods over {', '.join(summary.tasks)}. Scores are on a scale from 0 to 1, the higher the better."
+    return section("All environments", note(what), _statistics(summary, "score"))
 
 
 # ----------------------------------------------------------------------------------------------------- plots
@@ -205,6 +217,35 @@ def _deviations(groups: Sequence[GroupResult], keys: Sequence[str]) -> list[list
         own = zip(keys, _values(group, keys))
         texts.append([", ".join(f"{key} {text}" for key, text in own if text != usual[key]) or "nothing"])
     return texts
+
+
+def _statistics(summary: Summary | None, metric: str) -> Html:
+    """Interquartile means, and the share of runs that are better than each score."""
+    if summary is None:
+        return NOTHING
+    methods = summary.methods[: len(HUES)]
+    ends = (float(summary.thresholds[0]), float(summary.thresholds[-1]))
+
+    def draw(size: tuple[int, int]) -> Html:
+        label = f"performance profiles, {', '.join(summary.tasks)}"
+        plot = Plot(ends, (0.0, 1.0), size=size, label=label, x_title=metric, y_title="share of runs").axes()
+        places = summary.thresholds.tolist()
+        for k, method in reversed(list(enumerate(methods))):
+            if k < SHOWN and method.profile_low is not None and method.profile_high is not None:
+                low, high = (list(zip(places, edge.tolist())) for edge in (method.profile_low, method.profile_high))
+                plot.band(low, high, f"band c{k}")
+            plot.curve(list(zip(places, method.profile.tolist())), f"c{k}")
+        return plot.svg()
+
+    profiles = card(
+        wide(draw),
+        legend([method.name for method in methods]),
+        title=f"Runs {'below' if summary.lower else 'above'} each score",
+    )
+    rows = [statistics_cells(method) for method in summary.methods]
+    return join(
+        table(STATISTICS, rows, left=1, elsewhere="rollmill report --json prints all of them"), profiles, note(_WHAT)
+    )
 
 
 def _importance(shares: Shares) -> Html:

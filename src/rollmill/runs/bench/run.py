@@ -32,11 +32,13 @@ from rollmill.core.machine import usable_cores
 from rollmill.core.process import start_module
 from rollmill.core.process_scope import household
 from rollmill.core.seeds import Seeds
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.probing import probe_beside
+from rollmill.runs.settings import TrainConfig, segments_per_batch
+from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.profiler import Profiler
-from rollmill.runs.train.run import Request, probe_beside, train
-from rollmill.runs.train.settings import TrainConfig, segments_per_batch
-from rollmill.runs.train.sizing import size
+from rollmill.runs.train.run import train
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 

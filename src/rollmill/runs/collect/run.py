@@ -26,9 +26,9 @@ from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.series import EpisodeSeries, StoreCensus, refuse_twins
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.load import load_each
+from rollmill.runs.settings import require_env
+from rollmill.runs.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.train.settings import require_env
-from rollmill.runs.train.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings

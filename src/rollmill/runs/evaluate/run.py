@@ -32,7 +32,7 @@ from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import find_targets, record_folder
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.policies.simple import RANDOM, load_built_in
-from rollmill.runs.train.run import probe_beside
+from rollmill.runs.probing import probe_beside
 from rollmill.store.extract import check_writable
 from rollmill.store.format.schema import StoreSchema
 

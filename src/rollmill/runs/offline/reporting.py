@@ -11,13 +11,12 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import RunFolderError
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
-from rollmill.monitor.console import ConsoleSink, Row, count_text
+from rollmill.monitor.console import ConsoleMode, ConsoleSink, Row, count_text, live_panel
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.metrics import Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
 from rollmill.monitor.wandb import WandbRun, WandbSink
 from rollmill.runs.offline.settings import OfflineConfig
-from rollmill.runs.train.reporting import Console, live_panel
 
 log = logging.getLogger("rollmill")
 
@@ -39,7 +38,7 @@ ROWS = (
 class OfflineReporter:
     """Owns the sinks of an offline training."""
 
-    def __init__(self, config: OfflineConfig, folder: RunFolder, console: Console) -> None:
+    def __init__(self, config: OfflineConfig, folder: RunFolder, console: ConsoleMode) -> None:
         self._config, self._folder, self._mode = config, folder, console
         self._sinks: list[Sink] = []
         self._console: ConsoleSink | None = None

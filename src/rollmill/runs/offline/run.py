@@ -27,19 +27,19 @@ from rollmill.core.process_scope import household
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
 from rollmill.models.saving import load_weights, weights_of
-from rollmill.monitor.console import duration_text
+from rollmill.monitor.console import duration_text, live_panel
 from rollmill.offline.data import WindowLoader, fit_normaliser
 from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.held_out import HeldOut
 from rollmill.offline.model import SequencePolicy
-from rollmill.optim.precision import matmul_dtype
+from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.offline import Film
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import LAST, Results, Row, data_rows
-from rollmill.runs.diary import ending, find_checkpoint, open_diary, write_config
 from rollmill.runs.evaluate.play import Figures, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
+from rollmill.runs.lifecycle import Request, ending, find_checkpoint, open_diary, write_config
 from rollmill.runs.offline.reporting import OfflineReporter
 from rollmill.runs.offline.settings import OfflineConfig, check_offline
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
@@ -47,9 +47,6 @@ from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.policies.offline import CHECKPOINT_FORMAT, KIND, Choice, OfflinePolicy, require_offline
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.train.build import choose_device
-from rollmill.runs.train.reporting import live_panel
-from rollmill.runs.train.run import Request
 
 log = logging.getLogger("rollmill")
 

@@ -12,7 +12,7 @@ from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.monitor.wandb import WandbSettings, require_wandb
 from rollmill.offline.settings import Algorithm, DataSettings, EvaluationSettings, FitSettings, SequenceSettings
-from rollmill.runs.train.settings import CheckpointSettings, RunSettings
+from rollmill.runs.settings import CheckpointSettings, RunSettings
 
 
 @settings

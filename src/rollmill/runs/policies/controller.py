@@ -11,8 +11,8 @@ import torch
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Policy
+from rollmill.optim.device import choose_device
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
-from rollmill.runs.train.build import choose_device
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.model import Mind, Pilot, load_controller, picture_field

@@ -30,11 +30,10 @@ from rollmill.offline.fit import FIT_SHAPE
 from rollmill.offline.held_out import HELD_OUT_SHAPE
 from rollmill.offline.model import Scales, SequencePolicy
 from rollmill.offline.settings import FitSettings
-from rollmill.optim.precision import matmul_dtype
+from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name
-from rollmill.runs.train.build import choose_device
 from rollmill.sampling.schedule import EpisodeSchedule
 
 KIND = "offline"

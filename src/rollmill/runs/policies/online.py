@@ -9,10 +9,10 @@ from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import Policy
+from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name, require_fit
-from rollmill.runs.train.run import require_online
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv
 from rollmill.sampling.policies.per_agent import Team
 from rollmill.sampling.schedule import EpisodeSchedule
@@ -39,7 +39,7 @@ class OnlinePolicy(LoadedPolicy):
         from rollmill.models.acting.weights import WeightBoard
         from rollmill.models.actor_critic import build_model
         from rollmill.models.saving import load_weights
-        from rollmill.runs.train.build import choose_device
+        from rollmill.optim.device import choose_device
 
         assert self.path is not None
         learners = require_online(load_checkpoint(self.path)).state["learners"]

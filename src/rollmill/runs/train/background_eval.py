@@ -23,7 +23,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process import Child, OutputLog
 from rollmill.monitor.jsonl import JsonlSink
-from rollmill.runs.train.background_eval_settings import EvaluationSettings
+from rollmill.runs.settings import EvaluationSettings
 from rollmill.runs.train.observers import Observer
 
 if TYPE_CHECKING:

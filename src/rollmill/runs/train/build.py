@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import has_fast_bfloat16
 from rollmill.core.protocols import Actor, Learner, Policy
@@ -24,9 +23,10 @@ from rollmill.models.acting.mirror import Mirror
 from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
+from rollmill.optim.device import choose_device
 from rollmill.recording.recorder import spare_slots
+from rollmill.runs.settings import TrainConfig, segments_per_batch
 from rollmill.runs.train.allocation import map_large_tensors
-from rollmill.runs.train.settings import TrainConfig, segments_per_batch
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.policies.warmup import Handover
@@ -178,18 +178,3 @@ class DeviceGather:
         # The slots are given back next: what they hold must have been read by then.
         torch.cuda.current_stream(self._mirror.device).synchronize()
         return {**self._buffers, **large}
-
-
-def choose_device(name: str, key: str = "learning.device") -> torch.device:
-    """The device a name means; ConfigError, which names the ``key``, when it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"{key}={name}: {error}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"{key}={name}: only cpu, cuda and cuda:N are supported")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{key}={name}: this machine has {torch.cuda.device_count()} usable GPUs; use {key}=cpu")
-    return device

@@ -26,12 +26,12 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import check_shape
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.online_state import CHECKPOINT_FORMAT, STATE_SHAPE
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.stopping import Interrupt, StopRules
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
 from rollmill.runs.train.rank_sync import COUNTERS, Meeting
 from rollmill.runs.train.reporting import Reporter
-from rollmill.runs.train.settings import TrainConfig
 from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
 
 log = logging.getLogger("rollmill")

@@ -12,15 +12,15 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError, ObserverError, RollmillError
 from rollmill.core.fields import Array
 from rollmill.core.imports import import_object
 from rollmill.core.slots import OBS
 from rollmill.core.text import nearest
+from rollmill.runs.settings import ObserverSettings
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
@@ -151,17 +151,6 @@ def ask_summaries(observer: Observer, run: OnlineRun, taken: Mapping[str, float]
 
 
 # -- from the config ------------------------------------------------------------------------------------------
-
-
-@settings(shorthand="use")
-class ObserverSettings:
-    """Code of your own that is told what happens (``observers: [a:B]`` is short for ``observers: {use: [a:B]}``)."""
-
-    use: tuple[str, ...] = ()
-    """Observers, each ``module:Class`` or ``path/to/file.py:Class`` (code that is imported and run)."""
-
-    args: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for their constructors, by class name: ``observers.args.HitRate.enough=0.9``."""
 
 
 def build_observers(wanted: ObserverSettings) -> list[Observer]:

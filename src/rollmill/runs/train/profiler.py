@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import ConfigError, MissingExtraError
+from rollmill.runs.settings import ProfileSettings
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.settings import ProfileSettings
 from rollmill.sampling.pool import ProcessCrew
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as RichConsole
 
@@ -21,11 +21,12 @@ from rollmill.monitor.console import (
     RECORDING_ROWS,
     ROWS,
     USAGE_ROWS,
+    ConsoleMode,
     ConsoleSink,
     Row,
     count_text,
+    live_panel,
     number_text,
-    stdout_is_terminal,
 )
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.metrics import EPISODES_SHAPE, WINDOW_SHAPE, EpisodeStats, MetricWindow, Progress, Rate
@@ -34,8 +35,8 @@ from rollmill.monitor.usage import Usage
 from rollmill.monitor.wandb import WandbRun, WandbSink
 from rollmill.recording.played_log import PlayedLog
 from rollmill.recording.recorder import figures
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.observers import ask_summaries
-from rollmill.runs.train.settings import TrainConfig
 from rollmill.sampling.pool import ProcessCrew
 from rollmill.sampling.sampler import EpisodeEnd
 
@@ -52,13 +53,6 @@ STATE_SHAPE: Shape = {
     "next_row": int,
     "sums": {str: [float, float]},
 }
-
-Console = Literal["auto", "plain", "off"]
-
-
-def live_panel(console: Console) -> bool:
-    """Whether the console shows a live panel (then the log must not go there too)."""
-    return console == "auto" and stdout_is_terminal()
 
 
 def panel_rows(config: TrainConfig) -> tuple[Row, ...]:
@@ -98,7 +92,7 @@ class Phases:
 class Reporter:
     """Collects figures between rows; owns the sinks."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, console: Console) -> None:
+    def __init__(self, config: TrainConfig, folder: RunFolder, console: ConsoleMode) -> None:
         self.episodes = EpisodeStats(config.report.window)
         self.checkpoint_failures = 0
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rollmill.core.checkpoints import Checkpoints, Loaded, require_version, restoring, saved_spec
+from rollmill.core.checkpoints import Checkpoints, Loaded
 from rollmill.core.config.plain import differences
 from rollmill.core.diary import Diary
 from rollmill.core.errors import (
@@ -28,15 +27,17 @@ from rollmill.core.errors import (
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.process_scope import household
-from rollmill.core.run_folder import Mode, RunFolder, State, open_log
-from rollmill.core.shapes import check_shape
-from rollmill.envs.probe import Probe, probe_here
-from rollmill.envs.settings import EnvSettings
+from rollmill.core.run_folder import RunFolder, State, open_log
+from rollmill.envs.probe import probe_here
+from rollmill.monitor.console import live_panel
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.store.report import write_report
-from rollmill.runs.diary import find_checkpoint, open_diary, why_failed, write_config, write_down
-from rollmill.runs.online_state import CHECKPOINT_FORMAT, PLAYABLE_SHAPE
+from rollmill.runs.lifecycle import Request, find_checkpoint, open_diary, why_failed, write_config, write_down
+from rollmill.runs.online_state import require_online
 from rollmill.runs.out_of_memory import memory_is_named
+from rollmill.runs.probing import probe_beside
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.sizing import size
 from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.background_eval import EvaluationBeside
 from rollmill.runs.train.forecasting import start_forecast
@@ -44,9 +45,7 @@ from rollmill.runs.train.observers import Observer, build_observers, call_hook
 from rollmill.runs.train.profiler import Profiler
 from rollmill.runs.train.ranks import share_of, start_ranks
 from rollmill.runs.train.recording import build_recorder
-from rollmill.runs.train.reporting import Reporter, live_panel
-from rollmill.runs.train.settings import TrainConfig
-from rollmill.runs.train.sizing import size
+from rollmill.runs.train.reporting import Reporter
 from rollmill.store.reader import Store
 
 if TYPE_CHECKING:
@@ -57,21 +56,6 @@ log = logging.getLogger("rollmill")
 
 REPORTED_EPISODES = 2000
 """Episodes whose rows are read for the report at the end of a recording; the tables are of all."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for besides the config."""
-
-    mode: Mode = "new"
-    restore: Path | None = None
-    """Start from this checkpoint instead of from scratch (or, resuming, from the newest)."""
-    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
-    console: Literal["auto", "plain", "off"] = "auto"
-    profile: bool = False
-    """Record traces of every process into the run folder's ``profile``."""
-    trust_code: bool = False
-    """Offline: run the code that a store or a checkpoint names (``runs.trust``)."""
 
 
 @dataclass(frozen=True)
@@ -168,18 +152,6 @@ def _report_data(folder: RunFolder) -> None:
         log.error("no report of the recorded data: %s", error)
 
 
-def require_online(loaded: Loaded) -> Loaded:
-    """The checkpoint itself; CheckpointError unless an online run has written it."""
-    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != "online":
-        raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
-    if "format" in loaded.state:
-        require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
-    with restoring(loaded.path):
-        check_shape(loaded.state, PLAYABLE_SHAPE)
-    saved_spec(loaded.path, loaded.state["spec"])
-    return loaded
-
-
 def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
     """The env's spec, from a process of its own (serial mode: from this one) while torch is imported."""
     if config.sampling.mode == "serial":
@@ -196,16 +168,6 @@ def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, folder: Ru
     if changes and folder is not None:
         write_config(folder, fitting)
     return fitting
-
-
-def probe_beside(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
-    probe = Probe(env, environment)
-    try:
-        import torch  # noqa: F401 - takes a second or two, in which the probe does its work
-    except BaseException:
-        probe.close()
-        raise
-    return probe.result(timeout)
 
 
 def _build(

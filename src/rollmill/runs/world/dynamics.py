@@ -15,7 +15,7 @@ import torch
 from rollmill.core.checkpoints import restoring
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError
 from rollmill.core.seeds import Seeds
-from rollmill.runs.train.build import choose_device
+from rollmill.optim.device import choose_device
 from rollmill.runs.world.stage import Progress, Stage, open_stage
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store

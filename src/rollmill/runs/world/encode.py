@@ -32,7 +32,7 @@ import torch
 from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, StoreError, WorkerError
 from rollmill.core.opening import read_json
-from rollmill.runs.train.build import choose_device
+from rollmill.optim.device import choose_device
 from rollmill.store.care.recover import recover
 from rollmill.store.derive.derivation import RECIPE_FILE, open_quietly
 from rollmill.store.episode import Episode

@@ -22,15 +22,12 @@ from rollmill.core.fields import Array
 from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import MAPPING, check_shape
-from rollmill.monitor.console import Row, count_text
-from rollmill.optim.precision import matmul_dtype
+from rollmill.monitor.console import Row, count_text, live_panel
+from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.video.images import contact_sheet
-from rollmill.runs.diary import ending, find_checkpoint, open_diary, write_config
+from rollmill.runs.lifecycle import Request, ending, find_checkpoint, open_diary, write_config
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.train.build import choose_device
-from rollmill.runs.train.reporting import live_panel
-from rollmill.runs.train.run import Request
 from rollmill.runs.world.reporting import StageReporter
 from rollmill.runs.world.settings import VaeConfig
 from rollmill.runs.world.stage import Progress

@@ -13,11 +13,10 @@ from rollmill.core.errors import RunFolderError
 from rollmill.core.fields import Array
 from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
-from rollmill.monitor.console import ConsoleSink, Row
+from rollmill.monitor.console import ConsoleMode, ConsoleSink, Row, live_panel
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.metrics import Progress
 from rollmill.monitor.tensorboard import TensorBoardSink
-from rollmill.runs.train.reporting import Console, live_panel
 from rollmill.store.convert.png import encode_png
 
 log = logging.getLogger("rollmill")
@@ -26,7 +25,7 @@ log = logging.getLogger("rollmill")
 class StageReporter:
     """Owns the sinks of a stage that trains something; the axis is optimizer steps."""
 
-    def __init__(self, folder: RunFolder, console: Console, rows: tuple[Row, ...], title: str) -> None:
+    def __init__(self, folder: RunFolder, console: ConsoleMode, rows: tuple[Row, ...], title: str) -> None:
         self._folder, self._mode, self._rows, self._title = folder, console, rows, title
         self._sinks: list[Sink] = []
         self._tensorboard: TensorBoardSink | None = None

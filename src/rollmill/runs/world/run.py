@@ -35,11 +35,10 @@ from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.world import FILM
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Figures, collect, store_name
-from rollmill.runs.diary import write_config
+from rollmill.runs.lifecycle import Request, write_config
 from rollmill.runs.policies.base import LoadOptions
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.policies.simple import SMOOTHED
-from rollmill.runs.train.run import Request
 from rollmill.runs.world.controller import FREE as CONTROLLER_FREE
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dream import film_dreams

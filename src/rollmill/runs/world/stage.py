@@ -20,7 +20,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.tensorboard import TensorBoardSink
-from rollmill.runs.diary import why_failed, write_config
+from rollmill.runs.lifecycle import why_failed, write_config
 from rollmill.runs.stopping import Interrupt
 
 log = logging.getLogger("rollmill")

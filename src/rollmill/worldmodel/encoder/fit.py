@@ -13,8 +13,8 @@ from torch import Tensor
 from rollmill.core.fields import Array
 from rollmill.core.shapes import Shape
 from rollmill.models.saving import OPTIMIZER_SHAPE, WEIGHTS_SHAPE
+from rollmill.optim.device import matmul_dtype
 from rollmill.optim.fitter import FitPlan, Fitter
-from rollmill.optim.precision import matmul_dtype
 from rollmill.optim.replicas import Replicas, thread_count
 from rollmill.optim.schedules import WarmupCosine
 from rollmill.worldmodel.encoder.file import ImageEncoder

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,11 +18,27 @@ from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, RollmillError, RunFolderError, error_text
 from rollmill.core.run_folder import Mode, RunFolder, State
 from rollmill.core.tree_file import stored_checksum
+from rollmill.monitor.console import ConsoleMode
 from rollmill.runs.trust import load_saved
 
 log = logging.getLogger("rollmill")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for besides the config."""
+
+    mode: Mode = "new"
+    restore: Path | None = None
+    """Start from this checkpoint instead of from scratch (or, resuming, from the newest)."""
+    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    console: ConsoleMode = "auto"
+    profile: bool = False
+    """Record traces of every process into the run folder's ``profile``."""
+    trust_code: bool = False
+    """Offline: run the code that a store or a checkpoint names (``runs.trust``)."""
 
 
 def find_checkpoint(path: Path, mode: Mode, restore: Path | None, check: Callable[[Loaded], Loaded]) -> Loaded | None:

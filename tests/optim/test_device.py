@@ -3,7 +3,7 @@ import torch
 
 from rollmill.core.errors import ConfigError
 from rollmill.optim import precision
-from rollmill.optim.precision import autocast, matmul_dtype
+from rollmill.optim.device import autocast, matmul_dtype
 
 CPU = torch.device("cpu")
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 from rollmill.core.config.load import load_config
 from rollmill.core.config.schema import settings
@@ -22,9 +23,7 @@ from rollmill.models.settings import ModelSettings
 from rollmill.monitor.wandb import WandbSettings, require_wandb
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
-from rollmill.runs.train.background_eval_settings import EvaluationSettings
-from rollmill.runs.train.observers import ObserverSettings
-from rollmill.runs.train.sac_checks import check_algorithm, check_sac_env
+from rollmill.runs.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
 
@@ -129,6 +128,52 @@ class ReportSettings:
 
 
 @settings
+class EvaluationSettings:
+    """Whole episodes of the current policy, played by a process of its own while the training goes on."""
+
+    every_frames: int = 0
+    """Frames between two evaluations; 0 is off. One that is due while another is running is left out and counted."""
+
+    episodes: int = 10
+    """Episodes of each evaluation; always the same ones, so that figures compare."""
+
+    envs: int = 4
+    """Environments that play side by side, all in the one process."""
+
+    deterministic: bool = False
+    """Take the most likely action instead of sampling one."""
+
+    final: bool = False
+    """Evaluate the last weights when the training ends, and wait for it."""
+
+    nice: int = 19
+    """How far the process steps back behind others: 0 (not at all) to 19 (it gets what they leave over)."""
+
+    def __post_init__(self) -> None:
+        if self.every_frames < 0:
+            raise ValueError("every_frames must be 0 (off) or positive")
+        if self.episodes < 1 or self.envs < 1:
+            raise ValueError("episodes and envs must be at least 1")
+        if not 0 <= self.nice <= 19:
+            raise ValueError("nice goes from 0 to 19")
+
+    @property
+    def on(self) -> bool:
+        return self.every_frames > 0 or self.final
+
+
+@settings(shorthand="use")
+class ObserverSettings:
+    """Code of your own that is told what happens (``observers: [a:B]`` is short for ``observers: {use: [a:B]}``)."""
+
+    use: tuple[str, ...] = ()
+    """Observers, each ``module:Class`` or ``path/to/file.py:Class`` (code that is imported and run)."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for their constructors, by class name: ``observers.args.HitRate.enough=0.9``."""
+
+
+@settings
 class ProfileSettings:
     """What ``--profile`` records."""
 
@@ -214,7 +259,7 @@ def check(config: TrainConfig) -> None:
     _check_ranks(config)
     _check_recording(config)
     require_wandb(config.wandb)
-    if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.train.sizing`` decides
+    if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less
 
 

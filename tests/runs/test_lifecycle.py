@@ -8,8 +8,8 @@ from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, EnvError, RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import save_tree
-from rollmill.runs.diary import ending, find_checkpoint, resumed_settings, why_failed
-from rollmill.runs.train.settings import TrainConfig
+from rollmill.runs.lifecycle import ending, find_checkpoint, resumed_settings, why_failed
+from rollmill.runs.settings import TrainConfig
 
 
 class Mute(Exception):

@@ -1,4 +1,4 @@
-"""In which numbers matrices are multiplied: float32, or bfloat16 where the hardware has units for it."""
+"""Where tensors live, and in which numbers matrices are multiplied there: float32, or bfloat16 where that is fast."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.machine import has_fast_bfloat16
 
 Precision = Literal["auto", "float32", "bfloat16"]
+
+
+def choose_device(name: str, key: str = "learning.device") -> torch.device:
+    """The device a name means; ConfigError, which names the ``key``, when it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{key}={name}: {error}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{key}={name}: only cpu, cuda and cuda:N are supported")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{key}={name}: this machine has {torch.cuda.device_count()} usable GPUs; use {key}=cpu")
+    return device
 
 
 def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
