@@ -89,8 +89,6 @@ def evaluate(
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    if not policies:
-        raise ConfigError("what is to be evaluated? Give a run folder, a checkpoint file or a pattern; see --help")
     page = None if report is None else place_for(report, "comparison")
     options = EvalOptions(
         episodes=episodes,

@@ -166,7 +166,7 @@ def _load(options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str
         require_env(files, overrides, "rollmill collect")
     if policy.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
-    if policy.require_env().vector:
+    if policy.env is not None and policy.env.vector:
         raise ConfigError(
             "env.vector: collected episodes have a seed each, a vector environment seeds them by the group; "
             "set env.vector=false"

@@ -59,6 +59,8 @@ def evaluate_all(
     Returns a result for each of them, and for each of the returns that it is asked for, in their order.
     """
     options.check()
+    if not policies:
+        raise ConfigError("what is to be evaluated? Give a run folder, a checkpoint file or a pattern; see --help")
     jobs = _told_apart(_jobs(policies, options))
     check_outputs(options)
     if options.record:
@@ -119,6 +121,10 @@ def _jobs(sources: Sequence[Source], options: EvalOptions) -> list[Job]:
         dynamics=options.dynamics,
         trust_code=options.trust_code,
     )
+    if options.device is not None:
+        from rollmill.optim.device import choose_device
+
+        choose_device(options.device, "--device")
     given = [source for source in sources if isinstance(source, LoadedPolicy)]
     words = find_targets([source for source in sources if not isinstance(source, LoadedPolicy)])
     check_targets(options, words)

@@ -144,7 +144,7 @@ class LoadedPolicy:
         count = len(next(iter(seen.values())))
         if self._acting is None:
             self._acting = _Acting(self, spec, count)
-        action = self._acting.decide(seen, np.broadcast_to(np.asarray(reward, np.float32), count)).action
+        action = self._acting.decide(seen, np.full(count, reward, np.float32)).action
         chosen: Array = action[0] if single else action
         return chosen
 

@@ -85,9 +85,11 @@ def load_each(word: str, how: LoadOptions, every: bool = False, flag: str = "") 
         return [_load_file(path, path, how)]
     if ":" in word:
         return [load_scripted(word, how)]
+    if "/" in word and not flag:
+        find_checkpoints(target)  # says that there is none
     hint = nearest(word, BUILT_IN)
     raise ConfigError(
-        f"{flag}{word}: expected a run folder or a checkpoint (there is no {word}), {', '.join(BUILT_IN)}, "
+        f"{flag}{word}: expected {', '.join(BUILT_IN)}, a run folder or checkpoint (there is no {word}), "
         f"or module:callable{f'; {hint}' if hint else ''}"
     )
 
