@@ -64,7 +64,7 @@ class Table:
     def turn(self, groups: list[int]) -> list[int]:
         for group in groups:
             self.work(group)
-        return self.inference.answer(np.array(groups))
+        return self.inference.infer(np.array(groups))
 
 
 def test_groups_begin_in_slots_of_their_own() -> None:
@@ -120,12 +120,12 @@ def test_without_a_free_slot_only_the_others_can_go_on() -> None:
     for _ in range(STEPS):
         table.turn([0])
     table.inference.free.clear()
-    assert table.inference.answerable(np.array([0, 1])).tolist() == [1]
+    assert table.inference.servable(np.array([0, 1])).tolist() == [1]
     table.inference.free.append(5)
-    assert table.inference.answerable(np.array([0, 1])).tolist() == [0, 1]
+    assert table.inference.servable(np.array([0, 1])).tolist() == [0, 1]
     for _ in range(STEPS):
         table.turn([1])
-    assert table.inference.answerable(np.array([0, 1])).tolist() == [0], "one slot is enough for one of them"
+    assert table.inference.servable(np.array([0, 1])).tolist() == [0], "one slot is enough for one of them"
 
 
 @pytest.mark.parametrize("every", [0, 1, 2, 4])

@@ -45,7 +45,7 @@ class Env(Protocol):
         """
 
     def render(self) -> Array | None:
-        """An RGB picture uint8 ``[H, W, 3]`` of the current state, or None where there is none."""
+        """An RGB image uint8 ``[H, W, 3]`` of the current state, or None where there is none."""
 
     def close(self) -> None: ...
 
@@ -264,7 +264,7 @@ class Learner(Saveable, Protocol):
         """
 
     def counts(self) -> Mapping[str, float]:
-        """Figures of its replay buffer as they stand (``docs/metrics.md``); none where it has none."""
+        """Metrics of its replay buffer as they stand (``docs/metrics.md``); none where it has none."""
 
     def publish(self) -> None:
         """Make the current weights visible to policies."""

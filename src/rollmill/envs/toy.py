@@ -163,7 +163,7 @@ class Masked(_Toy):
 
 
 class Image(_Toy):
-    """A white square in one corner of a small picture; naming the corner gives 1."""
+    """A white square in one corner of a small image; naming the corner gives 1."""
 
     def __init__(self, length: int = 10, size: int = 36) -> None:
         super().__init__(length)
@@ -185,9 +185,9 @@ class Image(_Toy):
     def render(self) -> Array:
         half = self.size // 2
         top, left = divmod(self._corner, 2)
-        picture = np.zeros((self.size, self.size, 3), np.uint8)
-        picture[top * half : (top + 1) * half, left * half : (left + 1) * half] = 255
-        return picture
+        image = np.zeros((self.size, self.size, 3), np.uint8)
+        image[top * half : (top + 1) * half, left * half : (left + 1) * half] = 255
+        return image
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
         reward = float(int(action[0]) == self._corner)

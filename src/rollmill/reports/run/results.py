@@ -26,7 +26,7 @@ LAST = ", last"
 NOTHING_KNOWN = "-"
 
 APART = 2.0
-"""Standard errors between two figures before their difference counts as more than chance."""
+"""Standard errors between two metrics before their difference counts as more than chance."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from rollmill.core.errors import ConfigError, RunFolderError
 
 EPISODES = 100
 ENVS = 16
-FILMS = 3
+VIDEOS = 3
 MAX_CELLS = 64
 TYPICAL_OF = 8
-"""Episodes of which a film shows the one whose return is nearest to their median."""
+"""Episodes of which a video shows the one whose return is nearest to their median."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EvalOptions:
     """Take the most likely action instead of sampling; else as the run itself was judged."""
     seed: int = 1
     workers: int = 0
-    """Worker processes; 0 takes one per core. Figures do not depend on it."""
+    """Worker processes; 0 takes one per core. Metrics do not depend on it."""
     envs: int = ENVS
     """Environments that play side by side."""
     best: bool = False
@@ -65,17 +65,17 @@ class EvalOptions:
     csv: Path | None = None
     """CSV file with a row for each episode."""
     video: Path | None = None
-    """Folder for films."""
-    films: int | None = None
-    """Episodes to film, from number 0 on; unset: 3, for a report a single one as they usually are."""
+    """Folder for videos."""
+    video_count: int | None = None
+    """Episodes to show in a video, from number 0 on; unset: 3, for a report a single one as they usually are."""
     grid: str = ""
-    """``ROWSxCOLUMNS``: that many episodes in one film."""
+    """``ROWSxCOLUMNS``: that many episodes in one video."""
     fps: float | None = None
-    """Pictures per second; unset: as fast as it would happen."""
+    """Images per second; unset: as fast as it would happen."""
     no_captions: bool = False
-    """Leave out step and return below the pictures."""
+    """Leave out step and return below the images."""
     report: Path | None = None
-    """Page with table, plot and films."""
+    """Page with table, plot and videos."""
 
     @property
     def wanted(self) -> int | None:
@@ -90,17 +90,17 @@ class EvalOptions:
 
     @property
     def typical(self) -> bool:
-        """Whether one episode is filmed that is as they usually are."""
-        return self.report is not None and self.films is None and not self.grid
+        """Whether one episode is shown in a video that is as they usually are."""
+        return self.report is not None and self.video_count is None and not self.grid
 
     @property
-    def filmed(self) -> int:
+    def shown_episodes(self) -> int:
         """How many episodes may be filmed (for every return that is asked for)."""
         if self.video is None:
             return 0
         if self.cells is not None:
             return self.cells[0] * self.cells[1]
-        most = TYPICAL_OF if self.typical else FILMS if self.films is None else self.films
+        most = TYPICAL_OF if self.typical else VIDEOS if self.video_count is None else self.video_count
         return most if self.wanted is None else min(most, self.wanted)
 
     def check(self) -> None:
@@ -127,7 +127,7 @@ WRONG: tuple[Rule, ...] = (
         lambda o: o.report is not None and o.report.suffix != ".html",
         lambda o: f"--report {o.report}: the page needs a name that ends in .html",
     ),
-    (lambda o: o.films is not None and o.films < 1, "--films must be at least 1"),
+    (lambda o: o.video_count is not None and o.video_count < 1, "--video-count must be at least 1"),
     (lambda o: o.fps is not None and not 0 < o.fps <= 1000, "--fps must be above 0 and at most 1000"),
     (
         lambda o: bool(o.grid) and (o.cells is None or not 1 <= o.cells[0] * o.cells[1] <= MAX_CELLS),
@@ -162,17 +162,17 @@ CONTRADICTIONS: tuple[Rule, ...] = (
         lambda o: len(o.targets) > 1 and o.record,
         "--targets and --record: a store holds the episodes of one target; give them one by one",
     ),
-    (lambda o: o.video is None and bool(o.grid), "--grid is for films: add --video FOLDER"),
-    (lambda o: o.video is None and o.films is not None, "--films is for films: add --video FOLDER"),
-    (lambda o: o.video is None and o.fps is not None, "--fps is for films: add --video FOLDER"),
-    (lambda o: o.video is None and o.no_captions, "--no-captions is for films: add --video FOLDER"),
+    (lambda o: o.video is None and bool(o.grid), "--grid is for videos: add --video FOLDER"),
+    (lambda o: o.video is None and o.video_count is not None, "--video-count is for videos: add --video FOLDER"),
+    (lambda o: o.video is None and o.fps is not None, "--fps is for videos: add --video FOLDER"),
+    (lambda o: o.video is None and o.no_captions, "--no-captions is for videos: add --video FOLDER"),
     (
-        lambda o: bool(o.grid) and o.films is not None,
-        "--grid and --films exclude each other: a grid films as many episodes as it has cells",
+        lambda o: bool(o.grid) and o.video_count is not None,
+        "--grid and --video-count exclude each other: a grid shows as many episodes as it has cells",
     ),
     (
-        lambda o: o.wanted is not None and (o.films or 0) > o.wanted,
-        lambda o: f"--films {o.films}: only {o.wanted} episodes are played; raise --episodes",
+        lambda o: o.wanted is not None and (o.video_count or 0) > o.wanted,
+        lambda o: f"--video-count {o.video_count}: only {o.wanted} episodes are played; raise --episodes",
     ),
     (
         lambda o: o.cells is not None and o.wanted is not None and o.cells[0] * o.cells[1] > o.wanted,

@@ -1,7 +1,7 @@
 """``rollmill eval``: what policies are worth, over a number of whole episodes.
 
 ``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
-policies (``runs.policies``), look at their environments, play (``setup``), film (``video``), write. Which episodes are
+policies (``runs.policies``), look at their environments, play (``setup``), video (``video``), write. Which episodes are
 played is settled beforehand, so that short ones do not count more often than long ones, and the same seed gives the
 same figures.
 """
@@ -16,29 +16,29 @@ from pathlib import Path
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.settings import EnvSettings
-from rollmill.reports.run.offline import Film as ShownFilm
+from rollmill.reports.run.offline import Video as ShownFilm
 from rollmill.reports.run.offline import write_comparison
 from rollmill.runs.evaluate.options import EvalOptions, check_outputs, check_targets
-from rollmill.runs.evaluate.play import Figures, RecordTarget
+from rollmill.runs.evaluate.play import Metrics, RecordTarget
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.render_env import without_display
-from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Film, Score, comparison, write_document
+from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Score, Video, comparison, write_document
 from rollmill.runs.evaluate.setup import EvalSetup, Played
-from rollmill.runs.evaluate.video import FilmPlan, file_name, make_films
+from rollmill.runs.evaluate.video import VideoPlan, file_name, make_videos
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import find_targets, record_folder
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.policies.simple import RANDOM, load_built_in
-from rollmill.runs.probing import probe_beside
+from rollmill.runs.probing import probe_in_child
 from rollmill.store.extract import check_writable
 from rollmill.store.format.schema import StoreSchema
 
 log = logging.getLogger("rollmill")
 
-Progress = Callable[[Figures], None]
+Progress = Callable[[Metrics], None]
 Source = str | Path | LoadedPolicy
 """A policy, or a word for it."""
 
@@ -69,14 +69,14 @@ def evaluate_all(
     results: list[EvalResult] = []
     with contextlib.ExitStack() as stack:
         context = EvalContext(options, progress)
-        context.environment = stack.enter_context(household(inside=options.video is not None))
+        context.environment = stack.enter_context(process_scope(inside=options.video is not None))
         if options.video is not None:
-            without_display()  # household restores the variables
+            without_display()  # process scope restores the variables
         jobs = _in_their_places(jobs, context)
         if options.csv is not None:
             context.csv = stack.enter_context(CsvFile(options.csv))
         if options.video is not None:
-            context.fps = [context.film_plan(job, range(0)).check() for job in jobs]
+            context.fps = [context.video_plan(job, range(0)).check() for job in jobs]
         for number, job in enumerate(jobs):
             context.number, context.count = number, len(jobs)
             results += _evaluate(job, context)
@@ -139,7 +139,7 @@ def _jobs(sources: Sequence[Source], options: EvalOptions) -> list[Job]:
         jobs.append(Job(load_each(str(options.behaviour), behaviour)[0], BEHAVIOUR, role=BEHAVIOUR))
     for job in jobs:
         if job.policy.require_env().vector:
-            log.warning("env.vector: episodes are seeded by the group, so figures depend on the number of workers, too")
+            log.warning("env.vector: episodes are seeded by the group, so metrics depend on the number of workers, too")
         job.policy.require_targets()
         if options.record and len(job.policy.targets) > 1:
             raise ConfigError(f"--record: {job.policy.name} is asked for several returns; give one with --targets")
@@ -202,7 +202,7 @@ class EvalContext:
     csv: CsvFile | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     fps: list[float] = field(default_factory=list)
-    """Pictures per second of each job's films."""
+    """Images per second of each job's videos."""
     comparators: dict[str, Score] = field(default_factory=dict)
     """Of the random policy, by environment."""
     specs: dict[str, EnvSpec] = field(default_factory=dict)
@@ -212,28 +212,28 @@ class EvalContext:
     def spec_of(self, env: EnvSettings, timeout: float) -> EnvSpec:
         """What an environment shows and takes; each is built once."""
         if repr(env) not in self.specs:
-            self.specs[repr(env)] = probe_beside(env, self.environment, timeout)
+            self.specs[repr(env)] = probe_in_child(env, self.environment, timeout)
         return self.specs[repr(env)]
 
     def begin(self, job: Job, role: str) -> None:
         if self.csv is not None:
             self.csv.begin(str(job.policy.path or job.policy.name), job.policy.frames, role)
 
-    def show(self, rows: Sequence[EpisodeRow], figures: Figures) -> None:
+    def show(self, rows: Sequence[EpisodeRow], metrics: Metrics) -> None:
         if self.csv is not None:
-            self.csv.add(rows, figures.to_dict())
+            self.csv.add(rows, metrics.to_dict())
         if self.progress is not None:
-            self.progress(figures)
+            self.progress(metrics)
 
     def end(self, played: Played) -> None:
         if self.csv is not None:
             rows = [row for score in played.scores for row in score.rows]
             self.csv.keep(Score(sorted(rows, key=lambda row: (row.episode, row.agent))))
 
-    def film_plan(self, job: Job, episodes: range) -> FilmPlan:
+    def video_plan(self, job: Job, episodes: range) -> VideoPlan:
         o = self.options
-        assert o.video is not None, "asked for films"
-        return FilmPlan(job.setup.env, o.video, episodes, o.cells, o.fps, not o.no_captions)
+        assert o.video is not None, "asked for videos"
+        return VideoPlan(job.setup.env, o.video, episodes, o.cells, o.fps, not o.no_captions)
 
 
 # -- playing -------------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ def _evaluate(job: Job, context: EvalContext) -> list[EvalResult]:
                 random,
                 options.to_dict(),
                 str(recording.folder) if recording else None,
-                _films(job, played, k, context),
+                _videos(job, played, k, context),
                 job.name,
                 target,
                 policy.note,
             )
         )
-    results[0].films.extend(more)
+    results[0].videos.extend(more)
     return results
 
 
@@ -282,13 +282,13 @@ def _play(
         steps=context.options.steps,
         progress=context.show,
         record=record,
-        filmed=context.options.filmed,
+        shown_episodes=context.options.shown_episodes,
     )
     context.end(played)
     return played
 
 
-def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext) -> tuple[Score, list[Film]]:
+def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext) -> tuple[Score, list[Video]]:
     """The comparator; once for all policies in the same environment, unless each is to be recorded."""
     same = repr((job.setup.env, job.setup.spec))
     if recording is None and same in context.comparators:
@@ -297,20 +297,20 @@ def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext
     played = _play(job, load_built_in(RANDOM, LoadOptions()), RANDOM, f"{job.stem}-random", record, context)
     (context.comparators[same],) = played.scores
     other = replace(job, policy=load_built_in(RANDOM, LoadOptions()), stem=f"{job.stem}-random")
-    return context.comparators[same], _films(other, played, 0, context)
+    return context.comparators[same], _videos(other, played, 0, context)
 
 
-def _films(job: Job, played: Played, k: int, context: EvalContext) -> list[Film]:
-    """Films of what was played for target ``k``; for a page only of the target that has brought most."""
+def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Video]:
+    """Videos of what was played for target ``k``; for a page only of the target that has brought most."""
     options, targets = context.options, len(played.scores)
     if options.video is None:
         return []
     stem = job.stem if targets == 1 else f"{job.stem}-target-{job.policy.targets[k]:g}"
-    episodes = range(k, targets * options.filmed, targets)
+    episodes = range(k, targets * options.shown_episodes, targets)
     if options.typical:
         means = [score.summary()["mean"] or 0.0 for score in played.scores]
         episodes = played.typical(k) if k == means.index(max(means)) else range(0)
-    return make_films(context.film_plan(job, episodes), stem, played.scripts, context.fps[context.number])
+    return make_videos(context.video_plan(job, episodes), stem, played.scripts, context.fps[context.number])
 
 
 # -- what is left of it --------------------------------------------------------------------------------
@@ -338,9 +338,9 @@ def _record_folder(job: Job, options: EvalOptions) -> Path:
 def _write_page(path: Path, results: Sequence[EvalResult], options: EvalOptions) -> None:
     shown = []
     for result in results:
-        for film in result.films:
+        for video in result.videos:
             asked = "" if result.target is None else f", asked for {result.target:g}"
-            caption = "random" if film.policy.endswith("-random") else f"{result.name}{asked}"
-            shown += [ShownFilm(caption, Path(film.file))] if not film.problem else []
+            caption = "random" if video.policy.endswith("-random") else f"{result.name}{asked}"
+            shown += [ShownFilm(caption, Path(video.file))] if not video.problem else []
     about = f"{options.wanted} episodes" if options.steps is None else f"{options.steps:,} steps"
     write_comparison(path, comparison(results), shown, f"{about} for every row, seed {options.seed}")

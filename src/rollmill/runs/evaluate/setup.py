@@ -15,8 +15,8 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.evaluate.options import TYPICAL_OF
 from rollmill.runs.evaluate.play import EvalPlan, Progress, RecordTarget, play
-from rollmill.runs.evaluate.results import Film, Score
-from rollmill.runs.evaluate.video import FilmPlan, Script, ScriptWriter, file_name, make_films
+from rollmill.runs.evaluate.results import Score, Video
+from rollmill.runs.evaluate.video import Script, ScriptWriter, VideoPlan, file_name, make_videos
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.sampling.sampler import SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
@@ -30,10 +30,10 @@ class Played:
     scores: list[Score]
     """One for each of the returns that were asked for; a single one where none was."""
     scripts: Mapping[int, Script]
-    """What the first episodes were made of, for films."""
+    """What the first episodes were made of, for videos."""
 
     def typical(self, k: int = 0) -> range:
-        """The number of an episode as it usually is, of those that can be filmed for target ``k``."""
+        """The number of an episode as it usually is, of those that can be shown in a video for target ``k``."""
         rows = [row for row in self.scores[k].rows if row.episode in self.scripts]
         if not rows:
             return range(0)
@@ -81,7 +81,7 @@ class EvalSetup:
             workers=count,
             envs_per_worker=-(-envs // count),
             groups=1,
-            answer_share=1.0,
+            inference_batch_share=1.0,
             decorrelate_steps=0,
         )
         seeds = Seeds(self.seed).branch("evaluation")
@@ -107,11 +107,11 @@ class EvalSetup:
         steps: int | None = None,
         progress: Progress | None = None,
         record: RecordTarget | None = None,
-        filmed: int = 0,
+        shown_episodes: int = 0,
     ) -> Played:
         """Let a policy play so many episodes for each of its targets, all at the same time.
 
-        ``filmed``: of how many episodes for each target a film may be made.
+        ``shown_episodes``: of how many episodes for each target a video may be made.
         """
         targets = policy.require_targets()
         plan = self.plan(episodes, steps, max(1, len(targets)))
@@ -119,7 +119,7 @@ class EvalSetup:
         of_env = np.arange(plan.schedule.envs) % len(plan.targets)
         lanes = np.asarray(targets or (0.0,))[of_env].repeat(self.spec.agents).tolist()
         acting = policy.build(self.spec, plan.schedule, Seeds(self.seed).branch("actions").integer(), lanes)
-        scripts = ScriptWriter(plan, range(filmed * len(plan.targets))) if filmed else None
+        scripts = ScriptWriter(plan, range(shown_episodes * len(plan.targets))) if shown_episodes else None
         scores = play(plan, acting, name or policy.name, progress, record, scripts)
         return Played(scores, scripts.scripts if scripts else {})
 
@@ -128,15 +128,15 @@ class EvalSetup:
         policy.check(self.spec)
         policy.build(self.spec, self.plan(1).schedule, 0, [0.0] * self.spec.agents)
 
-    # -- films ---------------------------------------------------------------------------------
+    # -- videos ---------------------------------------------------------------------------------
 
-    def check_films(self) -> float:
-        """Pictures per second; RollmillError unless episodes can be filmed on this machine."""
-        return FilmPlan(self.env, Path(), range(0)).check()
+    def check_videos(self) -> float:
+        """Images per second; RollmillError unless episodes can be shown in a video on this machine."""
+        return VideoPlan(self.env, Path(), range(0)).check()
 
-    def film_typical(self, policy: LoadedPolicy, name: str, folder: Path, progress: Progress | None = None) -> Film:
-        """Play some episodes and film one as it usually is into ``folder``."""
-        played = self.play(policy, TYPICAL_OF, name=f"film of {name}", progress=progress, filmed=TYPICAL_OF)
+    def film_typical(self, policy: LoadedPolicy, name: str, folder: Path, progress: Progress | None = None) -> Video:
+        """Play some episodes and video one as it usually is into ``folder``."""
+        played = self.play(policy, TYPICAL_OF, name=f"video of {name}", progress=progress, shown_episodes=TYPICAL_OF)
         folder.mkdir(parents=True, exist_ok=True)
-        plan = FilmPlan(self.env, folder, played.typical())
-        return make_films(plan, file_name(name), played.scripts, plan.check())[0]
+        plan = VideoPlan(self.env, folder, played.typical())
+        return make_videos(plan, file_name(name), played.scripts, plan.check())[0]

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec, Obs
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import check_env_settings
@@ -156,7 +156,7 @@ class LoadedPolicy:
     def _spec(self) -> EnvSpec:
         if self.spec is None:
             env = self.require_env()
-            with household() as environment:
+            with process_scope() as environment:
                 self.fit(Probe(env, environment).result(PROBE_SECONDS))
         assert self.spec is not None
         return self.spec

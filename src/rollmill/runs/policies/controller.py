@@ -15,11 +15,11 @@ from rollmill.optim.device import choose_device
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.store.reader import Store
-from rollmill.worldmodel.controller.model import Mind, Pilot, load_controller, picture_field
+from rollmill.worldmodel.controller.model import ControllerAgent, ControllerState, image_field, load_controller
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.controller.trials import ControllerPolicy
 from rollmill.worldmodel.dynamics.model import Dynamics, load_dynamics
-from rollmill.worldmodel.dynamics.retrieval import Bank, build_bank
+from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex, build_index
 from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
 
 
@@ -29,18 +29,18 @@ class Models:
 
     encoder: ImageEncoder
     dynamics: Dynamics | None
-    bank: Bank | None
+    index: RetrievalIndex | None
     device: torch.device
 
-    def pilot(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> Pilot:
-        return Pilot(self.encoder, self.mind(settings, spec, lanes))
+    def agent(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> ControllerAgent:
+        return ControllerAgent(self.encoder, self.controller_state(settings, spec, lanes))
 
-    def mind(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> Mind:
-        return Mind(settings, spec.action, self.encoder.size, self.dynamics, lanes, self.device, self.bank)
+    def controller_state(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> ControllerState:
+        return ControllerState(settings, spec.action, self.encoder.size, self.dynamics, lanes, self.device, self.index)
 
     def check(self, spec: EnvSpec) -> None:
         """ConfigError unless the encoder can read what the environment shows and the memory knows its actions."""
-        picture_field(spec, self.encoder)
+        image_field(spec, self.encoder)
         known = self.dynamics.origin.spec.action if self.dynamics is not None else spec.action
         if known != spec.action:
             raise ConfigError(
@@ -56,12 +56,12 @@ def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path:
     dynamics = load_dynamics(dynamics_path, device) if dynamics_path else None
     if settings.inputs == "zh" and (dynamics is None or not dynamics.memory_size):
         raise ConfigError("inputs=zh needs a dynamics model with a memory; use inputs=z")
-    bank = None
+    index = None
     if settings.retrieval.neighbours:
         assert settings.retrieval.store is not None
         with Store(settings.retrieval.store) as store:
-            bank = build_bank(store, dynamics, settings.retrieval, settings.seed).to(device)
-    return Models(encoder, dynamics, bank, device)
+            index = build_index(store, dynamics, settings.retrieval, settings.seed).to(device)
+    return Models(encoder, dynamics, index, device)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,8 +76,8 @@ class WorldModelPolicy(LoadedPolicy):
         self.models.check(spec)
 
     def build(self, spec: EnvSpec, schedule: EpisodeSchedule, seed: int, targets: Sequence[float] = ()) -> Policy:
-        pilot = self.models.pilot(self.settings, spec, schedule.envs * spec.agents)
-        return ControllerPolicy(pilot, self.weights, picture_field(spec, self.models.encoder))
+        agent = self.models.agent(self.settings, spec, schedule.envs * spec.agents)
+        return ControllerPolicy(agent, self.weights, image_field(spec, self.models.encoder))
 
 
 def load_world_model(file: Path, how: LoadOptions) -> WorldModelPolicy:

@@ -14,7 +14,7 @@ from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name, require_fit
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv
-from rollmill.sampling.policies.per_agent import Team
+from rollmill.sampling.policies.per_agent import PolicyPerAgent
 from rollmill.sampling.schedule import EpisodeSchedule
 
 
@@ -53,7 +53,7 @@ class OnlinePolicy(LoadedPolicy):
             model.to(choose_device(self.config.learning.device))
             lanes = schedule.envs * spec.agents
             members.append(TorchPolicy(model, WeightBoard(model), lanes, seed + number, self.deterministic))
-        return members[0] if len(members) == 1 else Team(members, owners)
+        return members[0] if len(members) == 1 else PolicyPerAgent(members, owners)
 
     def _owners(self, spec: EnvSpec, learners: int) -> Sequence[int]:
         env = self.config.env

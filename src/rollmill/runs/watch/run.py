@@ -1,6 +1,6 @@
 """``rollmill watch``: an agent plays, one episode after the other, at the speed of its simulator.
 
-A ``Player`` makes the pictures; where they go (a window, the terminal, a page in the browser) is in ``watch_screen``
+A ``Player`` makes the images; where they go (a window, the terminal, a page in the browser) is in ``watch_screen``
 and ``watch_page``. Episode n has the same seed as in an evaluation with the same ``--seed``.
 """
 
@@ -19,19 +19,19 @@ import numpy as np
 
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec, Obs
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Env
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
 from rollmill.runs.evaluate.options import check_chosen
 from rollmill.runs.evaluate.render_env import (
     has_display,
+    image,
+    images_per_second,
     make_shown,
-    picture,
-    pictures_per_second,
     takes,
     with_args,
-    with_pictures,
+    with_images,
     without_display,
 )
 from rollmill.runs.evaluate.video import blank
@@ -48,7 +48,7 @@ log = logging.getLogger("rollmill")
 
 Where = Literal["auto", "window", "terminal", "browser"]
 END_SECONDS = 0.7
-"""How long the last picture of an episode stays."""
+"""How long the last image of an episode stays."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WatchOptions:
     """The return to ask a Decision Transformer for; unset: the highest of its run's own."""
     seed: int = 1
     fps: float | None = None
-    """Pictures per second; unset: the simulator's own speed; 0: as fast as it goes."""
+    """Images per second; unset: the simulator's own speed; 0: as fast as it goes."""
     port: int = 0
     """TCP port of the page in the browser; 0 takes a free one."""
     overrides: tuple[str, ...] = ()
@@ -97,8 +97,8 @@ class Player:
         self.policy = self._load()
         """Whose weights are playing."""
         self.env = self.policy.require_env()
-        # What the agent sees must not change; a picture for people comes from a twin, where that makes a difference.
-        own, large = with_pictures(self.env, large=False), with_pictures(self.env)
+        # What the agent sees must not change; an image for people comes from a twin, where that makes a difference.
+        own, large = with_images(self.env, large=False), with_images(self.env)
         if options.where == "window" and takes(self.env, "visible"):
             large = with_args(large, visible=True)
         self._settings = (own, large)
@@ -138,14 +138,14 @@ class Player:
         except CheckpointError as error:  # it may be gone again; the one at hand is good
             log.warning("going on with the weights at hand: %s", error)
 
-    def scenes(self, on_rate: Callable[[float], None]) -> Generator[Shown]:
-        """Pictures without end; ``on_rate`` is told how many a second the simulator itself would show."""
+    def frames(self, on_rate: Callable[[float], None]) -> Generator[Shown]:
+        """Images without end; ``on_rate`` is told how many a second the simulator itself would show."""
         own, large = self._settings
         with contextlib.ExitStack() as stack:
             env = stack.enter_context(contextlib.closing(make_shown(own)))
             self.policy.fit(env.spec)
             twin = stack.enter_context(contextlib.closing(make_shown(large))) if large != own else env
-            on_rate(pictures_per_second(env))
+            on_rate(images_per_second(env))
             obs, unused = blank(env), blank(twin)
             number = 0
             while not self._options.episodes or number < self._options.episodes:
@@ -162,7 +162,7 @@ class Player:
         so_far, step, limit = np.zeros(agents), 0, self.env.max_episode_steps
         reward, ended = np.zeros(agents), np.zeros(agents, bool)
         self.policy.reset()
-        yield Shown(picture(twin), self.policy_name, number, 0, 0.0, False)
+        yield Shown(image(twin), self.policy_name, number, 0, 0.0, False)
         while not ended.all():
             action = self.policy.act(obs, reward)
             reward, terminated, truncated, _ = env.step(action, obs)
@@ -172,11 +172,11 @@ class Player:
             so_far += np.where(ended, 0.0, np.asarray(reward, np.float64))
             ended |= np.broadcast_to(np.asarray(terminated) | np.asarray(truncated), ended.shape)
             ended |= bool(limit) and step >= limit
-            yield Shown(picture(twin), self.policy_name, number, step, float(so_far.mean()), bool(ended.all()))
+            yield Shown(image(twin), self.policy_name, number, step, float(so_far.mean()), bool(ended.all()))
 
 
 class Pace:
-    """Keeps pictures at a rate; late ones are not made up for."""
+    """Keeps images at a rate; late ones are not made up for."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Pace:
         self._due = 0.0
 
     def wait(self, extra: float = 0.0) -> None:
-        """Return when the next picture is due; ``extra`` seconds later than usual."""
+        """Return when the next image is due; ``extra`` seconds later than usual."""
         if not self.fps:
             return
         now = self._clock()
@@ -205,8 +205,8 @@ def watch(target: str | Path, options: WatchOptions, announce: Callable[[str], N
     """
     options.check()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(household(inside=True))
-        without_display()  # household restores the variables
+        stack.enter_context(process_scope(inside=True))
+        without_display()  # process scope restores the variables
         player = Player(target, options)
         interrupt = stack.enter_context(Interrupt())  # before anybody is told that Ctrl-C ends it
         screen = stack.enter_context(contextlib.closing(_open_screen(player, options, announce)))
@@ -215,7 +215,7 @@ def watch(target: str | Path, options: WatchOptions, announce: Callable[[str], N
         def on_rate(fps: float) -> None:
             pace.fps = fps if options.fps is None else options.fps
 
-        for shown in stack.enter_context(contextlib.closing(player.scenes(on_rate))):
+        for shown in stack.enter_context(contextlib.closing(player.frames(on_rate))):
             screen.show(shown)
             pace.wait(END_SECONDS if shown.over else 0.0)
             if screen.closed or interrupt.signal is not None:

@@ -20,7 +20,7 @@ from rollmill.core.checkpoints import restoring
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.shapes import ArrayOf, Shape
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
@@ -35,8 +35,8 @@ from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_se
 from rollmill.worldmodel.controller.model import (
     CONTROLLER_FILE,
     SavedController,
+    image_field,
     make_shape,
-    picture_field,
     save_controller,
     start_weights,
 )
@@ -126,7 +126,7 @@ def train_controller(
     if dream is not None and models.dynamics is None:
         raise ConfigError("a dream needs a dynamics model")
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(household(inside=settings.mode == "serial"))
+        environment = stack.enter_context(process_scope(inside=settings.mode == "serial"))
         serial = settings.mode == "serial"
         spec = probe_here(env) if serial else Probe(env, environment).result(PROBE_SECONDS)
         models.check(spec)
@@ -137,9 +137,9 @@ def train_controller(
             "dream": to_dict(dream) if dream else None,
         }
         stage = stack.enter_context(open_stage(out, KIND, settings, inputs, FREE, STATE_SHAPE))
-        scene = Scene(settings, env, spec, models, environment)
+        target = EvalTarget(settings, env, spec, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
-        run = _SearchRun(scene, stage, paths, progress)
+        run = _SearchRun(target, stage, paths, progress)
         with contextlib.closing(run.evaluator(dream)) as evaluator:
             if on_ready is not None:
                 on_ready()
@@ -158,7 +158,7 @@ def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettin
 
 
 @dataclass(frozen=True)
-class Scene:
+class EvalTarget:
     """Where a controller plays, and through which models."""
 
     settings: ControllerSettings
@@ -181,11 +181,11 @@ class Scene:
 class _SearchRun:
     """A search under way."""
 
-    def __init__(self, scene: Scene, stage: Stage, paths: tuple[str, str], progress: Progress | None) -> None:
-        self.scene, self.stage, self.settings = scene, stage, scene.settings
+    def __init__(self, target: EvalTarget, stage: Stage, paths: tuple[str, str], progress: Progress | None) -> None:
+        self.target, self.stage, self.settings = target, stage, target.settings
         self._paths, self._progress = paths, progress
-        s, models = self.settings, scene.models
-        self.shape = make_shape(s, models.dynamics, models.encoder.size, scene.spec.action)
+        s, models = self.settings, target.models
+        self.shape = make_shape(s, models.dynamics, models.encoder.size, target.spec.action)
         self.rows: list[GenerationRow] = []
         self.champion = np.zeros(self.shape.weights, np.float32)
         self.champion_return: float | None = None
@@ -201,16 +201,16 @@ class _SearchRun:
         log.info("controllers of %d weights, %d in a generation", self.shape.weights, s.population)
 
     def evaluator(self, dream: DreamSettings | None) -> Evaluator:
-        scene, s = self.scene, self.settings
+        target, s = self.target, self.settings
         first = self.search.generation
         if dream is not None:
-            assert scene.models.dynamics is not None
-            mind = scene.models.mind(s, scene.spec, s.population * s.trials)
-            return DreamTrials(s, dream, scene.models.dynamics, mind, first)
-        on_gpu = scene.models.device.type == "cuda"
-        trials = Trials(s, scene.env, scene.spec, first, scene.environment, on_gpu)
-        pilot = scene.models.pilot(s, scene.spec, trials.layout.envs)
-        trials.start(pilot, picture_field(scene.spec, scene.models.encoder))
+            assert target.models.dynamics is not None
+            state = target.models.controller_state(s, target.spec, s.population * s.trials)
+            return DreamTrials(s, dream, target.models.dynamics, state, first)
+        on_gpu = target.models.device.type == "cuda"
+        trials = Trials(s, target.env, target.spec, first, target.environment, on_gpu)
+        agent = target.models.agent(s, target.spec, trials.layout.envs)
+        trials.start(agent, image_field(target.spec, target.models.encoder))
         return trials
 
     def loop(self, evaluator: Evaluator) -> None:
@@ -243,7 +243,7 @@ class _SearchRun:
     def _judge(self, weights: Array) -> float:
         """Mean return over the episodes of an evaluation; the best so far is the champion."""
         s = self.settings
-        score = self.scene.evaluate(weights, s.evaluate_episodes, s.seed + EVALUATION)
+        score = self.target.evaluate(weights, s.evaluate_episodes, s.seed + EVALUATION)
         value = float(np.mean(score.returns))
         if self.champion_return is None or value > self.champion_return:
             self.champion, self.champion_return = np.asarray(weights, np.float32), value
@@ -253,7 +253,7 @@ class _SearchRun:
         row = GenerationRow(
             generation=self.search.generation,
             env_steps=self.env_steps,
-            frames=self.env_steps * self.scene.spec.frames_per_step,
+            frames=self.env_steps * self.target.spec.frames_per_step,
             seconds=round(self.seconds, 3),
             mean=float(returns.mean()),
             best=float(returns.max()),
@@ -287,7 +287,7 @@ class _SearchRun:
         self._write()
         if not self.settings.final_episodes or not self.rows:
             return None
-        score = self.scene.evaluate(self.champion, self.settings.final_episodes, self.settings.seed + FINAL)
+        score = self.target.evaluate(self.champion, self.settings.final_episodes, self.settings.seed + FINAL)
         log.info("%d episodes: %.1f +- %.1f", len(score.returns), np.mean(score.returns), np.std(score.returns))
         self._write(final=float(np.mean(score.returns)))
         return score
@@ -306,13 +306,13 @@ class _SearchRun:
         self.stage.save(self.search.generation, state)
         self._write()
 
-    def _write(self, **figures: float) -> None:
+    def _write(self, **metrics: float) -> None:
         """The controller, the table and the plots."""
         folder = self.stage.folder.path
         chosen = self.champion if self.champion_return is not None else self.search.mean
-        metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **figures}
+        metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **metrics}
         encoder, dynamics = self._paths
-        saved = SavedController(self.settings, chosen, encoder, dynamics, to_dict(self.scene.env), metadata)
+        saved = SavedController(self.settings, chosen, encoder, dynamics, to_dict(self.target.env), metadata)
         save_controller(folder / CONTROLLER_FILE, saved)
         write_generations(folder, self.rows)
 

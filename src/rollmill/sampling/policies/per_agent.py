@@ -11,7 +11,7 @@ from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.slots import Arena
 
 
-class Team(Policy):
+class PolicyPerAgent(Policy):
     """Asks policy ``owners[a]`` about the lanes of agent ``a``; lanes count the agents of one environment first."""
 
     version = 0

@@ -10,7 +10,7 @@ from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.core.slots import Arena
 
 
-class Handover(Policy):
+class WarmupPolicy(Policy):
     """``first`` acts as long as the weights of ``then`` are those it began with (version 0), ``then`` ever after."""
 
     def __init__(self, first: Policy, then: Policy) -> None:

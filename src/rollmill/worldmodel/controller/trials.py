@@ -20,7 +20,7 @@ from rollmill.core.slots import Arena
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.settings import SamplingSettings
-from rollmill.worldmodel.controller.model import Pilot
+from rollmill.worldmodel.controller.model import ControllerAgent
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.controller.trial_env import TrialSchedule, parked
 
@@ -83,14 +83,14 @@ def layout_of(settings: ControllerSettings, cores: int, gpu: bool) -> Layout:
 class PopulationPolicy(Policy):
     """Decides for the lanes of a generation and writes down their returns."""
 
-    def __init__(self, pilot: Pilot, schedule: TrialSchedule, spec: EnvSpec, field: str) -> None:
-        self._pilot, self._schedule, self._spec, self._field = pilot, schedule, spec, field
+    def __init__(self, agent: ControllerAgent, schedule: TrialSchedule, spec: EnvSpec, field: str) -> None:
+        self._agent, self._schedule, self._spec, self._field = agent, schedule, spec, field
         self._parked = parked(spec.action)
         lanes = schedule.envs
         self._place = np.arange(lanes)  # position in the schedule of the lane's episode
         self._over = np.zeros(lanes, bool)  # its episode has ended, the next one has not begun
         self._fresh = np.ones(lanes, bool)  # it has not been decided for in this episode
-        self._members = torch.zeros(schedule.members, pilot.mind.shape.weights)
+        self._members = torch.zeros(schedule.members, agent.state.shape.weights)
         self._generation = -1  # since the start of this session
         self.returns = np.zeros((schedule.members, schedule.trials))
         self.steps = 0
@@ -131,8 +131,8 @@ class PopulationPolicy(Policy):
         if active.any():
             playing = lanes[active]
             self._begin_episodes(playing[self._fresh[playing]])
-            pictures = request.obs[self._field]
-            actions[active] = self._pilot.decide(playing, pictures if active.all() else pictures[active])
+            images = request.obs[self._field]
+            actions[active] = self._agent.decide(playing, images if active.all() else images[active])
             self.steps += len(playing)
         return PolicyOutput.of(actions)
 
@@ -167,7 +167,7 @@ class PopulationPolicy(Policy):
     def _begin_episodes(self, lanes: Array) -> None:
         if lanes.size:
             members = self._place[lanes] % self._schedule.episodes % self._schedule.members
-            self._pilot.take(lanes, self._members[torch.from_numpy(members)])
+            self._agent.take(lanes, self._members[torch.from_numpy(members)])
             self._fresh[lanes] = False
 
 
@@ -178,7 +178,7 @@ class PatientSampler(Sampler):
         self._population = policy
         super().__init__(plan, [policy])
 
-    def _answerable(self) -> Array:
+    def _servable(self) -> Array:
         waiting: Array = np.logical_and.reduce(self._population.waiting.reshape(self.plan.groups, -1), axis=1)
         active = int((~waiting).sum())
         self._want(active)  # before the look at what is ready, or a worker might not ring for it
@@ -186,7 +186,7 @@ class PatientSampler(Sampler):
         ready = ready[~waiting[ready]]
         if self.plan.lockstep and ready.size < active:
             return ready[:0]
-        return self.inference.answerable(ready) if self._enough(ready.size) else ready[:0]
+        return self.inference.servable(ready) if self._enough(ready.size) else ready[:0]
 
 
 class Trials:
@@ -238,9 +238,9 @@ class Trials:
         self._sampler: PatientSampler | None = None
         self._policy: PopulationPolicy | None = None
 
-    def start(self, pilot: Pilot, field: str) -> None:
-        """``pilot`` has ``layout.envs`` lanes."""
-        self._policy = PopulationPolicy(pilot, self._schedule, self._spec, field)
+    def start(self, agent: ControllerAgent, field: str) -> None:
+        """``agent`` has ``layout.envs`` lanes."""
+        self._policy = PopulationPolicy(agent, self._schedule, self._spec, field)
         self._sampler = PatientSampler(self._plan, self._policy)
         self._sampler.start()
 
@@ -260,7 +260,7 @@ class Trials:
     @property
     def faults(self) -> int:
         """Faults of environments so far."""
-        return self._sampler.crew.report.env_faults if self._sampler is not None else 0
+        return self._sampler.pool.report.env_faults if self._sampler is not None else 0
 
     def close(self) -> None:
         if self._sampler is not None:
@@ -271,13 +271,13 @@ class Trials:
 class ControllerPolicy(Policy):
     """One controller plays all lanes, for evaluations."""
 
-    def __init__(self, pilot: Pilot, weights: Array, field: str) -> None:
-        self._pilot, self._field = pilot, field
+    def __init__(self, agent: ControllerAgent, weights: Array, field: str) -> None:
+        self._agent, self._field = agent, field
         self._weights = torch.from_numpy(np.asarray(weights, np.float32))
 
     def act(self, request: ActRequest) -> PolicyOutput:
         first = request.lanes[request.first]
         if first.size:
-            self._pilot.take(first, self._weights)
-        actions = self._pilot.decide(request.lanes, request.obs[self._field])
+            self._agent.take(first, self._weights)
+        actions = self._agent.decide(request.lanes, request.obs[self._field])
         return PolicyOutput.of(actions)
