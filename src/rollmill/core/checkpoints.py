@@ -66,7 +66,7 @@ def _with_new_names(state: Any) -> Any:
     """Version 0.1 had other names for some settings, and for what workers keep of them."""
     if not isinstance(state, dict):
         return state
-    parts = {name: state[name] for name in ("config", "settings", "sampler") if isinstance(state.get(name), dict)}
+    parts = {name: state[name] for name in ("config", "facts", "sampler") if isinstance(state.get(name), dict)}
     return {**state, **{name: renamed(part) for name, part in parts.items()}}
 
 

@@ -171,7 +171,7 @@ class World:
                 self._controller,
                 ControllerSettings(),
             ),
-            Stage("report", {"film": c.video}, self._report_inputs, self._report),
+            Stage("report", {"video": c.video}, self._report_inputs, self._report),
         ]
 
     def run(self, until: str) -> WorldOutcome:
