@@ -78,8 +78,8 @@ def evaluate(
         record: Write the episodes into a store as they end: in this folder, or in the run's eval/<checkpoint>.
         out: Write the result as JSON into this file.
         csv: Write a row for each episode into this file, as they end.
-        video: Make a video of episodes into this folder (mp4), from the environment's RGB render; unset: beside the report.
-        video_count: How many episodes to show in a video, each by itself (unset: 3; for a report one as they usually are).
+        video: Make videos of episodes in this folder (mp4), from the environment's RGB render; unset: beside the page.
+        video_count: How many episodes to show, each in a video of its own (unset: 3; for a report a typical one).
         grid: ROWSxCOLUMNS: as many episodes in one video, for example 3x3.
         fps: Images per second (unset: the simulator's own speed, frame skip included).
         no_captions: Leave out the line with step and return.

@@ -95,7 +95,7 @@ class EvalOptions:
 
     @property
     def shown_episodes(self) -> int:
-        """How many episodes may be filmed (for every return that is asked for)."""
+        """How many episodes may be shown in videos (for every return that is asked for)."""
         if self.video is None:
             return 0
         if self.cells is not None:

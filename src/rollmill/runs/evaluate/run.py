@@ -19,7 +19,7 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
 from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.settings import EnvSettings
-from rollmill.reports.run.offline import Video as ShownFilm
+from rollmill.reports.run.offline import Video as ShownVideo
 from rollmill.reports.run.offline import write_comparison
 from rollmill.runs.evaluate.options import EvalOptions, check_outputs, check_targets
 from rollmill.runs.evaluate.play import Metrics, RecordTarget
@@ -341,6 +341,6 @@ def _write_page(path: Path, results: Sequence[EvalResult], options: EvalOptions)
         for video in result.videos:
             asked = "" if result.target is None else f", asked for {result.target:g}"
             caption = "random" if video.policy.endswith("-random") else f"{result.name}{asked}"
-            shown += [ShownFilm(caption, Path(video.file))] if not video.problem else []
+            shown += [ShownVideo(caption, Path(video.file))] if not video.problem else []
     about = f"{options.wanted} episodes" if options.steps is None else f"{options.steps:,} steps"
     write_comparison(path, comparison(results), shown, f"{about} for every row, seed {options.seed}")

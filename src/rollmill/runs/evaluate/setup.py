@@ -134,7 +134,7 @@ class EvalSetup:
         """Images per second; RollmillError unless episodes can be shown in a video on this machine."""
         return VideoPlan(self.env, Path(), range(0)).check()
 
-    def film_typical(self, policy: LoadedPolicy, name: str, folder: Path, progress: Progress | None = None) -> Video:
+    def typical_video(self, policy: LoadedPolicy, name: str, folder: Path, progress: Progress | None = None) -> Video:
         """Play some episodes and video one as it usually is into ``folder``."""
         played = self.play(policy, TYPICAL_OF, name=f"video of {name}", progress=progress, shown_episodes=TYPICAL_OF)
         folder.mkdir(parents=True, exist_ok=True)

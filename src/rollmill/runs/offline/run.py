@@ -318,7 +318,7 @@ class OfflineRun:
             self.folder.require()
             words = config.algorithm if row.target is None else f"{config.algorithm}, asked for {row.target:g}"
             playable = self._playable(words, policy, (row.target,))
-            made = setup.film_typical(playable, words, self.folder.videos, self._tell)
+            made = setup.typical_video(playable, words, self.folder.videos, self._tell)
             if made.problem:
                 log.warning("no video of %s: %s", words, made.problem)
             else:
