@@ -42,12 +42,12 @@ def launch_experiment(
     description = experiment if isinstance(experiment, Experiment) else os.fspath(experiment)
     line = NotebookLine() if progress and in_notebook() else None
     with said_in_python():
-        book, chosen, made = open_launch(description, setting_words(settings), Path(root))
-        with book.as_launcher():
-            record = record_plan(book, made, chosen, os.getcwd()) if made else book.read_plan()
-            launcher = Launcher(book, record, chosen)
+        records, chosen, made = open_launch(description, setting_words(settings), Path(root))
+        with records.as_launcher():
+            record = record_plan(records, made, chosen, os.getcwd()) if made else records.read_plan()
+            launcher = Launcher(records, record, chosen)
             if again:
-                launcher.forgive()
-            standings = launcher.run(lambda found: line.show(summary(found)) if line else None)
-    folders = {standing.run.name: Path(standing.run.folder) for standing in standings}
+                launcher.reset_failures()
+            statuses = launcher.run(lambda found: line.show(summary(found)) if line else None)
+    folders = {status.run.name: Path(status.run.folder) for status in statuses}
     return {name: Run(folder) for name, folder in folders.items() if is_run(folder)}

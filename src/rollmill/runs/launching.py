@@ -10,7 +10,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
 from rollmill.launch.launcher import settings_of
 from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan
-from rollmill.launch.records import Book
+from rollmill.launch.records import LaunchRecords
 from rollmill.launch.settings import LaunchSettings
 from rollmill.runs.settings import TrainConfig, check
 
@@ -34,12 +34,12 @@ def launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchS
 
 def open_launch(
     description: str | Experiment, overrides: Sequence[str], root: Path
-) -> tuple[Book, LaunchSettings, Plan | None]:
+) -> tuple[LaunchRecords, LaunchSettings, Plan | None]:
     """A new or changed plan from a description, or None and what is on disk from an experiment's folder."""
     if isinstance(description, str) and Path(description).is_dir():
-        book = Book(Path(description))
-        return book, settings_of(book.read_plan(), overrides), None
+        records = LaunchRecords(Path(description))
+        return records, settings_of(records.read_plan(), overrides), None
     experiment = load_experiment(description) if isinstance(description, str) else description
     settings = launch_settings(experiment, overrides)
     made = make_plan(experiment, root, check_run)
-    return Book(made.folder), settings, made
+    return LaunchRecords(made.folder), settings, made
