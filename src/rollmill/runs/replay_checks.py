@@ -37,6 +37,7 @@ def _contradictions(config: TrainConfig) -> dict[str, bool]:
         "learning.algorithm=sac has a buffer of rows of its own; set sac.capacity, warmup and updates_per_step": (
             learning.algorithm == "sac"
         ),
+        "learning.custom is given new segments only; leave out replay": learning.custom is not None,
         "replayed experience is old; its targets need learning.targets=vtrace": learning.targets != "vtrace",
         f"learning.ranks={learning.ranks}: it learns in one process; use learning.ranks=1": learning.ranks > 1,
     }

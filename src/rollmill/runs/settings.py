@@ -12,6 +12,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.given import MAIN
 from rollmill.core.room import LEAST_ROW_BYTES, check_room
 from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
@@ -226,7 +227,7 @@ class TrainConfig:
     @property
     def folder(self) -> Path:
         """The run's folder: ``<dir>/<experiment>/<name>``."""
-        plain = re.sub(r"[^\w.-]+", "-", self.env.id).strip(".-")
+        plain = re.sub(r"[^\w.-]+", "-", self.env.id.removeprefix(f"{MAIN}:")).strip(".-")
         return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
 
     @property

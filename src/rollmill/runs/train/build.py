@@ -15,6 +15,7 @@ from rollmill.core.protocols import Learner, SaveableActor, SaveablePolicy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
+from rollmill.learning.custom import LearnerParts, build_custom
 from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.learning.ranks import Alone, Ranks
 from rollmill.learning.sac import build_sac
@@ -92,7 +93,8 @@ def build_parts(
         model = build_model(spec, config.model).to(device)
         boards.append(WeightBoard(model))
         seed = own.branch("learner", k).integer()
-        learners.append(LEARNERS[config.learning.algorithm](config, spec, model, boards[k], seed, k, ranks))
+        make = LEARNERS["custom" if config.learning.custom else config.learning.algorithm]
+        learners.append(make(config, spec, model, boards[k], seed, k, ranks))
     # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
     if device.type == "cuda" and policies == 1 and config.learning.algorithm == "appo" and not config.replay.on:
         return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
@@ -128,8 +130,14 @@ def _make_sac(
     return build_sac(spec, model, board, (config.learning, config.sac, config.model), seed, policy_id)
 
 
-LEARNERS = {"appo": _make_appo, "sac": _make_sac}
-"""What ``learning.algorithm`` means."""
+def _make_custom(
+    config: TrainConfig, spec: EnvSpec, model: ActorCritic, board: WeightBoard, seed: int, policy_id: int, _ranks: Ranks
+) -> Learner:
+    return build_custom(LearnerParts(spec, model, board, config.learning, seed, policy_id))
+
+
+LEARNERS = {"appo": _make_appo, "sac": _make_sac, "custom": _make_custom}
+"""What ``learning.algorithm`` means, and ``learning.custom``."""
 
 
 def _on_gpu(
