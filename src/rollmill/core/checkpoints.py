@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from rollmill.core import atomic, tree_file
 from rollmill.core.config.load import load_config
+from rollmill.core.config.old_names import renamed
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError, error_text
 from rollmill.core.fields import EnvSpec
 from rollmill.core.shapes import ShapeError, check_shape
@@ -58,7 +59,15 @@ def load_checkpoint(path: Path) -> Loaded:
     """Read one checkpoint, wherever it lies; raises ``CheckpointError`` unless it is whole."""
     content = tree_file.load_tree(path)
     frames, metric = _facts(path, content)
-    return Loaded(path, frames, metric, content["state"])
+    return Loaded(path, frames, metric, _with_new_names(content["state"]))
+
+
+def _with_new_names(state: Any) -> Any:
+    """Version 0.1 had other names for some settings, and for what workers keep of them."""
+    if not isinstance(state, dict):
+        return state
+    parts = {name: state[name] for name in ("config", "facts", "sampler") if isinstance(state.get(name), dict)}
+    return {**state, **{name: renamed(part) for name, part in parts.items()}}
 
 
 def _facts(path: Path, content: Any) -> tuple[int, float | None]:
