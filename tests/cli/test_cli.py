@@ -94,8 +94,8 @@ def test_an_unknown_verb_names_the_nearest(call: Call, words: str, answer: str) 
 def test_a_verb_that_has_moved_answers_with_the_new_command(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MOVED, "data look", "data info")
     result = call("data", "look", "a b", "--json")
-    assert result == Result(2, "", "rollmill data: 'look' is now rollmill data info 'a b' --json\n")
-    assert call("help", "data", "look").err.startswith("rollmill data: 'look' is now rollmill data info")
+    assert result == Result(2, "", "rollmill data: 'look' is now `rollmill data info 'a b' --json`\n")
+    assert call("help", "data", "look").err.startswith("rollmill data: 'look' is now `rollmill data info")
 
 
 def test_no_verb_has_the_name_of_one_that_has_moved() -> None:
@@ -135,7 +135,7 @@ def test_every_verb_resolves_and_explains_itself(
     assert result.out.startswith(f"usage: rollmill {' '.join(name)} ")
     assert (inspect.getdoc(function) or "").split(":")[0].replace("``", "`")[:40] in result.out
     assert [argument.name for argument in arguments_of(function) if not argument.about] == []
-    without_figures = (("tb",), ("launch", "cancel"), ("world", "film"))
+    without_figures = (("tb",), ("launch", "cancel"), ("world", "video"))
     assert "--json" in result.out or name in without_figures
     assert max(map(len, result.out.splitlines())) <= 80
     assert call("help", *name).out == result.out

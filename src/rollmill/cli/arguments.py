@@ -27,7 +27,7 @@ _SILENT_DEFAULTS = ("None", "False", "", "()")
 class Spelling:
     """Stands in a type: how an option is written, where its name in Python does not say it."""
 
-    short: str = ""
+    alias: str = ""
     """A second name, for example ``-f``."""
     value: str = ""
     """What stands for its value in help."""
@@ -55,7 +55,7 @@ class Argument:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return (self.spelling.short, self.flag) if self.spelling.short else (self.flag,)
+        return tuple(sorted(filter(None, (self.spelling.alias, self.flag)), key=len))
 
     @property
     def spelling(self) -> Spelling:

@@ -45,8 +45,7 @@ _WORLD = {
     "dynamics": Verb("world.control:dynamics", "learn what happens next from a store of latents"),
     "controller": Verb("world.control:controller", "search a controller by CMA-ES"),
     "dream": Verb("world.control:dream", "search a controller inside the model, test it outside"),
-    "film": Verb("world.control:video", "a video of dreams beside what really happened"),
-    "eval": Verb("world.control:evaluate", "play a saved controller in its environment"),
+    "video": Verb("world.control:video", "a video of dreams beside what really happened"),
 }
 _LAUNCH = {
     "plan": Verb("launch:plan", "print commands, folders and totals; nothing is started"),
@@ -63,12 +62,11 @@ _ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment
 VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent"),
     "eval": Verb("evaluate:evaluate", "evaluate runs or checkpoints, make videos of them"),
-    "export": Verb("export:export", "write a trained policy for other programs (ONNX, safetensors, torch)"),
+    "export": Verb("export:export", "write a policy for other programs (ONNX, safetensors, torch)"),
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal"),
     "collect": Verb("collect:collect", "write episodes of a policy into a store"),
     "data": Verb("", "look at stores, check, repair, merge, split and convert them", _DATA),
     "offline": Verb("offline:offline", "learn a policy from a store"),
-    "offline-eval": Verb("offline:offline_eval", "judge offline policies side by side"),
     "world": Verb("", "world models: encoder, latents, dynamics, controller, dream", _WORLD),
     "bench": Verb("bench:bench", "measure speed"),
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),
@@ -81,7 +79,7 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),
 }
 
-MOVED: dict[str, str] = {}
+MOVED = {"offline-eval": "eval", "world eval": "eval", "world film": "world video"}
 """What a verb was called (``world eval``) -> what to type instead of it (``eval``)."""
 
 

@@ -142,10 +142,11 @@ def _value(argument: Argument, texts: Sequence[str]) -> Any:
 def _one(argument: Argument, text: str) -> Any:
     label = f"{argument.label} {text}"
     if argument.choices:
-        if text.lower() not in argument.choices:
+        value = text.lower() if argument.kind is bool else text
+        if value not in argument.choices:
             hint = nearest(text, argument.choices)
             raise ConfigError(f"{label}: one of {', '.join(argument.choices)} is expected{hint and f'; {hint}'}")
-        return text.lower() == "true" if argument.kind is bool else text.lower()
+        return value == "true" if argument.kind is bool else value
     if argument.kind in (int, float):
         return _number(argument.kind, text, label)
     return Path(text) if argument.kind is Path else text
