@@ -79,7 +79,7 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),
 }
 
-MOVED = {"offline-eval": "eval", "world eval": "eval", "world film": "world video"}
+MOVED = {"offline-eval": "eval", "world eval": "eval", "world video": "world video"}
 """What a verb was called (``world eval``) -> what to type instead of it (``eval``)."""
 
 
