@@ -40,12 +40,12 @@ class PolicyPerAgent:
         owner = self._owners[request.lanes % len(self._owners)]
         parts = [np.nonzero(owner == k)[0] for k in range(len(self._members))]
         asked = [(mine, member) for mine, member in zip(parts, self._members, strict=True) if mine.size]
-        answers = [(mine, member.act(_part(request, mine))) for mine, member in asked]
+        outputs = [(mine, member.act(_part(request, mine))) for mine, member in asked]
         return ArrayOutput(
-            action=_joined(owner.size, [(mine, answer.action) for mine, answer in answers]),
-            log_prob=_joined(owner.size, [(mine, answer.log_prob) for mine, answer in answers]),
-            value=_joined(owner.size, [(mine, answer.value) for mine, answer in answers]),
-            state=_states(owner.size, answers),
+            action=_joined(owner.size, [(mine, output.action) for mine, output in outputs]),
+            log_prob=_joined(owner.size, [(mine, output.log_prob) for mine, output in outputs]),
+            value=_joined(owner.size, [(mine, output.value) for mine, output in outputs]),
+            state=_states(owner.size, outputs),
         )
 
 
@@ -69,9 +69,9 @@ def _part(request: ActRequest, mine: Array) -> Request:
     )
 
 
-def _states(count: int, answers: Sequence[tuple[Array, PolicyOutput]]) -> Array | None:
-    known = [(mine, answer.state) for mine, answer in answers if answer.state is not None]
-    return _joined(count, known) if len(known) == len(answers) else None
+def _states(count: int, outputs: Sequence[tuple[Array, PolicyOutput]]) -> Array | None:
+    known = [(mine, output.state) for mine, output in outputs if output.state is not None]
+    return _joined(count, known) if len(known) == len(outputs) else None
 
 
 def _joined(count: int, parts: Sequence[tuple[Array, Array]]) -> Array:
