@@ -133,7 +133,7 @@ def offline_eval(
         targets: Returns to ask Decision Transformers for; none: those of each run.
         episodes: Episodes for every policy and target.
         deterministic: Take the most likely action instead of sampling; unset: as each run did.
-        seed: Seed of environments and actions; the same seed gives the same figures.
+        seed: Seed of environments and actions; the same seed gives the same metrics.
         workers: Worker processes; 0 takes one per core.
         envs: Environments that play at the same time.
         behaviour: The run, or checkpoint, that made the data: it plays beside them.

@@ -49,7 +49,7 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure: frames per second, and where the time went (seconds per second of the run, by process)."""
+    """One measurement: frames per second, and where the time went (seconds per second of the run, by process)."""
 
     kind: str
     frames_per_s: float

@@ -2,7 +2,7 @@
 
 ``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
 checkpoints, play (``play``), video (``video``), write. Which episodes are played is settled beforehand, so that
-short ones do not count more often than long ones, and the same seed gives the same figures.
+short ones do not count more often than long ones, and the same seed gives the same metrics.
 """
 
 from __future__ import annotations
