@@ -9,12 +9,12 @@ import numpy as np
 from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.slots import Arena
-from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.random import ArrayOutput
 
 
-class PolicyPerAgent:
+class PolicyPerAgent(Policy):
     """Asks policy ``owners[a]`` about the lanes of agent ``a``; lanes count the agents of one environment first."""
+
+    version = 0
 
     def __init__(self, members: Sequence[Policy], owners: Sequence[int]) -> None:
         if sorted(set(owners)) != list(range(len(members))):
@@ -40,12 +40,12 @@ class PolicyPerAgent:
         owner = self._owners[request.lanes % len(self._owners)]
         parts = [np.nonzero(owner == k)[0] for k in range(len(self._members))]
         asked = [(mine, member) for mine, member in zip(parts, self._members, strict=True) if mine.size]
-        outputs = [(mine, member.act(_part(request, mine))) for mine, member in asked]
-        return ArrayOutput(
-            action=_joined(owner.size, [(mine, output.action) for mine, output in outputs]),
-            log_prob=_joined(owner.size, [(mine, output.log_prob) for mine, output in outputs]),
-            value=_joined(owner.size, [(mine, output.value) for mine, output in outputs]),
-            state=_states(owner.size, outputs),
+        answers = [(mine, member.act(request.part(mine))) for mine, member in asked]
+        return PolicyOutput(
+            action=_joined(owner.size, [(mine, answer.action) for mine, answer in answers]),
+            log_prob=_joined(owner.size, [(mine, answer.log_prob) for mine, answer in answers]),
+            value=_joined(owner.size, [(mine, answer.value) for mine, answer in answers]),
+            state=_states(owner.size, answers),
         )
 
 
@@ -55,23 +55,9 @@ def lane_owners(owners: Sequence[int], groups: int, lanes: int) -> Array:
     return owner
 
 
-def _part(request: ActRequest, mine: Array) -> Request:
-    """Some of the lanes only; these are no longer whole groups."""
-    none = request.groups[:0]
-    return Request(
-        request.first[mine],
-        request.lanes[mine],
-        none,
-        none,
-        none,
-        none,
-        gather=lambda: {name: array[mine] for name, array in request.obs.items()},
-    )
-
-
-def _states(count: int, outputs: Sequence[tuple[Array, PolicyOutput]]) -> Array | None:
-    known = [(mine, output.state) for mine, output in outputs if output.state is not None]
-    return _joined(count, known) if len(known) == len(outputs) else None
+def _states(count: int, answers: Sequence[tuple[Array, PolicyOutput]]) -> Array | None:
+    known = [(mine, answer.state) for mine, answer in answers if answer.state is not None]
+    return _joined(count, known) if len(known) == len(answers) else None
 
 
 def _joined(count: int, parts: Sequence[tuple[Array, Array]]) -> Array:
