@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from rollmill.core.config.schema import settings
+from rollmill.core.given import MAIN
 
 
 @settings(shorthand="id")
@@ -53,6 +54,10 @@ class EnvSettings:
     @property
     def check_hint(self) -> str:
         """What to do about an environment that fails."""
+        if self.id.startswith(f"{MAIN}:"):
+            return (
+                f"in a file, `rollmill envs check path/to/file.py:{self.id.rpartition(':')[2]}` looks for what is wrong"
+            )
         args = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.args.items()}
         words = [self.id, *(f"env.args.{name}={value}" for name, value in args.items())]
         return f"`rollmill envs check {shlex.join(words)}` looks for what is wrong with it"
