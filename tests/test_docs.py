@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from running import ROOT
 import rollmill
 from rollmill.cli.arguments import arguments_of
 from rollmill.cli.envs import CheckConfig
-from rollmill.cli.tree import VERBS, find
+from rollmill.cli.tree import VERBS, Verb, find
 from rollmill.cli.words import parse
 from rollmill.core.config.load import load_config
 from rollmill.core.config.old_names import OLD_NAMES
@@ -136,6 +138,13 @@ def test_keys_named_for_other_tools_exist() -> None:
 # -- commands and code --------------------------------------------------------------------------------
 
 
+def given_by(name: tuple[str, ...], verb: Verb, words: list[str]) -> dict[str, Any]:
+    """What a command line says, fields of option dataclasses beside the other parameters."""
+    given = parse(verb.load(), words, f"rollmill {' '.join(name)}").arguments
+    blocks = [vars(value) for value in given.values() if dataclasses.is_dataclass(value)]
+    return dict(itertools.chain(given.items(), *(block.items() for block in blocks)))
+
+
 def flags_of(verb: str) -> set[str]:
     return {"--help", *(flag for argument in arguments_of(VERBS[verb].load()) for flag in argument.flags)}
 
@@ -175,7 +184,7 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
         return
     name, verb, rest = find(words)
     assert verb.target, f"no verb {rest[0]}"
-    given = parse(verb.load(), rest, f"rollmill {' '.join(name)}").arguments
+    given = given_by(name, verb, rest)
     Filter.parse(given.get("filters", ()))
     if " ".join(name) in SETTINGS:
         config = load_config(SETTINGS[" ".join(name)], given.get("config", ()), given["overrides"])
@@ -200,7 +209,7 @@ def folder_made_by(words: list[str]) -> Path | None:
     name, verb, rest = find(words)
     if name not in (("train",), ("offline",)) or "--help" in rest:
         return None
-    given = parse(verb.load(), rest, f"rollmill {' '.join(name)}").arguments
+    given = given_by(name, verb, rest)
     files = given.get("config", ())
     if name == ("train",):
         return load_config(TrainConfig, files, given["overrides"]).folder

@@ -92,16 +92,16 @@ def test_an_unknown_verb_names_the_nearest(call: Call, words: str, answer: str) 
 
 
 def test_a_verb_that_has_moved_answers_with_the_new_command(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MOVED, "data look", "data info")
+    monkeypatch.setitem(MOVED, ("data", "look"), "data info")
     result = call("data", "look", "a b", "--json")
     assert result == Result(2, "", "rollmill data: 'look' is now `rollmill data info 'a b' --json`\n")
     assert call("help", "data", "look").err.startswith("rollmill data: 'look' is now `rollmill data info")
 
 
 def test_no_verb_has_the_name_of_one_that_has_moved() -> None:
-    names = {" ".join(name) for name, _ in all_verbs()}
+    names = {name for name, _ in all_verbs()}
     assert names.isdisjoint(MOVED)
-    assert names.issuperset(MOVED.values())
+    assert {" ".join(name) for name in names}.issuperset(MOVED.values())
 
 
 @pytest.mark.parametrize("name", ["", *(verb for verb in VERBS if not VERBS[verb].target)])

@@ -87,7 +87,7 @@ def _dispatch(words: list[str], on_loaded: Callable[[], None]) -> int:
 
 def _no_verb(name: Sequence[str], verb: Verb, rest: Sequence[str]) -> str:
     """What to type instead of a verb that there is not."""
-    moved = MOVED.get(" ".join((*name, rest[0])))
+    moved = MOVED.get((*name, rest[0]))
     if moved:
         return f"{rest[0]!r} is now `{command((moved, shlex.join(rest[1:])))}`"
     hint = "did you mean `rollmill train`?" if "=" in rest[0] else nearest(rest[0], verb.verbs)

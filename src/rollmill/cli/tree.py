@@ -61,7 +61,7 @@ _ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment
 
 VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent"),
-    "eval": Verb("evaluate:evaluate", "evaluate runs or checkpoints, make videos of them"),
+    "eval": Verb("evaluate:evaluate", "evaluate policies of any kind side by side, with videos"),
     "export": Verb("export:export", "write a policy for other programs (ONNX, safetensors, torch)"),
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal"),
     "collect": Verb("collect:collect", "write episodes of a policy into a store"),
@@ -79,8 +79,8 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),
 }
 
-MOVED = {"offline-eval": "eval", "world eval": "eval", "world video": "world video"}
-"""What a verb was called (``world eval``) -> what to type instead of it (``eval``)."""
+MOVED = {("offline-eval",): "eval", ("world", "eval"): "eval", ("world", "film"): "world video"}
+"""What a verb was called -> what to type instead of it."""
 
 
 def find(words: Sequence[str]) -> tuple[tuple[str, ...], Verb, list[str]]:
