@@ -9,7 +9,7 @@ from running import assert_same
 
 from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.learning.critics import Critics
+from rollmill.models.critics import Critics
 from rollmill.learning.sac import Sac, build_sac
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
