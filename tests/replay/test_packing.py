@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replaying import HUNT_BYTES, complex_hunt
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.slots import SegmentLayout
 from rollmill.envs.batch import random_actions
 from rollmill.envs.probe import build_one, close_one
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.treasure_hunt.observation import SPACE
 from rollmill.replay.packing import MAGIC, SegmentCodec
 from rollmill.store.format.codec import CodecError
 
@@ -139,33 +139,11 @@ def test_another_layout_is_refused_on_both_sides() -> None:
         codec.pack(segment | {"reward": segment["reward"].astype(np.float64)})
 
 
-HUNT_BYTES = 650_000
-"""256 steps of the treasure hunt take at most this."""
-
-
-def hunt_layout() -> SegmentLayout:
-    observation = tuple(Field(name, space.dtype.name, space.shape) for name, space in SPACE.items())  # type: ignore[union-attr]
-    return SegmentLayout(EnvSpec("treasure_hunt", observation, ActionSpec("discrete", nvec=(16,))), 256, 1)
-
-
 def test_the_most_complex_maps_of_a_treasure_hunt_fit() -> None:
-    """Maps without any structure: each bit counts, nothing else can be saved."""
-    rng = np.random.default_rng(0)
-    layout = hunt_layout()
-    segment = {f.name: np.zeros((rows, *f.shape), f.dtype) for f, rows in layout.fields()}
-    maps = segment["obs:maps"]
-    maps[:] = rng.integers(0, 2, maps.shape, dtype=np.uint8) * 255
-    maps[:, 1] = rng.integers(0, 6, maps[:, 1].shape, dtype=np.uint8) * 51
-    segment["obs:vector"][:] = rng.random(segment["obs:vector"].shape)
-    segment["obs:action_mask"][:] = rng.integers(0, 2, segment["obs:action_mask"].shape)
-    for name in ("value", "log_prob", "reward"):
-        segment[name][:] = rng.normal(size=257)
-    segment["version"][:] = 10**6 + np.arange(257) // 30
-    segment["frames"][:] = 10**9 + 640 * np.arange(257)
-    codec = SegmentCodec(layout.fields())
+    codec, segment = complex_hunt()
     packed = codec.pack(segment)
     assert len(packed) <= HUNT_BYTES
-    assert np.array_equal(codec.unpack(packed)["obs:maps"], maps)
+    assert np.array_equal(codec.unpack(packed)["obs:maps"], segment["obs:maps"])
 
 
 def test_a_played_treasure_hunt_is_far_smaller() -> None:

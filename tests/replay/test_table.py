@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from replay_model import ModelTable
+from replaying import ModelTable
 
 from rollmill.replay.limiter import RateLimiter
 from rollmill.replay.selectors import SELECTORS, Prioritized
@@ -178,6 +178,17 @@ def test_counters_without_contents_keep_the_ratio() -> None:
     assert not twin.limiter.may_sample()
     assert twin.insert(9) == 4  # keys go on
     assert [item.number for item in twin] == [4]
+
+
+def test_draws_of_a_batch_belong_together() -> None:
+    table: Table[int] = Table(6, RateLimiter.by_size(4), "fifo", max_times_sampled=1)
+    for k in range(5):
+        table.insert(k)
+    assert len(table.sample(4)) == 2  # then there are 3, fewer than the minimum
+    assert table.sample(3, together=True) == []
+    table.insert(5)
+    assert [draw.item.data for draw in table.sample(4, together=True)] == [2, 3, 4, 5]
+    assert len(table) == 0
 
 
 def test_unused_items_are_counted() -> None:

@@ -48,12 +48,13 @@ def test_by_new_equals_the_transcript() -> None:
 
 def test_by_clock_asks_nothing_but_the_time() -> None:
     now = 0.0
-    limiter = RateLimiter.by_size(1)
+    limiter = RateLimiter.by_size(2)
     table: Table[int] = Table(5, limiter)
-    trigger = ByClock(limiter, 2.0, clock=lambda: now)
+    trigger = ByClock(limiter, 2, 2.0, clock=lambda: now)
     now = 3.0
-    assert not trigger.due()  # there is nothing at all
     table.insert(0)
+    assert not trigger.due()  # less than a batch
+    table.insert(1)
     assert trigger.due()
     assert not trigger.due()
     now = 4.9

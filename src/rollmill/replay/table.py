@@ -135,10 +135,15 @@ class Table(Generic[T]):
                 selector.delete(key)
             self.limiter.deleted += 1
 
-    def sample(self, count: int = 1) -> list[Draw[T]]:
-        """As many draws as the limiter allows, one after the other: ``count`` at most, none at least."""
+    def sample(self, count: int = 1, together: bool = False) -> list[Draw[T]]:
+        """As many draws as the limiter allows, one after the other: ``count`` at most, none at least.
+
+        ``together``: all of them or none; those that leave the table on the way do not stop the others.
+        """
         draws: list[Draw[T]] = []
-        while len(draws) < count and self.limiter.may_sample():
+        if together and not self.limiter.may_sample(count):
+            return draws
+        while len(draws) < count and self._items and (together or self.limiter.may_sample()):
             key, probability = self._sampler.select()
             item = self._items[key]
             item.times_sampled += 1

@@ -68,17 +68,19 @@ class ByNew:
 
 
 class ByClock:
-    """Every so many seconds, however much or little is new."""
+    """Every so many seconds, however much or little is new, once there is a batch."""
 
     repeats = False
 
-    def __init__(self, limiter: RateLimiter, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limiter, self._seconds, self._clock = limiter, seconds, clock
+    def __init__(
+        self, limiter: RateLimiter, batch: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limiter, self._batch, self._seconds, self._clock = limiter, batch, seconds, clock
         self._last = clock()
 
     def due(self) -> bool:
         now = self._clock()
-        if self._limiter.size < 1 or now - self._last < self._seconds:
+        if not self._limiter.may_sample(self._batch) or now - self._last < self._seconds:
             return False
         self._last = now
         return True

@@ -89,7 +89,7 @@ def resumed_settings(
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{loaded.path}: it has no settings, and {folder.config} is missing")
     print(f"{folder.config} is missing: the settings are those of {loaded.path}", file=sys.stderr)
-    return load_saved(kind, saved, loaded.path, files=files, overrides=overrides)
+    return load_saved(kind, saved, loaded.path, files=files, overrides=overrides, trains=True)
 
 
 def open_diary(folder: RunFolder, config: object, mode: Mode, command: Sequence[str], loaded: Loaded | None) -> Diary:

@@ -1,12 +1,41 @@
-"""What a replay table must do, as short as it can be said: lists, sums over everything, no cleverness."""
+"""A model of a replay table, as short as it can be said, and segments that hardly shrink."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field
+from rollmill.core.slots import SegmentLayout
+from rollmill.envs.treasure_hunt.observation import SPACE
+from rollmill.replay.packing import SegmentCodec
+
+HUNT_BYTES = 650_000
+"""256 steps of the treasure hunt take at most this."""
+
+
+def complex_hunt(steps: int = 256) -> tuple[SegmentCodec, dict[str, Array]]:
+    """A treasure hunt whose maps have no structure: each bit counts, nothing else can be saved."""
+    rng = np.random.default_rng(0)
+    observation = tuple(Field(name, space.dtype.name, space.shape) for name, space in SPACE.items())  # type: ignore[union-attr]
+    spec = EnvSpec("treasure_hunt", observation, ActionSpec("discrete", nvec=(16,)))
+    layout = SegmentLayout(spec, steps, 1)
+    segment: dict[str, Array] = {f.name: np.zeros((rows, *f.shape), f.dtype) for f, rows in layout.fields()}
+    maps = segment["obs:maps"]
+    maps[:] = rng.integers(0, 2, maps.shape, dtype=np.uint8) * 255
+    maps[:, 1] = rng.integers(0, 6, maps[:, 1].shape, dtype=np.uint8) * 51
+    segment["obs:vector"][:] = rng.random(segment["obs:vector"].shape)
+    segment["obs:action_mask"][:] = rng.integers(0, 2, segment["obs:action_mask"].shape)
+    for name in ("value", "log_prob", "reward"):
+        segment[name][:] = rng.normal(size=layout.rows)
+    segment["version"][:] = 10**6 + np.arange(layout.rows) // 30
+    segment["frames"][:] = 10**9 + 640 * np.arange(layout.rows)
+    return SegmentCodec(layout.fields()), segment
+
 
 class ModelTable:
-    """The same calls as ``replay.table.Table``; where chance decides, the caller tells what was drawn."""
+    """What ``replay.table.Table`` must do: lists, sums over everything. Where chance decides, the caller tells."""
 
     def __init__(
         self, capacity: int, limits: tuple[float, int, float, float], kinds: tuple[str, str], most: int
