@@ -26,7 +26,7 @@ def follow(setup: RankSetup, parent: Parent) -> None:
     from rollmill.runs.train.reporting import Reporter
 
     config = setup.config
-    ranks = TorchRanks(setup.rank, config.learning.ranks, setup.meeting_place, config.learning.rank_timeout, setup.cuda)
+    ranks = TorchRanks(setup.rank, config.learning.ranks, setup.rendezvous, config.learning.rank_timeout, setup.cuda)
     parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks=ranks)
     folder = RunFolder(config.folder)
     run = OnlineRun(config, parts, folder, Reporter(config, folder, "off"), ())

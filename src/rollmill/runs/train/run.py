@@ -26,7 +26,7 @@ from rollmill.core.errors import (
 )
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.run_folder import RunFolder, State, open_log
 from rollmill.envs.probe import probe_here
 from rollmill.monitor.console import live_panel
@@ -35,11 +35,11 @@ from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Request, find_checkpoint, open_diary, why_failed, write_config, write_down
 from rollmill.runs.online_state import require_online
 from rollmill.runs.out_of_memory import memory_is_named
-from rollmill.runs.probing import probe_beside
+from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.sizing import size
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.train.background_eval import EvaluationBeside
+from rollmill.runs.train.background_eval import BackgroundEval
 from rollmill.runs.train.forecasting import start_forecast
 from rollmill.runs.train.observers import Observer, build_observers, call_hook
 from rollmill.runs.train.profiler import Profiler
@@ -102,10 +102,10 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         ending = stack.enter_context(_Ending(folder, loaded.frames if loaded else 0))
         stack.enter_context(folder.guarded())
         ending.diary = open_diary(folder, config, request.mode, request.command, loaded)
-        environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
+        environment = stack.enter_context(process_scope(inside=config.sampling.mode == "serial"))
         stack.push(ending.close_run)
         if config.evaluation.on:
-            observers = (*observers, EvaluationBeside(config.evaluation, environment))
+            observers = (*observers, BackgroundEval(config.evaluation, environment))
         stack.enter_context(memory_is_named(MEMORY_ADVICE))
         spec = _learn_spec(config, environment)
         config = _size_for(spec, asked, config, None if loaded else folder)
@@ -157,7 +157,7 @@ def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
     """The env's spec, from a process of its own (serial mode: from this one) while torch is imported."""
     if config.sampling.mode == "serial":
         return probe_here(config.env)
-    return probe_beside(config.env, environment, config.sampling.start_timeout)
+    return probe_in_child(config.env, environment, config.sampling.start_timeout)
 
 
 def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, folder: RunFolder | None) -> TrainConfig:

@@ -146,5 +146,5 @@ class _Fit:
 
     def _save(self) -> None:
         self.stage.save(self.fitter.step, {"fit": self.fitter.state()})
-        figures = {name: value for name, value in self.stage.metrics.items() if value == value}
-        save_dynamics(self.stage.folder.path / DYNAMICS_FILE, self.model, {"steps": self.fitter.step, **figures})
+        metrics = {name: value for name, value in self.stage.metrics.items() if value == value}
+        save_dynamics(self.stage.folder.path / DYNAMICS_FILE, self.model, {"steps": self.fitter.step, **metrics})

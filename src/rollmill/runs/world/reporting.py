@@ -1,4 +1,4 @@
-"""What the training of a world-model stage writes down: metrics for the sinks, and pictures of reconstructions."""
+"""What the training of a world-model stage writes down: metrics for the sinks, and images of reconstructions."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class StageReporter:
                     log.error("metrics are being lost, training goes on: %s", error)
                 self._failed.add(name)
 
-    def picture(self, steps: int, name: str, sheet: Array) -> Path | None:
-        """Write a picture ``[H, W, 3]`` as PNG into the folder, and for TensorBoard; None where that failed."""
-        path = self._folder.pictures / f"{name}-{steps:08d}.png"
+    def image(self, steps: int, name: str, sheet: Array) -> Path | None:
+        """Write an image ``[H, W, 3]`` as PNG into the folder, and for TensorBoard; None where that failed."""
+        path = self._folder.images / f"{name}-{steps:08d}.png"
         data = encode_png(sheet, level=6)
         try:
             path.parent.mkdir(exist_ok=True)
             atomic.write_bytes(path, [data])
             if self._tensorboard is not None:
-                self._tensorboard.picture(steps, name, data, sheet.shape[:2])
+                self._tensorboard.image(steps, name, data, sheet.shape[:2])
         except (OSError, RunFolderError) as error:
-            log.error("the picture %s could not be written, training goes on: %s", path, error)
+            log.error("the image %s could not be written, training goes on: %s", path, error)
             return None
         return path
 
