@@ -43,7 +43,7 @@ COUNTERS_SHAPE: Shape = {
     "lost_segments": int,
     "env_faults": int,
     "worker_restarts": int,
-    "dials?": {str: float},
+    "variables?": {str: float},
     "episodes": [
         {"lane": int, "episode": int, "episode_return": float, "length": int, "terminated": bool, "policy_id": int}
         | {"frames": int, "first_frames?": int}
@@ -57,7 +57,7 @@ EXACT_SHAPE: Shape = {
     "finished": [{"group": int, "fields": {str: ARRAY}}],
     "envs": [
         {"episode": INTS, "steps": INTS, "returns": FLOATS, "ended": FLAGS, "faults": INTS, "good_steps": INTS}
-        | {"actions": [ARRAY], "dials?": [ARRAY]}
+        | {"actions": [ARRAY], "variables?": [ARRAY]}
     ],
 }
 GATHER_SECONDS = 0.02
@@ -423,7 +423,7 @@ class Sampler:
             "lost_segments": self.lost_segments,
             "env_faults": report.env_faults,
             "worker_restarts": report.worker_restarts,
-            "dials": self.variables,
+            "variables": self.variables,
             # Ended, but not yet counted by whoever reports.
             "episodes": [asdict(episode) for episode in self.episodes.copy()],
         }
@@ -434,7 +434,7 @@ class Sampler:
         self.lost_segments = state["lost_segments"]
         self.pool.report.env_faults = state["env_faults"]
         self.pool.report.worker_restarts = state["worker_restarts"]
-        for name, value in state.get("dials", {}).items():
+        for name, value in state.get("variables", {}).items():
             if name in self.plan.env.variables:
                 self.set_variable(name, value)
         self.episodes.extend(EpisodeEnd(**episode) for episode in state["episodes"])

@@ -157,7 +157,7 @@ def video(
     raw: Path | None = None,
     config: Configs = (),
 ) -> int:
-    """Make a video of dreams beside what happened: ``rollmill world video data/lat runs/vae runs/dynamics --out dreams.mp4``.
+    """Show dreams beside what happened: ``rollmill world video data/lat runs/vae runs/dynamics --out dreams.mp4``.
 
     Args:
         overrides: Settings, for example episodes=4 shown=20 temperature=1.2.

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollmill.core import atomic
+from rollmill.core.config.old_names import renamed
 from rollmill.core.config.plain import completed, differences, to_dict
 from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
@@ -170,7 +171,7 @@ class World:
                 self._controller,
                 ControllerSettings(),
             ),
-            Stage("report", {"film": c.video}, self._report_inputs, self._report),
+            Stage("report", {"video": c.video}, self._report_inputs, self._report),
         ]
 
     def run(self, until: str) -> WorldOutcome:
@@ -223,7 +224,7 @@ class World:
     def record(self, name: str) -> Record:
         path = self.out / RECORDS / f"{name}.json"
         try:
-            return Record(**read_json(path))
+            return Record(**renamed(read_json(path)))
         except FileNotFoundError:
             return Record()
         except (OSError, ValueError, TypeError) as error:
