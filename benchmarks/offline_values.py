@@ -92,7 +92,7 @@ def fit_here(store: Path, algorithm: str, seed: int, options: argparse.Namespace
     found = ours(
         *("offline", str(store), "-f", f"offline_{algorithm}", "--overwrite"),
         *(f"run.dir={FOLDER.parent}", "run.experiment=offline_values", f"run.name={name}", f"run.seed={seed}"),
-        *(f"fit.steps={options.steps}", "fit.patience=0", "data.validation=0", "fit.threads=1"),
+        *(f"fit.steps={options.steps}", "fit.patience=0", "data.validation=0", "fit.threads=1", "model.encoder=auto"),
         *(f"evaluation.final_episodes={options.episodes}", "evaluation.deterministic=true", "evaluation.random=false"),
     )
     rows = [row for row in found["results"]["rows"] if row["policy"] == algorithm]

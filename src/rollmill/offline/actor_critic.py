@@ -67,7 +67,7 @@ class ValuePolicy(nn.Module):
         super().__init__()
         check_actions(spec)
         network = network_settings(model, self.squashed)
-        self.spec, self.settings = spec, settings
+        self.spec, self.settings, self.network = spec, settings, network
         self.policy = ActorCritic(spec, network)
         self.critics = Critics(spec, network)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
