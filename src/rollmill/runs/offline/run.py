@@ -338,7 +338,8 @@ class OfflineRun:
     def save(self) -> Path:
         """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
         self.folder.require()
-        path = self._checkpoints.save(self.state(), self.steps, self.metrics.get("eval/return"))
+        rating = self.task.config.checkpoints.rated(self.metrics, "eval/return")
+        path = self._checkpoints.save(self.state(), self.steps, rating)
         self._saved_at = time.monotonic()
         log.info("checkpoint %s", path)
         return path
