@@ -172,7 +172,7 @@ def commands() -> list[tuple[str, str]]:
     for page, block in itertools.chain.from_iterable(map(code_blocks, SHELL)):
         for line in block.replace("\\\n", " ").splitlines():
             command = re.search(r"(?:^|\s)(?:rollmill|-m rollmill\.cli\.main) (.*)", line.partition("#")[0])
-            if command and "KEY=VALUE" not in line:
+            if command and "KEY=VALUE" not in line and not line.startswith("docker build"):
                 found.append((page.name, command.group(1)))
     return found
 

@@ -351,7 +351,7 @@ def test_ctrl_c_while_modules_are_imported(
     path = tmp_path / "shadow"
     path.mkdir()
     handler = "pass" if swallow else "raise"
-    (path / "yaml.py").write_text(
+    (path / "rich.py").write_text(
         f"import time\nopen({str(tmp_path / 'begun')!r}, 'w').close()\n"
         f"try:\n    time.sleep(3600)\nexcept BaseException:\n    {handler}\n"
     )
