@@ -8,8 +8,7 @@ from rollmill.core.checkpoints import Loaded, require_version, restoring, saved_
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE
 from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape, check_shape
-
-CHECKPOINT_FORMAT = 1
+from rollmill.runs.resume import CHECKPOINT_FORMAT
 
 PLAYABLE_SHAPE: Shape = {
     "config": {"env": MAPPING, "model": MAPPING},

@@ -15,7 +15,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.lifecycle import resumed_settings
+from rollmill.runs.resume import resumed_settings
 from rollmill.runs.world.settings import VaeConfig
 
 

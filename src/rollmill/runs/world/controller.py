@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rollmill.core.checkpoints import restoring
+from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, EnvSpec
@@ -26,13 +26,18 @@ from rollmill.core.shapes import ArrayOf, Shape
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
+from rollmill.monitor.console import Row, count_text
+from rollmill.monitor.metrics import Progress
+from rollmill.monitor.reporter import Display
 from rollmill.optim.device import choose_device
 from rollmill.runs.evaluate.play import make_plan, play
 from rollmill.runs.evaluate.results import Score
+from rollmill.runs.lifecycle import Ended, Life, Request, live
+from rollmill.runs.lifecycle import Progress as Tell
+from rollmill.runs.resume import stage_check
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.runs.world.generations import GenerationRow, write_generations
-from rollmill.runs.world.stage import Progress, Stage, open_stage
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
@@ -56,8 +61,7 @@ from rollmill.worldmodel.encoder.file import ImageEncoder, encoder_checksum, loa
 
 log = logging.getLogger("rollmill")
 
-KIND = "world controller"
-STATE_SHAPE: Shape = {
+STATE_SHAPE: dict[str, Shape] = {
     "search": SEARCH_SHAPE,
     "rows": [{str: (float, None)}],
     "champion": ArrayOf("f", 1),
@@ -65,14 +69,19 @@ STATE_SHAPE: Shape = {
     "seconds": float,
     "env_steps": int,
 }
+CHECK = stage_check("controller", STATE_SHAPE)
+ROWS = (
+    Row("mean", "search/mean"),
+    Row("best", "search/best"),
+    Row("champion", "search/champion"),
+    Row("sigma", "search/sigma"),
+    Row("steps", "search/env_steps", count_text),
+    Row("steps/s", "time/steps_per_s", count_text),
+)
+CONSOLE_SECONDS = 5.0
 PROBE_SECONDS = 120.0
 EVALUATION, FINAL = 1_000_003, 2_000_003
 """Added to the seed of evaluations: they play other episodes than the search, and the last one others still."""
-FREE = (
-    *("generations", "seconds", "envs", "workers", "mode", "lockstep", "device", "threads", "resume"),
-    *("evaluate_every", "evaluate_episodes", "final_episodes"),
-)
-"""Settings that may change when a search goes on."""
 
 
 class Evaluator(Protocol):
@@ -100,14 +109,12 @@ class Models:
 
 
 @dataclass(frozen=True)
-class ControllerOutcome:
+class ControllerOutcome(Ended):
     """How the stage ended."""
 
-    folder: Path
     controller: Path
     generations: int
     env_steps: int
-    interrupted: bool
     best_return: float | None
     """Of the champion, in the evaluations during the search."""
     final: Score | None
@@ -136,8 +143,9 @@ def train_controller(
     out: Path,
     *,
     dream: DreamSettings | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
     on_ready: Callable[[], None] | None = None,
+    request: Request | None = None,
 ) -> ControllerOutcome:
     """Search for a controller, or go on with it; ``out/controller.bin`` is the best one.
 
@@ -161,16 +169,28 @@ def train_controller(
             "environment": to_dict(env),
             "dream": to_dict(dream) if dream else None,
         }
-        stage = stack.enter_context(open_stage(out, KIND, settings, inputs, FREE, STATE_SHAPE))
+        asked = request or Request("continue")
+        life = stack.enter_context(live("controller", out, settings, asked, CHECK, inputs=inputs, progress=progress))
         scene = Scene(settings, env, spec, field, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
-        run = _SearchRun(scene, stage, paths, progress)
-        with contextlib.closing(run.evaluator(dream)) as evaluator:
+        run = _SearchRun(scene, life, paths)
+        life.begin(run)
+        with life.interrupt, contextlib.closing(run.evaluator(dream)) as evaluator:
             if on_ready is not None:
                 on_ready()
             run.loop(evaluator)
-        final = run.finish() if not stage.stopped else None
-    return run.outcome(final)
+        final = None
+        if not life.stopped:
+            with life.afterwards():
+                final = run.finish()
+    return ControllerOutcome(
+        **life.ended(),
+        controller=out / CONTROLLER_FILE,
+        generations=run.step,
+        env_steps=run.env_steps,
+        best_return=run.champion_return,
+        final=final,
+    )
 
 
 def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path: Path | None) -> Models:
@@ -232,9 +252,8 @@ class Scene:
 class _SearchRun:
     """A search under way."""
 
-    def __init__(self, scene: Scene, stage: Stage, paths: tuple[str, str], progress: Progress | None) -> None:
-        self.scene, self.stage, self.settings = scene, stage, scene.settings
-        self._paths, self._progress = paths, progress
+    def __init__(self, scene: Scene, life: Life, paths: tuple[str, str]) -> None:
+        self.scene, self.life, self.settings, self._paths = scene, life, scene.settings, paths
         s, models = self.settings, scene.models
         self.shape = make_shape(s, models.dynamics, models.encoder.size, scene.spec.action)
         self.rows: list[GenerationRow] = []
@@ -242,14 +261,15 @@ class _SearchRun:
         self.champion_return: float | None = None
         self.seconds = 0.0
         self.env_steps = 0
-        if stage.loaded is None:
-            start = start_weights(s.start, self.shape) if s.start is not None else None
-            size = self.shape.weights
-            self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
-        else:
-            with restoring(stage.loaded.path):
-                self._load(stage.loaded.state, str(stage.loaded.path))
-        log.info("controllers of %d weights, %d in a generation", self.shape.weights, s.population)
+        start = start_weights(s.start, self.shape) if s.start is not None and life.loaded is None else None
+        size = self.shape.weights
+        self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
+        log.info("controllers of %d weights, %d in a generation", size, s.population)
+
+    @property
+    def step(self) -> int:
+        """Generations so far."""
+        return self.search.generation
 
     def evaluator(self, dream: DreamSettings | None) -> Evaluator:
         scene, s = self.scene, self.settings
@@ -264,7 +284,13 @@ class _SearchRun:
         return trials
 
     def loop(self, evaluator: Evaluator) -> None:
-        while not self._over():
+        """Play generations until a limit or a signal ends it."""
+        s, life = self.settings, self.life
+        title, progress = f"controller: {life.folder.path}", Progress(s.generations, s.seconds, self.seconds)
+        life.reporter.open(self.step, Display(life.console, title, ROWS, progress, CONSOLE_SECONDS))
+        if not life.can_be_resumed:
+            life.try_save(self.state(), self.step)  # one that is killed early can be resumed, too
+        while not life.over(self._limit):
             begun = time.perf_counter()
             members = self.search.ask()
             played = evaluator.play(members)
@@ -274,13 +300,15 @@ class _SearchRun:
             evaluated = self._evaluate(members[int(returns.argmax())]) if self._due() else {}
             self.seconds += time.perf_counter() - begun
             self._note(returns, played, evaluated)
-            self._save()
+            life.try_save(self.state(), self.step)
+            self._write()
+        life.save(self.state(), self.step)
 
-    def _over(self) -> bool:
+    def _limit(self) -> str:
         s = self.settings
-        self.stage.folder.watch()
-        late = bool(s.seconds) and self.seconds >= s.seconds
-        return self.stage.stopped or late or self.search.generation >= s.generations
+        if self.step >= s.generations:
+            return f"reached generations={s.generations:_}"
+        return f"reached seconds={s.seconds:g}" if s.seconds and self.seconds >= s.seconds else ""
 
     def _due(self) -> bool:
         every = self.settings.evaluate_every
@@ -320,12 +348,10 @@ class _SearchRun:
         }
         last = self.rows[-2].seconds if len(self.rows) > 1 else 0.0
         metrics["time/steps_per_s"] = played.steps / max(row.seconds - last, 1e-9)
-        self.stage.report(row.generation, metrics)
         log.info(
             "generation %d: mean %.2f, best %.2f, %s steps", row.generation, row.mean, row.best, f"{row.env_steps:,}"
         )
-        if self._progress is not None:
-            self._progress(row.generation / self.settings.generations, metrics)
+        self.life.report(row.generation, metrics, of=self.settings.generations)
 
     def finish(self) -> Score | None:
         """The last evaluation, and the files."""
@@ -344,8 +370,8 @@ class _SearchRun:
 
     # -- files ---------------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        state = {
+    def state(self) -> dict[str, Any]:
+        return {
             "search": self.search.state(),
             "rows": [asdict(row) for row in self.rows],
             "champion": self.champion,
@@ -353,12 +379,10 @@ class _SearchRun:
             "seconds": self.seconds,
             "env_steps": self.env_steps,
         }
-        self.stage.save(self.search.generation, state)
-        self._write()
 
     def _write(self, **figures: float) -> None:
         """The controller, the table and the plots."""
-        folder = self.stage.folder.path
+        folder = self.life.folder.path
         chosen = self.champion if self.champion_return is not None else self.search.mean
         metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **figures}
         encoder, dynamics = self._paths
@@ -366,24 +390,16 @@ class _SearchRun:
         save_controller(folder / CONTROLLER_FILE, saved)
         write_generations(folder, self.rows)
 
-    def _load(self, state: Mapping[str, Any], where: str) -> None:
-        s = self.settings
-        self.search = resume_search(state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where)
-        self.rows = [GenerationRow(**row) for row in state["rows"]]
-        self.champion, self.champion_return = state["champion"], state["champion_return"]
-        self.seconds, self.env_steps = state["seconds"], state["env_steps"]
-
-    def outcome(self, final: Score | None) -> ControllerOutcome:
-        folder = self.stage.folder.path
-        return ControllerOutcome(
-            folder,
-            folder / CONTROLLER_FILE,
-            self.search.generation,
-            self.env_steps,
-            self.stage.stopped,
-            self.champion_return,
-            final,
-        )
+    def load_state(self, loaded: Loaded) -> None:
+        s, state = self.settings, loaded.state
+        with restoring(loaded.path):
+            where = str(loaded.path)
+            self.search = resume_search(
+                state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where
+            )
+            self.rows = [GenerationRow(**row) for row in state["rows"]]
+            self.champion, self.champion_return = state["champion"], state["champion_return"]
+            self.seconds, self.env_steps = state["seconds"], state["env_steps"]
 
 
 def member_returns(returns: Array) -> Array:
