@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: demo test test-gpu check lint types imports spelling format learn bench compare consumers docs clean help
+.PHONY: demo test test-gpu check lint types imports spelling format learn bench compare consumers docs dist clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -100,6 +100,11 @@ consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed ## exports opened
 
 docs: $(STAMP) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+dist: ## build source archive and wheel into dist/, and check them
+	rm -rf dist && $(PYTHON) -m venv .venv-dist && .venv-dist/bin/python -m pip install --quiet build twine
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/python -m twine check --strict dist/*
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache site

@@ -41,6 +41,13 @@ def test_own_model_learns_to_see(tmp_path: Path) -> None:
     assert rows[-1]["episode/return"] > 6, "random actions reach 2.5"
 
 
+def test_own_learner_learns_to_balance(tmp_path: Path) -> None:
+    rows, state = run_example("own_learner.py", tmp_path, "stop.frames=20_000")
+    assert state["state"] == "finished"
+    assert rows[-1]["episode/return"] > 80, "random actions reach 22"
+    assert rows[-1]["learn/entropy"] < rows[0]["learn/entropy"]
+
+
 def test_an_own_model_with_memory_and_arguments(tmp_path: Path) -> None:
     changes = ("model.memory=gru", "model.hidden_size=16", "model.custom_args.cells=3", "stop.batches=1")
     _, state = run_example("own_model.py", tmp_path, *changes)

@@ -104,7 +104,7 @@ def test_a_module_that_is_no_python(module):
 
 
 def test_what_a_notebook_defines_is_in_no_other_process():
-    with pytest.raises(ConfigError, match=r"notebook or script .* file \(env=path/to/file.py:Mine\).*serial"):
+    with pytest.raises(ConfigError, match=r"notebook .*train\(env=Mine\).* file \(env=path/to/file.py:Mine\)"):
         import_object("__main__:Mine", "env")
 
 

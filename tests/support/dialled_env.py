@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
+from rollmill.envs.make import EnvInstance
 
 
 class Dialled:
@@ -38,3 +40,21 @@ class Dialled:
 
     def close(self) -> None:
         return None
+
+
+class Told(Dialled):
+    """Writes down which progress each worker's episodes begin with; it stays the same to their end."""
+
+    def __init__(self, dials: Mapping[str, float], journal: str, instance: EnvInstance) -> None:
+        super().__init__({"level": 0.0})
+        self._progress, self._journal, self._worker = dials, Path(journal), instance.worker
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        self._begun = self._progress["progress"]
+        with self._journal.open("a") as file:
+            file.write(f"{self._worker} {self._begun}\n")
+        super().reset(seed, obs)
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        assert self._progress["progress"] == self._begun
+        return super().step(action, obs)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rollmill.core import given
 from rollmill.core.exits import leave
 
 PARENT_CHECK_SECONDS = 2.0
@@ -58,12 +59,13 @@ def begin_child(setup_fd: int) -> tuple[Any, Parent]:
     faulthandler.enable()
     die_with_parent()
     with os.fdopen(setup_fd, "rb") as pipe:
-        pid, events_fd, path, setup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
+        pid, events_fd, path, own_code, setup = pickle.load(pipe)  # noqa: S301 - from our own parent, never from a file
     parent = Parent(pid, events_fd)
     if parent.is_gone:
         leave(1)
     os.set_inheritable(events_fd, False)
     sys.path[:] = path
+    given.receive(own_code)
     return pickle.loads(setup), parent  # noqa: S301
 
 
@@ -76,6 +78,7 @@ def begin_errand(answer_fd: int) -> tuple[dict[str, Any], Reply]:
     if os.getppid() != asked["parent"]:
         leave(1)
     sys.path[:] = asked["path"]
+    given.receive(asked["own_code"])
     answers = os.fdopen(answer_fd, "w", encoding="utf-8")
 
     def reply(**line: Any) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rollmill.core import given
 from rollmill.core.errors import ConfigError, MissingExtraError, RollmillError, error_text
 from rollmill.core.text import nearest
 
@@ -29,6 +30,8 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
     source, _, name = target.rpartition(":")
     if not source or not name:
         raise ConfigError(f'{key}={target}: expected "module:Name" or "path/to/file.py:Name"')
+    if source == given.MAIN and (own := given.find(name)) is not None and fits(own):
+        return own
     try:
         module = _load_file(source, key) if source.endswith(".py") else _load_module(source, key)
     except RollmillError:
@@ -38,10 +41,10 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
     except Exception as error:  # whatever user code raises
         raise ConfigError(f"{key}={target} cannot be imported: {error_text(error)}\n{_own_part(error)}") from error
     found = getattr(module, name, None)
-    if found is None and source == "__main__":
+    if found is None and source == given.MAIN:
         raise ConfigError(
-            f"{key}={target}: what a notebook or script defines exists in its own process only, not in those that the "
-            f"run starts. Put it into a file ({key}=path/to/file.py:{name}) or, from there, use sampling.mode=serial"
+            f"{key}={target}: what a notebook or script defines exists in its own process only. Give the object itself "
+            f"there (rollmill.train({key}={name})), or put it into a file ({key}=path/to/file.py:{name})"
         )
     if found is None or not fits(found):
         own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}

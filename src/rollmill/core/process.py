@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
+from rollmill.core import given
 from rollmill.core.exits import describe_exit
 from rollmill.core.text import cut
 
@@ -148,7 +149,7 @@ class Child:
         self.output = Lines(output_read, PENDING_BYTES)
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         """Of its output."""
-        start = (os.getpid(), events_write, sys.path, pickle.dumps(setup))
+        start = (os.getpid(), events_write, sys.path, given.packed(), pickle.dumps(setup))
         with contextlib.suppress(BrokenPipeError), os.fdopen(setup_write, "wb") as pipe:
             pickle.dump(start, pipe)  # one that died at once is seen by whoever looks next
 
@@ -257,7 +258,8 @@ class Errand:
         """``files``: descriptors that it inherits besides."""
         self._files = contextlib.ExitStack()
         asked, self._answer, self._noise = (self._open() for _ in range(3))
-        asked.write(json.dumps({"question": question, "path": sys.path, "parent": os.getpid()}).encode())
+        start = {"question": question, "path": sys.path, "own_code": given.packed(), "parent": os.getpid()}
+        asked.write(json.dumps(start).encode())
         asked.seek(0)
         answer = self._answer.fileno()
         self._process = start_module(

@@ -210,6 +210,9 @@ class Learner(Saveable, Protocol):
         ``progress`` is the share of the run that is done (0..1), for schedules.
         """
 
+    def counts(self) -> Mapping[str, float]:
+        """Figures of its replay buffer as they stand (``docs/metrics.md``); none where it has none."""
+
     def publish(self) -> None:
         """Make the current weights visible to policies."""
 

@@ -107,7 +107,7 @@ class BatchSetup:
     seed_of: Callable[[int, int], int] | None = None
     """The seed of (env, episode), where it is not the one that ``seeds`` gives."""
     dials: tuple[Dials, ...] = ()
-    """Those of every env of the batch, if the run has any; ``make`` hands them over."""
+    """Those of every env of the batch, if the run has any, which ``make`` hands over; a vector env has the first."""
 
 
 class _Agent:

@@ -220,12 +220,13 @@ def _check_required(name: str, maker: Callable[..., Any], kwargs: Mapping[str, A
             raise ConfigError(f"env.args.{argument}: {name} needs it")
 
 
-def make_vector_env(settings: EnvSettings, lanes: int) -> gym.vector.VectorEnv:
+def make_vector_env(settings: EnvSettings, lanes: int, dials: Dials | None = None) -> gym.vector.VectorEnv:
     """Build the vectorised form that the id brings, with ``lanes`` environments in it (``env.vector``)."""
     import gymnasium as gym
 
+    given = {"dials": dials or Dials.fixed(settings.dials)} if settings.dials else {}
     with _missing_is_named(settings.id):
-        env = _find_vector_maker(settings.id)(num_envs=lanes, **vector_args(settings))
+        env = _find_vector_maker(settings.id)(num_envs=lanes, **vector_args(settings), **given)
     if not isinstance(env, gym.vector.VectorEnv):
         raise ConfigError(
             f"env.vector: {settings.id} built a {type(env).__name__}, which is no gymnasium.vector.VectorEnv"

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from rollmill.core.config.schema import settings
+from rollmill.core.given import MAIN
 
 
 @settings(shorthand="id")
@@ -22,8 +23,9 @@ class EnvSettings:
     """Keyword arguments for the environment's constructor."""
 
     dials: dict[str, float] = field(default_factory=dict)
-    """Numbers that observers may change while the run goes on (``run.set_dial``), by name, with the values they have
-    where nobody does: in evaluations, for instance. For environments whose constructor takes ``dials``."""
+    """Numbers that change while the run goes on, by name, with the values they have elsewhere: in evaluations, for
+    instance. ``progress`` follows the run by itself, from 0 to 1; others are set by observers (``run.set_dial``). For
+    environments whose constructor takes ``dials``."""
 
     policies: tuple[int, ...] = ()
     """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own
@@ -52,6 +54,10 @@ class EnvSettings:
     @property
     def check_hint(self) -> str:
         """What to do about an environment that fails."""
+        if self.id.startswith(f"{MAIN}:"):
+            return (
+                f"in a file, `rollmill envs check path/to/file.py:{self.id.rpartition(':')[2]}` looks for what is wrong"
+            )
         args = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.args.items()}
         words = [self.id, *(f"env.args.{name}={value}" for name, value in args.items())]
         return f"`rollmill envs check {shlex.join(words)}` looks for what is wrong with it"
@@ -63,7 +69,5 @@ class EnvSettings:
             raise ValueError("fault_limit must be >= 0 and fault_window >= 1")
         if self.policies and {*self.policies} != {*range(len({*self.policies}))}:
             raise ValueError(f"policies must number from 0 without gaps, got {list(self.policies)}")
-        if self.vector and self.dials:
-            raise ValueError("dials are for single environments; set vector=false")
         if self.vector and self.mask_in_info:
             raise ValueError("mask_in_info is for single environments; with vector the mask must be in the observation")

@@ -2,7 +2,10 @@
 
 ``env.dials`` names them and gives their values; an observer turns them (``run.set_dial``). Values travel through shared
 memory. An environment takes them over when an episode begins and keeps them to its end, so that an episode is one
-thing from start to finish, and can be replayed.
+thing from start to finish, and can be replayed. The lanes of a vector environment share one set, which is taken over
+whenever an episode begins in one of them.
+
+``progress`` is kept by the trainer itself: the share of the run that is done, the same for all environments and ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from rollmill.core.fields import Array
+
+PROGRESS = "progress"
 
 
 class Dials(Mapping[str, float]):

@@ -221,6 +221,10 @@ class Appo:
     def publish(self) -> None:
         self._board.publish(self.model, self.version)
 
+    def counts(self) -> dict[str, float]:
+        """Every segment is learnt from once: there is nothing to count."""
+        return {}
+
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

@@ -46,6 +46,11 @@ class Experience:
         """Rows ever added."""
         return self.buffer.added
 
+    @property
+    def age(self) -> float:
+        """Rows added since those that were drawn last, in the mean."""
+        return self.buffer.age
+
     def add(self, segments: Mapping[str, Array], policy_id: int) -> int:
         """Add what counts of segments ``[T + 1, B, ...]``; returns the number of rows.
 

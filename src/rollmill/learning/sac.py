@@ -247,6 +247,18 @@ class Sac:
             f"{self.optimizer_steps + 1}): first seen in {place}. The {name} was not changed by this step."
         )
 
+    def counts(self) -> dict[str, float]:
+        """Of the replay buffer, in rows."""
+        sampled = float(self.optimizer_steps * self.sac.minibatch)
+        learnt = self.experience.added - self.sac.warmup
+        return {
+            "size": float(len(self.experience)),
+            "inserted": float(self.experience.added),
+            "sampled": sampled,
+            "ratio": sampled / learnt if learnt > 0 else 0.0,
+            "age": self.experience.age,
+        }
+
     # -- publishing and checkpoints ------------------------------------------------------------
 
     def agree(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import field
+from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
 
@@ -15,6 +16,13 @@ class LearningSettings:
 
     algorithm: Literal["appo", "sac"] = "appo"
     """appo: any actions and networks; sac: continuous actions, from a replay buffer (see the block ``sac``)."""
+
+    custom: str | None = None
+    """A learner of your own instead: ``module:Class`` or ``path/to/file.py:Class`` (code that is imported and run), a
+    subclass of ``rollmill.CustomLearner``."""
+
+    custom_args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the constructor of ``custom``."""
 
     device: str = "auto"
     """``auto`` (a GPU when there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
@@ -145,5 +153,11 @@ class LearningSettings:
                 raise ValueError(f"{name} must be 0 (off) or positive")
         if self.max_policy_lag < 1:
             raise ValueError("max_policy_lag must be at least 1")
+        if self.custom is not None and not all(self.custom.rpartition(":")[::2]):
+            raise ValueError(f'custom must read "module:Class" or "path/to/file.py:Class", not {self.custom!r}')
+        if self.custom_args and self.custom is None:
+            raise ValueError("custom_args are given but custom is not")
+        if self.custom is not None and (self.algorithm != "appo" or self.ranks > 1):
+            raise ValueError("custom takes the place of the algorithm, in one process: leave out algorithm and ranks")
         if self.targets == "vtrace" and self.recurrence:
             raise ValueError("recurrence shorter than the rollout needs targets=gae: V-trace reads whole segments")

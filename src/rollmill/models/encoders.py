@@ -150,7 +150,7 @@ class Encoder(nn.Module):
         for name, size, is_image in self.vector_inputs:
             x = obs[name].float()
             if x.dim() != 2:
-                x = x.reshape(len(x), size)
+                x = x.reshape(x.shape[0], size)
             parts.append(x * (1 / 255) if is_image and obs[name].dtype == torch.uint8 else x)
         return _join(parts)
 

@@ -125,7 +125,7 @@ class RecurrentMemory(Memory):
     def _split(self, state: Tensor) -> Tensor:
         """``[n, S]`` as ``[1 or 2, layers, n, H]``: hidden vectors, then cells."""
         kinds = 2 if self.is_lstm else 1
-        return state.reshape(len(state), kinds, self.rnn.num_layers, self.output_size).permute(1, 2, 0, 3)
+        return state.reshape(state.shape[0], kinds, self.rnn.num_layers, self.output_size).permute(1, 2, 0, 3)
 
     def _to_rnn(self, state: Tensor) -> RnnState:
         rows = self._split(state).contiguous()

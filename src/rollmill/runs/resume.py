@@ -218,4 +218,4 @@ def resumed_settings(
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{loaded.path}: it has no settings, and {folder.config} is missing")
     print(f"{folder.config} is missing: the settings are those of {loaded.path}", file=sys.stderr)
-    return load_saved(kind, saved, loaded.path, files=files, overrides=overrides)
+    return load_saved(kind, saved, loaded.path, files=files, overrides=overrides, trains=True)

@@ -12,17 +12,21 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.given import MAIN
 from rollmill.core.room import LEAST_ROW_BYTES, check_room
 from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.variables import PROGRESS
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
 from rollmill.monitor.wandb import WandbSettings, require_wandb
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
+from rollmill.replay.settings import ReplaySettings
+from rollmill.runs.replay_checks import check_replay, check_replay_room
 from rollmill.runs.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
@@ -210,6 +214,7 @@ class TrainConfig:
     model: ModelSettings = field(default_factory=ModelSettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
     sac: SacSettings = field(default_factory=SacSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
@@ -222,13 +227,13 @@ class TrainConfig:
     @property
     def folder(self) -> Path:
         """The run's folder: ``<dir>/<experiment>/<name>``."""
-        plain = re.sub(r"[^\w.-]+", "-", self.env.id).strip(".-")
+        plain = re.sub(r"[^\w.-]+", "-", self.env.id.removeprefix(f"{MAIN}:")).strip(".-")
         return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
 
     @property
     def on_policy(self) -> bool:
-        """Whether every row is learnt from by the weights that decided it (sync mode; SAC learns from a replay)."""
-        return self.sampling.mode == "sync" and self.learning.algorithm == "appo"
+        """Whether every row is learnt from by the weights that decided it (sync mode, without any replay)."""
+        return self.sampling.mode == "sync" and self.learning.algorithm == "appo" and not self.replay.on
 
     @property
     def report_frames(self) -> int:
@@ -250,6 +255,7 @@ def check(config: TrainConfig) -> None:
     """Refuse what can be seen to be wrong before any process starts."""
     check_env_settings(config.env)
     check_algorithm(config)
+    check_replay(config)
     s, learning = config.sampling, config.learning
     if learning.recurrence and s.rollout % learning.recurrence:
         raise ConfigError(f"learning.recurrence={learning.recurrence} must divide sampling.rollout={s.rollout}")
@@ -282,8 +288,12 @@ def _check_ranks(config: TrainConfig) -> None:
             f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
             "use sampling.mode=sync or async"
         )
-    if config.env.dials:
-        raise ConfigError(f"env.dials reach the environments of rank 0 only: use learning.ranks=1, not {ranks}")
+    by_observers = [name for name in config.env.dials if name != PROGRESS]
+    if by_observers:
+        raise ConfigError(
+            f"env.dials.{by_observers[0]}: what observers set reaches the environments of rank 0 only: use "
+            f"learning.ranks=1, not {ranks}"
+        )
     if s.workers % ranks:
         raise ConfigError(
             f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
@@ -312,8 +322,15 @@ def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
         raise ConfigError("learning.exploration=symmetric_kl needs discrete actions; use learning.exploration=entropy")
     if config.learning.algorithm == "sac":
         check_sac_env(config, spec)
+    check_replay_room(config, spec)
     _check_policies(config, spec)
     return _segments(config, spec.agents)
+
+
+def segments_taken(config: TrainConfig, spec: EnvSpec) -> int:
+    """How many finished segments the learner is given at a time: a batch, or what replay makes a batch of."""
+    batch = segments_per_batch(config, spec)
+    return max(1, int(batch / max(1.0, config.replay.samples_per_insert))) if config.replay.on else batch
 
 
 def _check_policies(config: TrainConfig, spec: EnvSpec) -> None:

@@ -23,6 +23,7 @@ from rollmill.core.text import cut
 from rollmill.envs.code_words import code_words, odd_arguments
 from rollmill.envs.settings import EnvSettings
 from rollmill.models.settings import ModelSettings
+from rollmill.runs.settings import TrainConfig
 
 T = TypeVar("T")
 
@@ -45,20 +46,24 @@ def load_saved(
     files: Sequence[Path] = (),
     overrides: Sequence[str] = (),
     trust_code: bool = False,
+    trains: bool = False,
 ) -> T:
-    """Settings that ``source`` holds, below what the user gives.
+    """Settings that ``source`` holds, below what the user gives. ``trains``: for a training, which runs more of them.
 
     Raises UntrustedCodeError where they name code that the user has not named, unless it is trusted.
     """
     config = saved_settings(cls, saved, source, files, overrides)
     if not trust_code:
         given = given_keys(cls, files, overrides)
-        _refuse({key: value for key, value in code_in(config).items() if key not in given}, source)
+        _refuse({key: value for key, value in code_in(config, trains).items() if key not in given}, source)
     return config
 
 
-def code_in(config: object) -> dict[KeyPath, Any]:
-    """Keys of a configuration whose values name code, a program or a file that can do as much."""
+def code_in(config: object, trains: bool = False) -> dict[KeyPath, Any]:
+    """Keys of a configuration whose values name code, a program or a file that can do as much.
+
+    ``trains``: also the code that acting never runs, of learners and observers.
+    """
     env: Any = getattr(config, "env", None)
     model: Any = getattr(config, "model", None)
     found: dict[KeyPath, Any] = {}
@@ -67,6 +72,9 @@ def code_in(config: object) -> dict[KeyPath, Any]:
     if isinstance(model, ModelSettings) and model.custom is not None:
         found["model", "custom"] = model.custom
         found |= odd_arguments(model.custom_args, ("model", "custom_args"))
+    if trains and isinstance(config, TrainConfig):
+        found |= {("learning", "custom"): config.learning.custom} if config.learning.custom else {}
+        found |= {("observers", "use"): list(config.observers.use)} if config.observers.use else {}
     return found
 
 

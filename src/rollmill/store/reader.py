@@ -32,6 +32,7 @@ from rollmill.store.format.records import Block, RecordError, parse, parse_block
 from rollmill.store.format.schema import DERIVED, Column, load_schema, store_at
 from rollmill.store.format.shards import Problem, ShardRef
 from rollmill.store.table import EpisodeTable
+from rollmill.store.views import Episodes, Transitions, Windows
 
 SKIM_BYTES = 16 << 10
 """Blocks below this are read whole: that costs no more than reading two parts of them."""
@@ -138,6 +139,21 @@ class Store:
         if not -len(self) <= i < len(self):
             raise StoreError(f"{self.path} has {len(self)} episodes; there is no number {i}")
         return i % len(self)
+
+    # ---------------------------------------------------------------------------------------- views
+
+    @property
+    def episodes(self) -> Episodes:
+        """All episodes as a sequence: ``store.episodes[3].rewards``."""
+        return Episodes(self)
+
+    def windows(self, length: int, **options: Any) -> Windows:
+        """Windows of ``length`` steps; the options are those of ``Windows``."""
+        return Windows(self, length, **options)
+
+    def transitions(self, **options: Any) -> Transitions:
+        """Single steps with what they led to; the options are those of ``Transitions``."""
+        return Transitions(self, **options)
 
     # ---------------------------------------------------------------------------------------- reading
 

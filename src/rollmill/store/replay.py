@@ -62,6 +62,8 @@ class ReplayBuffer:
         self.capacity = capacity
         self.added = 0
         """Steps ever added."""
+        self.age = 0.0
+        """How many steps were added after those that were drawn last, in the mean."""
         self._rng = np.random.default_rng(seed)
         try:
             self._rows: Batch = {c.name: np.zeros((capacity, *c.shape), c.numpy) for c in schema.columns}
@@ -215,7 +217,9 @@ class ReplayBuffer:
     def _draw(self, count: int) -> Array:
         if not len(self):
             raise StoreError("the replay buffer is empty: add something before sampling")
-        return self._rng.integers(self._oldest, self.added, count)
+        drawn = self._rng.integers(self._oldest, self.added, count)
+        self.age = self.added - float(drawn.mean()) if count else 0.0
+        return drawn
 
     # ---------------------------------------------------------------------------------------- checkpoints
 

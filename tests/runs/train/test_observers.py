@@ -443,8 +443,11 @@ def test_a_dial_that_does_not_exist(tmp_path: Path) -> None:
     [
         (["env=toy_target", "env.dials.level=1"], "toy_target takes no argument dials"),
         (["env=CartPole-v1", "env.dials.level=1"], "CartPole-v1 takes no argument dials"),
-        (["env=CartPole-v1", "env.dials.level=1", "env.vector=true"], "dials are for single environments"),
-        ([*DIALS, "learning.ranks=2", "sampling.mode=sync"], "env.dials reach the environments of rank 0 only"),
+        (["env=CartPole-v1", "env.dials.level=1", "env.vector=true"], "CartPole-v1 takes no argument dials"),
+        (
+            [*DIALS, "learning.ranks=2", "sampling.mode=sync"],
+            "env.dials.level: what observers set .* rank 0 only",
+        ),
         ([*DIALS, *RAMP, "observers.args.Ramp.until=0"], "until=0 is a share of the run"),
         ([*DIALS, *RAMP, "observers.args.Ramp.level=3"], "level=3: expected"),
         ([*DIALS, *RAMP, "observers.args.Ramp.level=[null,1]"], "observers.args.Ramp: .*NoneType"),

@@ -20,6 +20,7 @@ from rollmill.envs.treasure_hunt.observation import ACTIONS, SPACE, Observer
 from rollmill.envs.treasure_hunt.rewards import HuntRewards
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import Moved, World
+from rollmill.envs.variables import PROGRESS
 
 Variables = Mapping[str, float]
 """Numbers that the run changes; ``progress`` is the share of it that is done."""
@@ -53,6 +54,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         self.observation_space = gym.vector.utils.batch_space(SPACE, num_envs)
         self.action_space = gym.vector.utils.batch_space(ACTIONS, num_envs)
         self._variables = dials if dials is not None else {}
+        self._check_progress()
         self.world = World(self.settings, num_envs)
         self._observer, self.rewards = Observer(self.world), HuntRewards(self.world)
         self._rng = np.random.default_rng()
@@ -62,7 +64,16 @@ class TreasureHuntVector(gym.vector.VectorEnv):
     @property
     def progress(self) -> float:
         """The share of the run that is done; 1 outside of a run, where curricula are over."""
-        return self._variables.get("progress", 1.0)
+        return self._variables.get(PROGRESS, 1.0)
+
+    def _check_progress(self) -> None:
+        """Refuse a curriculum that nothing would ever move: it would be over from the start."""
+        for name in self.settings.by_progress:
+            if PROGRESS not in self._variables:
+                raise ValueError(
+                    f"{name}={getattr(self.settings, name)!r} goes by the progress of the run: set "
+                    "env.dials.progress=1 (the run moves it from 0 to 1; evaluations see 1)"
+                )
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: Any = None

@@ -71,6 +71,12 @@ class HuntSettings:
             raise ValueError(f"treasure_id={list(sites)}: at most {MOST_TREASURES} treasures")
 
     @property
+    def by_progress(self) -> tuple[str, ...]:
+        """Names of the settings that mean something else as the run goes on."""
+        listed = not isinstance(self.treasure_num, int | str) and len(self.treasure_num) > 1
+        return ("treasure_num",) * listed + tuple(n for n in ("random_start", "step_from") if getattr(self, n) > 0)
+
+    @property
     def places(self) -> tuple[int, ...]:
         """Sites that can hold a treasure, in the order in which they are taken."""
         usual = [site for site in TREASURE_SITES if site not in (self.start, self.end)]

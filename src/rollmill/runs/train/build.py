@@ -15,6 +15,8 @@ from rollmill.core.protocols import Learner, SaveableActor, SaveablePolicy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
+from rollmill.learning.custom import LearnerParts, build_custom
+from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.learning.ranks import Alone, Ranks
 from rollmill.learning.sac import build_sac
 from rollmill.learning.settings import LearningSettings
@@ -25,7 +27,7 @@ from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.optim.device import choose_device
 from rollmill.recording.recorder import spare_slots
-from rollmill.runs.settings import TrainConfig, segments_per_batch
+from rollmill.runs.settings import TrainConfig, segments_per_batch, segments_taken
 from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy
@@ -68,8 +70,9 @@ def build_parts(
     if device.type == "cpu":
         map_large_tensors()
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
-    per_batch, policies = segments_per_batch(config, spec), config.env.policy_count
-    segment_bytes = config.learning.batch_size // per_batch * sum(field.nbytes for field in spec.observation)
+    per_batch, policies = segments_taken(config, spec), config.env.policy_count
+    segment_rows = config.learning.batch_size // segments_per_batch(config, spec)
+    segment_bytes = segment_rows * sum(field.nbytes for field in spec.observation)
     plan = SamplerPlan(
         settings=config.sampling,
         env=config.env,
@@ -90,8 +93,10 @@ def build_parts(
         model = build_model(spec, config.model).to(device)
         boards.append(WeightBoard(model))
         seed = own.branch("learner", k).integer()
-        learners.append(LEARNERS[config.learning.algorithm](config, spec, model, boards[k], seed, k, ranks))
-    if device.type == "cuda" and policies == 1 and config.learning.algorithm == "appo":
+        make = LEARNERS["custom" if config.learning.custom else config.learning.algorithm]
+        learners.append(make(config, spec, model, boards[k], seed, k, ranks))
+    # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
+    if device.type == "cuda" and policies == 1 and config.learning.algorithm == "appo" and not config.replay.on:
         return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
     lanes = plan.groups * plan.lanes_per_group
     actors: list[SaveablePolicy] = []
@@ -113,6 +118,9 @@ def _make_appo(
 ) -> Learner:
     # Threads add up in the order they finish: serial mode, which repeats bit for bit, has one.
     learning = replace(config.learning, threads=1) if config.sampling.mode == "serial" else config.learning
+    if config.replay.on:
+        batch = learning.batch_size // config.sampling.rollout
+        return OffPolicyAppo(model, board, (learning, config.replay), batch, seed, policy_id)
     return Appo(model, board, learning, seed, policy_id, ranks)
 
 
@@ -122,8 +130,14 @@ def _make_sac(
     return build_sac(spec, model, board, (config.learning, config.sac, config.model), seed, policy_id)
 
 
-LEARNERS = {"appo": _make_appo, "sac": _make_sac}
-"""What ``learning.algorithm`` means."""
+def _make_custom(
+    config: TrainConfig, spec: EnvSpec, model: ActorCritic, board: WeightBoard, seed: int, policy_id: int, _ranks: Ranks
+) -> Learner:
+    return build_custom(LearnerParts(spec, model, board, config.learning, seed, policy_id))
+
+
+LEARNERS = {"appo": _make_appo, "sac": _make_sac, "custom": _make_custom}
+"""What ``learning.algorithm`` means, and ``learning.custom``."""
 
 
 def _on_gpu(

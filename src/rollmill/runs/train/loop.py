@@ -23,6 +23,7 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.shapes import check_shape
+from rollmill.envs.variables import PROGRESS
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.lifecycle import Life
 from rollmill.runs.online_state import STATE_SHAPE
@@ -166,6 +167,8 @@ class OnlineRun:
         """Train until a limit, a signal or an observer ends it; the last weights are always saved."""
         if self._meeting.leads:
             self._metrics.open(self.frames, self.seconds)
+        if not self.iteration:  # a run that goes on has what its checkpoint says
+            self._keep_progress(0.0)
         with self.life.interrupt, self._sampling():
             self.tell("on_start")
             begun = time.monotonic()
@@ -176,6 +179,7 @@ class OnlineRun:
                 if agreed.stop:
                     self.stop(agreed.stop)
                     break
+                self._keep_progress(agreed.progress)
                 if slots is not None and not agreed.learn:
                     self.parts.sampler.put_back(slots)
                     slots = None
@@ -186,6 +190,11 @@ class OnlineRun:
                     self._after_step()
         if self._meeting.leads:
             self._metrics.finish(self)  # only now: the recorder has written the last of it
+
+    def _keep_progress(self, progress: float) -> None:
+        """Let environments that ask for it know how far the run is: the same number on every rank."""
+        if PROGRESS in self.config.env.dials:
+            self.parts.sampler.set_dial(PROGRESS, progress)
 
     def _over(self) -> bool:
         return self._meeting.leads and self.life.over(self._limit)

@@ -171,6 +171,7 @@ class TrainMetrics:
             "time/seconds": run.seconds,
             **self._time_left(frames, run.iteration),
             **self._phases.shares(run.seconds - self._began_at, run.phase_seconds()),
+            **_replay_counts(run),
             **self._usage.figures(_worker_pids(run)),
             **_gpu_memory(),
         }
@@ -216,6 +217,15 @@ class TrainMetrics:
         self.checkpoint_failures = state["checkpoint_failures"]
         self._next_row = state["next_row"]
         self._sums = {name: list(entry) for name, entry in state["sums"].items()}
+
+
+def _replay_counts(run: OnlineRun) -> dict[str, float]:
+    """Figures of the learners' replay buffers, where they have one."""
+    found: dict[str, float] = {}
+    for learner in run.parts.learners:
+        prefix = "replay/" if learner.policy_id == 0 else f"policy{learner.policy_id}/replay/"
+        found |= {prefix + name: value for name, value in learner.counts().items()}
+    return found
 
 
 def _worker_pids(run: OnlineRun) -> list[int]:

@@ -63,8 +63,9 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     """Run a training to its end. Raises RollmillError when it fails; the folder says why, too."""
     request = request or Request()
     asked, config = config, size(config)
-    if config.model.custom is not None:
-        import_object(config.model.custom, "model.custom")  # a wrong name must not leave a folder behind
+    for key, custom in (("model.custom", config.model.custom), ("learning.custom", config.learning.custom)):
+        if custom is not None:
+            import_object(custom, key)  # a wrong name must not leave a folder behind
     observers = (*observers, *build_observers(config.observers))
     if request.profile:
         observers = (*observers, Profiler(config.profile, config.folder / "profile"))

@@ -1,0 +1,82 @@
+"""Collecting whole episodes of a policy into a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollmill.api.notebook import NotebookLine, in_notebook
+from rollmill.api.words import Env, Files, env_words, files_of, said_in_python, setting_words
+from rollmill.core.given import give
+from rollmill.monitor.console import count_text
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import Figures
+from rollmill.runs.collect.run import collect as collect_episodes
+from rollmill.store.reader import Store
+
+
+def collect(
+    env: Env | None = None,
+    policy: Any = "random",
+    *,
+    out: str | os.PathLike[str],
+    episodes: int | None = None,
+    steps: int | None = None,
+    until: int | None = None,
+    max_steps: int = 0,
+    seed: int | None = None,
+    deterministic: bool = False,
+    trust_code: bool = False,
+    config: Files = (),
+    overrides: Mapping[str, Any] | None = None,
+    progress: bool = True,
+    **blocks: Mapping[str, Any],
+) -> Store:
+    """Add whole episodes of a policy to the store ``out``, and open it; what ``rollmill collect`` does.
+
+    ``rollmill.collect("CartPole-v1", episodes=100, out="data/random")``. Give one of ``episodes`` (to add), ``until``
+    (to have in the end) and ``steps``. What had ended when something failed, or Ctrl-C came, is in the store.
+
+    Args:
+        env: As for ``rollmill.train``; may be left out where ``policy`` is a run or a checkpoint.
+        policy: ``"random"``, ``"smoothed-random"``, a run folder, a checkpoint, ``module:callable``, or a callable:
+            called with the environment's spec, it returns what maps an observation to an action.
+        out: Folder of the store.
+        episodes: Episodes to add.
+        steps: Steps to add; the last episodes are cut and marked as partial.
+        until: Episodes that shall be there in the end.
+        max_steps: Truncate episodes after so many steps.
+        seed: Root of all randomness; None draws one.
+        deterministic: A trained policy takes its likeliest actions.
+        trust_code: Run the code that a checkpoint names.
+        config: Settings files, as for ``rollmill.train``.
+        overrides: Settings by dotted key.
+        progress: Show how far it is, in a notebook.
+        blocks: Blocks of settings as dicts.
+    """
+    name = give(policy) if callable(policy) else str(getattr(policy, "path", policy))
+    options = CollectOptions(
+        out=Path(out),
+        policy=name,
+        episodes=episodes,
+        until=until,
+        steps=steps,
+        max_steps=max_steps,
+        seed=seed,
+        deterministic=deterministic,
+        trust_code=trust_code,
+    )
+    line = NotebookLine() if progress and in_notebook() else None
+
+    def show(figures: Figures) -> None:
+        if line is not None:
+            steps_text = f"{count_text(figures.steps)} steps ({count_text(figures.steps_per_s)}/s)"
+            line.show(f"{out}: {figures.episodes:,} episodes, {steps_text}, {figures.share:.0%}")
+
+    with said_in_python():
+        collected = collect_episodes(
+            options, files_of(config), setting_words(blocks, env_words(env), overrides or {}), show
+        )
+    return Store(collected.store)

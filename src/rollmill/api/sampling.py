@@ -1,0 +1,142 @@
+"""Experience for a learner of one's own: segments of many environments that are stepped in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rollmill.api.words import Env, Files, env_words, files_of, said_in_python, setting_words
+from rollmill.core.config.load import load_config
+from rollmill.core.errors import ConfigError, PolicyError, error_text
+from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.process_scope import household
+from rollmill.core.protocols import ActRequest, Policy
+from rollmill.core.seeds import Seeds
+from rollmill.core.slots import Arena
+from rollmill.envs.probe import Probe, probe_here
+from rollmill.runs.settings import TrainConfig, require_env
+from rollmill.runs.sizing import size
+from rollmill.runs.train.observers import Trajectory, cut_trajectories
+from rollmill.sampling.policies.random import RandomAnswer, RandomPolicy
+from rollmill.sampling.sampler import Sampler, SamplerPlan
+
+Act: TypeAlias = Callable[[Any], Any]
+"""Observations ``[n, *shape]`` (by name, where there are several fields) of n lanes -> actions ``[n, ...]``, or a tuple
+of actions, log-probabilities ``[n]`` and values ``[n]``, of which the last one or two may be left out."""
+
+
+def sample(
+    env: Env | None = None,
+    policy: str | Act = "random",
+    *,
+    seed: int = 0,
+    config: Files = (),
+    overrides: Mapping[str, Any] | None = None,
+    **blocks: Mapping[str, Any],
+) -> Iterator[Trajectory]:
+    """Segments of experience, without end, for a learner of one's own::
+
+        for segment in rollmill.sample("CartPole-v1", policy, sampling={"rollout": 64}):
+            learn(segment.obs["obs"], segment.actions, segment.rewards, segment.valid)
+
+    A segment is ``T`` steps (``sampling.rollout``) of the ``L`` lanes of one group, as named arrays that are the
+    caller's own; ``Trajectory`` explains them. Environments are stepped by worker processes, with the settings of
+    trainings (``sampling={"mode": "serial"}``: in this process). The policy is called in the thread that asks for the
+    next segment, and at no other time: it may be changed between two segments. Leaving the loop ends the workers.
+
+    Args:
+        env: As for ``rollmill.train``.
+        policy: ``"random"``, or a callable: observations ``[n, *shape]`` of n lanes (a dict of them, where there are
+            several fields) to actions ``[n, ...]``, or to ``(actions, log_probs, values)``.
+        seed: Root of all randomness.
+        config: Settings files, as for ``rollmill.train``.
+        overrides: Settings by dotted key.
+        blocks: Blocks of settings as dicts.
+    """
+    with said_in_python():
+        files = files_of(config)
+        words = setting_words(blocks, env_words(env), {"run.seed": seed}, overrides or {})
+        require_env(files, words, "rollmill.sample")
+        settings = size(load_config(TrainConfig, files, words))
+        if not callable(policy) and policy != "random":
+            raise ConfigError(f"policy: expected 'random' or a callable, got {policy!r}")
+    return _segments(settings, policy)
+
+
+def _segments(config: TrainConfig, policy: str | Act) -> Iterator[Trajectory]:
+    serial = config.sampling.mode == "serial"
+    with household(inside=serial) as environment:
+        if serial:
+            spec = probe_here(config.env)
+        else:
+            spec = Probe(config.env, environment).result(config.sampling.start_timeout)
+        config = size(config, spec)
+        seeds = Seeds(config.run.seed)
+        actor: Policy
+        if callable(policy):
+            actor = CallablePolicy(spec, policy)
+        else:
+            actor = RandomPolicy(spec, seeds.branch("actions").integer())
+        plan = SamplerPlan(config.sampling, config.env, spec, seeds.branch("envs"), 1, environment=environment)
+        sampler = Sampler(plan, [actor])
+        try:
+            sampler.start()
+            while True:
+                taken = sampler.take(1, timeout=0)
+                if taken is None:
+                    sampler.round()
+                    continue
+                batch, groups = sampler.arena.gather(taken), sampler.inference.group_of_slot[taken].copy()
+                sampler.release(taken)
+                yield cut_trajectories(batch, groups, config.sampling.groups)[0]
+        finally:
+            sampler.stop()
+
+
+class CallablePolicy:
+    """A function of the user's that decides for many lanes at once."""
+
+    version = 0
+    state_size = 0
+
+    def __init__(self, spec: EnvSpec, act: Act) -> None:
+        self._act, self._field = act, spec.action.field
+        self._only = spec.observation[0].name if len(spec.observation) == 1 else None
+
+    def attach(self, arena: Arena) -> None:
+        """Nothing to prepare."""
+
+    def detach(self) -> None:
+        """Nothing to let go of."""
+
+    def refresh(self) -> int:
+        return self.version
+
+    def act(self, request: ActRequest) -> RandomAnswer:
+        count = len(request.lanes)
+        try:
+            found = self._act(request.obs[self._only] if self._only else request.obs)
+        except Exception as error:
+            raise PolicyError(f"the policy failed: {error_text(error)}") from error
+        actions, *rest = found if isinstance(found, tuple) else (found,)
+        if len(rest) > 2:
+            raise PolicyError(
+                f"the policy returned {1 + len(rest)} arrays, expected actions, log_probs, values at most"
+            )
+        rest += [np.zeros(count)] * (2 - len(rest))
+        return RandomAnswer(
+            action=self._array("actions", actions, (count, *self._field.shape), self._field.dtype),
+            log_prob=self._array("log_probs", rest[0], (count,), "float32"),
+            value=self._array("values", rest[1], (count,), "float32"),
+            state=None,
+        )
+
+    @staticmethod
+    def _array(name: str, values: Any, shape: tuple[int, ...], dtype: str) -> Array:
+        """Numbers of whatever kind (tensors, too) as the array that is expected."""
+        array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+        if array.shape != shape or (array.dtype.kind not in "iub" and np.dtype(dtype).kind != "f"):
+            raise PolicyError(f"the policy returned {name} of {array.dtype} {array.shape}, expected {dtype} {shape}")
+        return array.astype(dtype, copy=False)

@@ -1,0 +1,46 @@
+"""``rollmill export``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tyro
+
+from rollmill.cli.options import Json
+from rollmill.runs.export import SUFFIX, Format, export_policy
+
+
+def export(
+    target: tyro.conf.Positional[Path],
+    /,
+    to: Format,
+    out: Path | None = None,
+    policy: int = 0,
+    best: bool = False,
+    overwrite: bool = False,
+    trust_code: bool = False,
+    json_: Json = False,
+) -> int:
+    """Write a trained policy for other programs: ``rollmill export runs/default/pole --to onnx``.
+
+    A JSON file beside it says what goes in, what comes out, and how observations are normalised (which is inside).
+
+    Args:
+        target: A run folder or a checkpoint file.
+        to: safetensors (weights), onnx (the network, for ONNX Runtime), torch-export (the same for PyTorch).
+        out: The file; unset: policy.safetensors, policy.onnx or policy.pt2 in the current folder.
+        policy: Which policy, where the agents of a game have several; counted from 0.
+        best: Take a run's checkpoint with the highest training return instead of the newest.
+        overwrite: Replace files that exist.
+        trust_code: Run the code that the checkpoint names (a network of your own).
+        json_: Print JSON.
+    """
+    out = out or Path(f"policy{SUFFIX[to]}")
+    done = export_policy(target, to, out, policy=policy, best=best, overwrite=overwrite, trust_code=trust_code)
+    if json_:
+        facts = {"file": str(done.path), "card": str(done.card), "bytes": done.nbytes}
+        print(json.dumps({**facts, "checkpoint": str(done.checkpoint)}))
+    else:
+        print(f"{done.path}  {done.nbytes / 1e6:.2f} MB, from {done.checkpoint}\n{done.card}")
+    return 0

@@ -1,0 +1,109 @@
+"""APPO that learns from every segment several times: off-policy, corrected by V-trace.
+
+``train`` takes new segments into a buffer (``replay.buffer``) and learns from batches drawn of it as often as the
+settings allow. The loop around it does not know: to it, this learner takes in segments like the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.fields import Array
+from rollmill.core.slots import OBS
+from rollmill.learning.appo import Appo
+from rollmill.learning.settings import LearningSettings
+from rollmill.models.acting.weights import WeightBoard
+from rollmill.models.actor_critic import ActorCritic
+from rollmill.replay.buffer import SegmentBuffer
+from rollmill.replay.settings import BY_PRIORITY, ReplaySettings
+
+READ = (
+    *("first", "value", "action", "log_prob", "reward", "terminated", "valid"),
+    *("policy_id", "version", "state"),
+)
+"""Fields of a segment that learning reads (``batch.load_batch``), beside the observations."""
+
+
+class OffPolicyAppo(Appo):
+    """Improves one policy from a buffer of segments. ``version`` counts the batches that were drawn."""
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        board: WeightBoard,
+        settings: tuple[LearningSettings, ReplaySettings],
+        batch: int,
+        seed: int,
+        policy_id: int = 0,
+    ) -> None:
+        super().__init__(model, board, settings[0], seed, policy_id)
+        self.buffer = SegmentBuffer(settings[1], batch, seed)
+        self._by_priority = not {settings[1].sampler, settings[1].remover}.isdisjoint(BY_PRIORITY)
+
+    def train(self, segments: Mapping[str, Any], progress: float = 0.0) -> dict[str, float]:
+        """Take in segments ``[T + 1, B, ...]`` and learn from batches as often as they allow."""
+        reports: list[dict[str, float]] = []
+        for lane in np.flatnonzero(self._own(segments).any(axis=0)).tolist():
+            while not self.buffer.may_add() and self._replay(reports, progress):
+                pass
+            segment = {name: x[:, lane] for name, x in segments.items() if name in READ or name.startswith(OBS)}
+            self.buffer.add(segment, self._priority(segment))
+        while self._replay(reports, progress) and self.buffer.repeats:
+            pass
+        if not reports:
+            self.buffer.missed()
+        return _means(reports)
+
+    def _own(self, segments: Mapping[str, Array]) -> Array:
+        """Rows that count and are this policy's, ``[T, B]``."""
+        own: Array = segments["valid"][:-1] & (segments["policy_id"][:-1] == self.policy_id)
+        return own
+
+    def _replay(self, reports: list[dict[str, float]], progress: float) -> bool:
+        """Learn from one batch, if one is due."""
+        self.buffer.expire(self.oldest_useful)
+        if not self.buffer.due():
+            return False
+        if reports:
+            self.publish()  # what the last batch taught; the loop publishes after the last one
+        reports.append(super().train(self.buffer.draw(), progress))
+        return True
+
+    def _priority(self, segment: Mapping[str, Array]) -> float:
+        """Mean size of the temporal-difference errors of the values as predicted when acting."""
+        if not self._by_priority:
+            return 1.0
+        s, value = self.settings, segment["value"]
+        reward = segment["reward"][:-1] * s.reward_scale
+        if s.reward_clip:
+            reward = reward.clip(-s.reward_clip, s.reward_clip)
+        valid = segment["valid"][:-1]
+        error = reward + s.gamma * np.where(segment["terminated"][:-1], 0.0, value[1:]) - value[:-1]
+        return float(np.abs(error[valid]).mean())
+
+    def counts(self) -> dict[str, float]:
+        return self.buffer.counts()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "replay": self.buffer.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        if "replay" in state:  # else the run did not replay until now
+            self.buffer.load_state(state["replay"])
+
+
+def _means(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of every figure, over the batches that have it."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for report in reports:
+        for name, value in report.items():
+            found[name].append(value)
+    means = {name: sum(values) / len(values) for name, values in found.items()}
+    return means | {name: max(found[name]) for name in found if name.endswith("_max")}

@@ -1,0 +1,215 @@
+"""``rollmill export``: the policy of a checkpoint as a file that other programs open.
+
+================  ======================================================  =======================
+format            holds                                                   opened by
+================  ======================================================  =======================
+``safetensors``   weights and moments by name                             safetensors, any language
+``onnx``          the network, batch size free                            ONNX Runtime and others
+``torch-export``  the same as a program of PyTorch (``.pt2``)             ``torch.export.load``
+================  ======================================================  =======================
+
+Beside each file lies a JSON file of the same name: inputs, outputs, spaces, normalisation and all settings. The file
+holds the same text inside. ``models.portable`` says what goes in and comes out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from rollmill import __version__
+from rollmill.core import atomic
+from rollmill.core.checkpoints import Loaded, restoring, saved_spec
+from rollmill.core.config.plain import to_dict
+from rollmill.core.errors import ConfigError, MissingExtraError
+from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.trust import load_saved
+
+if TYPE_CHECKING:
+    from rollmill.models.portable import PortablePolicy
+
+Format = Literal["safetensors", "onnx", "torch-export"]
+SUFFIX: dict[Format, str] = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
+CARD = "rollmill"
+"""Where a file holds its card: a key of its metadata."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    card: Path
+    to: Format
+    nbytes: int
+    checkpoint: Path
+
+
+def export_policy(
+    target: Path,
+    to: Format,
+    out: Path,
+    *,
+    policy: int = 0,
+    best: bool = False,
+    overwrite: bool = False,
+    trust_code: bool = False,
+) -> Exported:
+    """Write the policy of a run or a checkpoint to ``out``, and its card beside it.
+
+    ``policy``: which one, where agents have several.
+    """
+    if to not in get_args(Format):
+        raise ConfigError(f"--to {to}: expected one of {', '.join(get_args(Format))}")
+    if out.suffix != SUFFIX[to]:
+        raise ConfigError(f"--out {out}: files of this format end with {SUFFIX[to]}")
+    beside = out.with_suffix(".json")
+    taken = [path for path in (out, beside) if path.exists()]
+    if taken and not overwrite:
+        raise ConfigError(f"{taken[0]} exists; --overwrite replaces it")
+    loaded = find_checkpoint(target, best)
+    portable, about = _portable(loaded, policy, trust_code)
+    text = json.dumps(_json(about), allow_nan=False, indent=1)
+    data = _WRITERS[to](portable, text)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(out, [data])
+        atomic.write_text(beside, text + "\n")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from error
+    return Exported(out, beside, to, len(data), loaded.path)
+
+
+def _portable(loaded: Loaded, number: int, trust_code: bool) -> tuple[PortablePolicy, dict[str, Any]]:
+    """The network of a checkpoint, and its card."""
+    import torch
+
+    from rollmill.models.actor_critic import build_model
+    from rollmill.models.portable import PortablePolicy, card
+    from rollmill.models.saving import load_weights
+
+    state = loaded.state
+    config = load_saved(TrainConfig, state["config"], loaded.path, trust_code=trust_code)
+    spec, learners = saved_spec(loaded.path, state["spec"]), state["learners"]
+    if not 0 <= number < len(learners):
+        raise ConfigError(f"--policy {number}: {loaded.path} holds {len(learners)}, counted from 0")
+    torch.set_num_threads(1)
+    model = build_model(spec, config.model)
+    with restoring(loaded.path, f"learners.{number}.model"):
+        load_weights(model, learners[number]["model"])
+    portable = PortablePolicy(model, spec)
+    settings = to_dict(config)
+    about = {
+        "format": "rollmill policy",
+        "version": 1,
+        "rollmill": __version__,
+        "checkpoint": checkpoint_name(loaded),
+        "frames": loaded.frames,
+        "mean_return": loaded.metric,
+        "policy": number,
+        **card(portable, settings["model"]),
+        "env": settings["env"],
+    }
+    return portable, about
+
+
+def _json(value: Any) -> Any:
+    """Bounds that are not there, and returns that are not known, as null."""
+    if isinstance(value, dict):
+        return {key: _json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ------------------------------------------------------------------------------------------------------ formats
+
+
+def _safetensors(policy: PortablePolicy, text: str) -> bytes:
+    from rollmill.models.saving import weights_of
+
+    with _needs("safetensors"):
+        from safetensors.numpy import save
+    data: bytes = save(weights_of(policy.model), metadata={CARD: text})
+    return data
+
+
+def _torch_export(policy: PortablePolicy, text: str) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    with _quiet():
+        torch.export.save(_program(policy), buffer, extra_files={f"{CARD}.json": text})
+    return buffer.getvalue()
+
+
+def _onnx(policy: PortablePolicy, text: str) -> bytes:
+    import torch
+
+    with _needs("onnx"):
+        import onnx
+        import onnxscript  # noqa: F401 - torch.onnx needs it, and says so less clearly
+    with _quiet():
+        program = torch.onnx.export(
+            _program(policy),
+            dynamo=True,
+            input_names=policy.input_names,
+            output_names=policy.output_names,
+            verbose=False,
+        )
+    assert program is not None, "asked for with dynamo=True"
+    model = program.model_proto
+    onnx.helper.set_model_props(model, {CARD: text})
+    for tensor in (*model.graph.input, *model.graph.output):
+        tensor.type.tensor_type.shape.dim[0].dim_param = "rows"
+    data: bytes = model.SerializeToString()
+    return data
+
+
+_WRITERS: dict[Format, Callable[[PortablePolicy, str], bytes]] = {
+    "safetensors": _safetensors,
+    "onnx": _onnx,
+    "torch-export": _torch_export,
+}
+
+
+def _program(policy: PortablePolicy) -> Any:
+    """The network as torch.export sees it; the first axis of all inputs is free."""
+    import torch
+
+    inputs = policy.example()
+    rows = {0: torch.export.Dim("rows")}
+    with torch.no_grad():
+        return torch.export.export(policy, inputs, dynamic_shapes=(tuple(rows for _ in inputs),))
+
+
+@contextlib.contextmanager
+def _needs(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f'this format needs {package}: pip install "rollmill[export]"') from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporters say about their own insides."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

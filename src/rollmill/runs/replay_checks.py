@@ -1,0 +1,80 @@
+"""What trajectory replay cannot do, said before anything starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.machine import available_memory
+from rollmill.core.text import bytes_text
+from rollmill.replay.settings import ReplaySettings
+
+if TYPE_CHECKING:
+    from rollmill.runs.settings import TrainConfig
+
+LEAST_STEP_BYTES = 4
+"""Of a packed step, whatever the environment shows: its value hardly shrinks."""
+
+
+def check_replay(config: TrainConfig) -> None:
+    """ConfigError for settings that contradict each other."""
+    replay, learning = config.replay, config.learning
+    if not replay.on:
+        if replay != ReplaySettings():
+            raise ConfigError("replay.* is set, but replay.capacity=0 keeps nothing; set replay.capacity")
+        return
+    for reason, wrong in _contradictions(config).items():
+        if wrong:
+            raise ConfigError(f"replay.capacity={replay.capacity}: {reason}")
+    if learning.batch_size:  # 0: ``runs.sizing`` decides
+        _check_sizes(config, learning.batch_size // config.sampling.rollout)
+
+
+def _contradictions(config: TrainConfig) -> dict[str, bool]:
+    learning = config.learning
+    return {
+        "learning.algorithm=sac has a buffer of rows of its own; set sac.capacity, warmup and updates_per_step": (
+            learning.algorithm == "sac"
+        ),
+        "learning.custom is given new segments only; leave out replay": learning.custom is not None,
+        "replayed experience is old; its targets need learning.targets=vtrace": learning.targets != "vtrace",
+        f"learning.ranks={learning.ranks}: it learns in one process; use learning.ranks=1": learning.ranks > 1,
+    }
+
+
+def _check_sizes(config: TrainConfig, batch: int) -> None:
+    """``batch``: segments of a training batch."""
+    replay, lag = config.replay, config.learning.max_policy_lag
+    minimum, ratio = replay.min_size(batch), replay.samples_per_insert
+    named = f"replay.capacity={replay.capacity}"
+    if minimum > replay.capacity:
+        raise ConfigError(
+            f"{named}: fewer segments than the {minimum} that learning needs at a time "
+            f"(learning.batch_size={config.learning.batch_size} rows are {batch} segments of "
+            f"sampling.rollout={config.sampling.rollout} steps)"
+        )
+    fresh = lag * batch / ratio
+    if replay.trigger != "clock" and minimum > fresh:
+        raise ConfigError(
+            f"{named}: {minimum} segments are to be there before learning goes on, but only about {int(fresh)} are new "
+            f"enough at a time (learning.max_policy_lag={lag} batches of {batch} / {ratio:g}); set a higher "
+            "learning.max_policy_lag or a lower replay.preload"
+        )
+    least = (batch + ratio) / 2
+    if replay.trigger == "ratio" and replay.error(batch) < max(1.0, ratio, least):
+        raise ConfigError(
+            f"replay.error_buffer={replay.error_buffer:g}: batches of {batch} segments and a ratio of {ratio:g} need "
+            f"{max(1.0, ratio, least):g} at least, or both sides could wait for ever; 0 chooses"
+        )
+
+
+def check_replay_room(config: TrainConfig, spec: EnvSpec) -> None:
+    """ConfigError where even the best packing would not fit; the first segment tells what it really takes."""
+    replay = config.replay
+    least, free = replay.capacity * config.sampling.rollout * LEAST_STEP_BYTES, available_memory()
+    if replay.on and free is not None and least > free:
+        raise ConfigError(
+            f"replay.capacity={replay.capacity}: segments of {config.sampling.rollout} steps of {spec.name} take "
+            f"{bytes_text(least)} at the very least, and {bytes_text(free)} of memory are free"
+        )
