@@ -59,14 +59,14 @@ _LOGS = ("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES)))
 _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "report.html", "profile", "eval"),
-    *("data_report.html", "data_report.json", "wandb", "pictures", "encoder.bin"),
+    *("data_report.html", "data_report.json", "wandb", "pictures", "encoder.bin", "cache"),
     *_LOGS,
 }
 _STAGES = "stages"
 """In the folder of a whole world model: a record of each stage."""
 _MODELS = {"dynamics.bin", "controller.bin"}
 """What single stages of a world model are there for."""
-_START = {*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "report.html", "profile", "eval"}
+_START = {*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "report.html", "profile", "eval", "cache"}
 """What a run can have made by the time of its first training step."""
 _EMPTY = ("metrics.jsonl", "data/shards", "data/index", "profile", "eval")
 """Those of them that have no content by then."""
