@@ -51,7 +51,7 @@ class Undrawn(stock.CarRacing):
         self.shown = self.reward  # a step draws before it counts its own cost
         return None
 
-    def pictures(self) -> dict[int, Any]:
+    def images(self) -> dict[int, Any]:
         """The stock observation by size."""
         now, self.reward = self.reward, self.shown
         super()._render("state_pixels")
@@ -128,7 +128,7 @@ def compare_rewards(kind: str, seeds: range) -> dict[str, Any]:
     return {"episodes": len(seeds), "steps": steps, "steps_that_differ": differ, "returns": returns, **ends}
 
 
-def compare_pictures(seeds: range, steps: int) -> dict[str, Any]:
+def compare_images(seeds: range, steps: int) -> dict[str, Any]:
     """Mean absolute difference of each compared picture, by size and phase."""
     ours = {size: Ours(size) for size in SIZES}
     found: dict[str, list[float]] = {f"{size} {phase}": [] for size in SIZES for phase in ("opening", "driving")}
@@ -141,8 +141,8 @@ def compare_pictures(seeds: range, steps: int) -> dict[str, Any]:
                 else:
                     one.step(action)
             if step % (10 if step < OPENING else 50) == 0:
-                for size, picture in env.pictures().items():
-                    difference = np.abs(picture.astype(np.int16) - ours[size].obs["obs"][0]).mean()
+                for size, image in env.images().items():
+                    difference = np.abs(image.astype(np.int16) - ours[size].obs["obs"][0]).mean()
                     found[f"{size} {'opening' if step < OPENING else 'driving'}"].append(float(difference))
             if step == steps or (outcome and outcome[1]):
                 break
@@ -239,16 +239,16 @@ def print_rewards(rewards: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def print_pictures(pictures: dict[str, list[float]]) -> None:
+def print_images(images: dict[str, list[float]]) -> None:
     print("\n| size, phase | pictures | mean difference | largest of a picture |\n|---|---|---|---|")
-    for name, values in pictures.items():
+    for name, values in images.items():
         print(f"| {name} | {len(values)} | {statistics.mean(values):.2f} | {max(values):.2f} |")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tracks", type=int, default=50)
-    parser.add_argument("--picture-steps", type=int, default=300, help="steps played on each track for pictures")
+    parser.add_argument("--image-steps", type=int, default=300, help="steps played on each track for pictures")
     parser.add_argument("--reward-episodes", type=int, default=10, help="of each kind of actions")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -256,13 +256,13 @@ def main() -> int:
     print_speed(speed)
     rewards = {kind: compare_rewards(kind, range(options.reward_episodes)) for kind in ("driver", "random", "discrete")}
     print_rewards(rewards)
-    pictures = compare_pictures(range(options.tracks), options.picture_steps)
-    print_pictures(pictures)
+    images = compare_images(range(options.tracks), options.image_steps)
+    print_images(images)
     print(load_text([{"runs": speed}]), end="")
-    path: Path = record("car_racing", {"speed": speed, "rewards": rewards, "pictures": pictures})
+    path: Path = record("car_racing", {"speed": speed, "rewards": rewards, "images": images})
     print(f"\nrecorded in {path.relative_to(ROOT)}")
     agree = not any(row["steps_that_differ"] for row in rewards.values())
-    alike = all(max(values) < BOUND for values in pictures.values() if values)
+    alike = all(max(values) < BOUND for values in images.values() if values)
     return 0 if agree and alike else 1
 
 

@@ -35,7 +35,7 @@ TASKS = {
     "cartpole": ("-f", "cartpole", "stop.mean_return=null", "stop.frames=150_000"),
     "doom_basic": ("-f", "doom_basic", "learning.precision=float32", "stop.frames=400_000"),
 }
-PICTURES = ("bfloat16",)
+IMAGES = ("bfloat16",)
 """Variants for tasks with images only."""
 POINTS = 60
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
@@ -52,7 +52,7 @@ def main() -> int:
     end_on_sigterm()
     rows: list[dict[str, Any]] = []
     for task in options.tasks:
-        names = [name for name in options.variants if task != "cartpole" or name not in PICTURES]
+        names = [name for name in options.variants if task != "cartpole" or name not in IMAGES]
         for seed in range(options.seeds):  # variants take turns, so that a busy hour hits all of them
             for name in names:
                 rows.append(with_load(lambda t=task, n=name, s=seed: train(t, n, s, options.dir)))

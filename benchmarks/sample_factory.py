@@ -47,7 +47,7 @@ class Side:
 
 
 PEER = "sample_factory"
-ON_CPU = ("learning.micro_batch=256", "learning.threads=2", "learning.device=cpu", "sampling.answer_share=0.5")
+ON_CPU = ("learning.micro_batch=256", "learning.threads=2", "learning.device=cpu", "sampling.inference_batch_share=0.5")
 CPU = {
     "rollmill": Side(2, 16, 1024, ON_CPU),  # bfloat16 where the processor has units for it (learning.precision=auto)
     "rollmill float32": Side(2, 16, 1024, (*ON_CPU, "learning.precision=float32")),

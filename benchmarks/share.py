@@ -33,10 +33,10 @@ from common import end_on_sigterm, record, tree
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import may_have_gpu, usable_cores
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.runs.bench.run import WARM_UP_STEPS, Alone, Simulators
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.probing import probe_beside
+from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Observer
@@ -72,7 +72,7 @@ def main() -> int:
 def measure(config: TrainConfig, words: list[str], variants: list[str], rounds: int, seconds: float) -> dict[str, Any]:
     gpu = may_have_gpu() and config.learning.device != "cpu"
     slices: dict[str, list[Any]] = {}
-    with household() as environment, contextlib.ExitStack() as stack:
+    with process_scope() as environment, contextlib.ExitStack() as stack:
         contenders: dict[str, Callable[[], Any]] = {}
         for variant in variants:
             child = stack.enter_context(contextlib.closing(Child("train", [*words, *variant.split()])))
@@ -87,7 +87,7 @@ def measure(config: TrainConfig, words: list[str], variants: list[str], rounds: 
             for name in list(contenders)[:: 1 if k % 2 else -1]:
                 slices[name].append(contenders[name]())
             print(f"{k + 1}/{rounds}", {name: _short(found[-1]) for name, found in slices.items()}, file=sys.stderr)
-        frames_per_step = probe_beside(config.env, environment, config.sampling.start_timeout).frames_per_step
+        frames_per_step = probe_in_child(config.env, environment, config.sampling.start_timeout).frames_per_step
     return {"words": words, "slices": slices, "frames_per_step": frames_per_step, "cores": len(usable_cores())}
 
 
@@ -242,7 +242,7 @@ class _Counter(Observer):
                     "wait": float(sampler.box.seconds_wait.sum()),
                     "env": float(sampler.box.seconds_env.sum()),
                     "rounds": sampler.rounds,
-                    "answer": sampler.seconds_answer,
+                    "answer": sampler.seconds_inference,
                     "return": run.mean_return or 0.0,
                     **_thread_seconds(),
                 }
@@ -279,8 +279,8 @@ def serve_training(config: TrainConfig) -> None:
 
 def serve_alone(config: TrainConfig) -> None:
     answers = _answers()
-    with household() as environment:
-        spec = probe_beside(config.env, environment, config.sampling.start_timeout)
+    with process_scope() as environment:
+        spec = probe_in_child(config.env, environment, config.sampling.start_timeout)
         with contextlib.closing(Alone(size(config, spec), spec, environment)) as alone:
             print('"ready"', file=answers, flush=True)
             for line in sys.stdin:

@@ -89,9 +89,9 @@ def main() -> int:
             print(table(rows[-1:]), file=sys.stderr, flush=True)
     print("\n" + table(rows) + "\n" + notes(rows), flush=True)
     path = record("world_ablations", {"command": sys.argv[1:], "rows": rows})
-    picture = path.with_suffix(".svg")
-    save_plot(picture, plot(rows), [VARIANTS[name] for name in names_of(rows)])
-    print(f"recorded in {path.relative_to(ROOT)}; curves in {picture.relative_to(ROOT)}")
+    image = path.with_suffix(".svg")
+    save_plot(image, plot(rows), [VARIANTS[name] for name in names_of(rows)])
+    print(f"recorded in {path.relative_to(ROOT)}; curves in {image.relative_to(ROOT)}")
     return 0
 
 
@@ -232,7 +232,7 @@ class Ablation:
             "seconds": rows[-1]["time/seconds"],
             "search_seconds": None,
             "choosing_episodes": 0,
-            **figures(score["returns"]),
+            **metrics(score["returns"]),
             "curve": [(row["frames"] // skip, row["episode/return"]) for row in rows if "episode/return" in row],
         }
 
@@ -251,7 +251,7 @@ class Ablation:
             "seconds": 0.0,
             "search_seconds": None,
             "choosing_episodes": 0,
-            **figures(returns),
+            **metrics(returns),
             "curve": [],
             "played_frames": steps * skip,
         }
@@ -275,7 +275,7 @@ class Ablation:
         return row
 
 
-def figures(returns: list[float]) -> Row:
+def metrics(returns: list[float]) -> Row:
     return {"mean": statistics.fmean(returns), "std": statistics.pstdev(returns), "episodes": len(returns)}
 
 

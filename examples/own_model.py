@@ -22,21 +22,21 @@ from rollmill.runs.train.run import train
 
 
 class Patches(CustomEncoder):
-    """Reads a picture as ``cells`` x ``cells`` mean colours, then through one layer of ``width`` units."""
+    """Reads an image as ``cells`` x ``cells`` mean colours, then through one layer of ``width`` units."""
 
     def __init__(self, spec: EnvSpec, settings: ModelSettings, cells: int = 2, width: int = 32) -> None:
         super().__init__()
-        picture = next(field for field in spec.inputs if field.is_image)
-        self.name = picture.name
-        channels = picture.shape[2]  # pictures arrive as they are stored: uint8 [n, H, W, C]
+        image = next(field for field in spec.inputs if field.is_image)
+        self.name = image.name
+        channels = image.shape[2]  # images arrive as they are stored: uint8 [n, H, W, C]
         self.pool = nn.AdaptiveAvgPool2d(cells)
         self.layer = nn.Sequential(nn.Flatten(), nn.Linear(channels * cells**2, width), nn.Tanh())
         self.output_size = width
 
     def forward(self, obs: Observations) -> Tensor:
-        """Features ``[n, width]`` of pictures ``[n, H, W, C]``."""
-        picture = obs[self.name].permute(0, 3, 1, 2).float() / 255
-        features: Tensor = self.layer(self.pool(picture))
+        """Features ``[n, width]`` of images ``[n, H, W, C]``."""
+        image = obs[self.name].permute(0, 3, 1, 2).float() / 255
+        features: Tensor = self.layer(self.pool(image))
         return features
 
 

@@ -115,8 +115,8 @@ def test_every_key_has_an_explanation() -> None:
 def test_keys_in_the_text_exist(page: Path) -> None:
     words = re.findall(r"`([a-z]+\.[a-z_.]+)(?:=[^`]*)?`", prose_of(page))
     keys = [word for word in words if word.partition(".")[0] in BLOCKS and not word.endswith((".py", ".md", ".html"))]
-    # ``run.parts...`` and ``run.set_dial`` are attributes of a run in progress, not settings.
-    keys = [key for key in keys if not key.startswith(("run.parts.", "run.set_dial"))]
+    # ``run.parts...`` and ``run.set_variable`` are attributes of a run in progress, not settings.
+    keys = [key for key in keys if not key.startswith(("run.parts.", "run.set_variable"))]
     assert [key for key in keys if not is_key(key)] == []
 
 

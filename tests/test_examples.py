@@ -77,11 +77,11 @@ def test_an_observer_ends_the_run(tmp_path: Path) -> None:
 def test_an_observer_makes_the_task_harder(tmp_path: Path) -> None:
     rows, state = run_example("observers/curriculum.py", tmp_path, "stop.frames=6_000")
     assert state["state"] == "finished"
-    lengths = [row["dial/length"] for row in rows]
+    lengths = [row["variable/length"] for row in rows]
     assert lengths == sorted(lengths)
     assert lengths[-1] > 2
     seen = [row["episode/length_of_corridor"] for row in rows if "episode/length_of_corridor" in row]
-    assert seen[0] < 3, "environments began with what the observer had set, not with env.dials"
+    assert seen[0] < 3, "environments began with what the observer had set, not with env.variables"
     assert seen[-1] > 1.5, "they have seen the change"
 
 

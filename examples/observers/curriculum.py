@@ -2,8 +2,8 @@
 
     python examples/observers/curriculum.py
 
-The environment asks for ``dials``, numbers that an observer may change while the run goes on; it reads them when an
-episode begins. ``env.dials`` names them and says what holds where nobody changes them, in evaluations for instance.
+The environment asks for ``variables``, numbers that an observer may change while the run goes on; it reads them when an
+episode begins. ``env.variables`` names them and says what holds where nobody changes them, in evaluations for instance.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Corridor(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, dials: Mapping[str, float]) -> None:
-        self._dials = dials
+    def __init__(self, variables: Mapping[str, float]) -> None:
+        self._variables = variables
         self._place = self._door = self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        length = round(self._dials["length"])  # stays the same to the end of the episode
+        length = round(self._variables["length"])  # stays the same to the end of the episode
         self._door = length * int(self.np_random.choice((-1, 1)))
         self._place = self._steps = 0
         return self._look(), {}
@@ -62,22 +62,22 @@ class Longer(Observer):
 
     def on_init(self, run: OnlineRun) -> None:
         if run.iteration == 0:  # a resumed run goes on with the length it had
-            run.set_dial("length", self._first)
+            run.set_variable("length", self._first)
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         self._wait -= 1
-        mean, length = run.mean_return, run.dials["length"]
+        mean, length = run.mean_return, run.variables["length"]
         if self._wait <= 0 and length < self._last and mean is not None and mean > self._enough:
-            run.set_dial("length", length + 1)
+            run.set_variable("length", length + 1)
             self._wait = 5  # training steps, so that the mean return is one of the new task
 
     def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
-        return {"dial/length": run.dials["length"]}
+        return {"variable/length": run.variables["length"]}
 
 
 SETTINGS = (
     f"env={Path(__file__).resolve()}:Corridor",
-    "env.dials.length=8",
+    "env.variables.length=8",
     "sampling.mode=sync",
     "sampling.workers=1",
     "sampling.rollout=16",

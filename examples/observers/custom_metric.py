@@ -3,7 +3,7 @@
     python examples/observers/custom_metric.py
     rollmill train env=toy_target observers=[examples/observers/custom_metric.py:HitRate]
 
-Its figures stand in every row of ``metrics.jsonl``, in TensorBoard and in the run's report beside the built-in ones.
+Its metrics stand in every row of ``metrics.jsonl``, in TensorBoard and in the run's report beside the built-in ones.
 """
 
 from __future__ import annotations

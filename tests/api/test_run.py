@@ -44,7 +44,7 @@ def test_every_kind_of_run_opens(folder: str, kind: RunKind, drawn: str) -> None
     assert axes.get_title() == run.path.name
 
 
-def test_a_world_model_has_its_figures_in_its_stages() -> None:
+def test_a_world_model_has_its_metrics_in_its_stages() -> None:
     world = rollmill.Run(OLD / "world")
     assert (world.kind, world.state, list(world.stages)) == ("world", "finished", ["vae", "dynamics", "controller"])
     with pytest.raises(RunFolderError, match="there are no metrics; its stages have, which are: vae, dynamics"):

@@ -160,7 +160,7 @@ def test_watching_in_the_browser(browser: Any) -> None:
             page.wait_for_function("document.getElementById('text').textContent.includes('step 7')")
             assert page.locator("h1").inner_text() == "toy <b>"
             assert page.locator("#text").inner_text().startswith("<i>run</i>")
-            page.wait_for_function("document.getElementById('picture').naturalWidth > 0")
+            page.wait_for_function("document.getElementById('image').naturalWidth > 0")
             assert page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") == "1160px", "has style"
             assert complaints == []
     finally:

@@ -106,20 +106,20 @@ def test_every_verb_resolves_and_explains_itself(call: Call, verb: str) -> None:
     result = call(verb, "--help")
     assert result.code == 0
     assert inspect.getdoc(function).splitlines()[0].replace("``", "`")[:40] in result.out  # type: ignore[union-attr]
-    assert "--json" in result.out or verb == "tb"  # which prints no figures
+    assert "--json" in result.out or verb == "tb"  # which prints no metrics
     assert ("[KEY=VALUE ...]" in result.out) == ("overrides" in inspect.signature(function).parameters)
     assert call("help", verb).out == result.out
 
 
 def test_files_and_words_around_each_other(call: Call, tmp_path: Path) -> None:
     """Files from left to right, then the words, wherever those stand."""
-    (tmp_path / "one.yaml").write_text("learning: {gamma: 0.5, lam: 0.5}\nrun: {seed: 5}")
-    (tmp_path / "two.yaml").write_text("learning: {lam: 0.6}")
+    (tmp_path / "one.yaml").write_text("learning: {gamma: 0.5, gae_lambda: 0.5}\nrun: {seed: 5}")
+    (tmp_path / "two.yaml").write_text("learning: {gae_lambda: 0.6}")
     head, *rest = command_words(tmp_path, *TINY)
     result = call(head, "run.seed=7", "-f", "one.yaml", *rest[:5], "--config", "two.yaml", *rest[5:], "--json")
     assert result.code == 0, result.err
     saved = (tmp_path / "x/run/config.yaml").read_text()
-    for line in ("gamma: 0.5", "lam: 0.6", "seed: 7"):
+    for line in ("gamma: 0.5", "gae_lambda: 0.6", "seed: 7"):
         assert f"  {line}\n" in saved
 
 
@@ -140,10 +140,10 @@ def test_json_of_train_and_eval(call: Call, tmp_path: Path) -> None:
 
     played = call("eval", str(folder), "--json", "env.args.length=3", "--episodes", "4", "--workers", "1", "--random")
     assert played.code == 0
-    figures = json.loads(played.out)
-    assert figures["lengths"] == [3, 3, 3, 3]
-    assert figures["random"]["episodes"] == 4
-    assert figures["options"]["overrides"] == ["env.args.length=3"]
+    metrics = json.loads(played.out)
+    assert metrics["lengths"] == [3, 3, 3, 3]
+    assert metrics["random"]["episodes"] == 4
+    assert metrics["options"]["overrides"] == ["env.args.length=3"]
     plain = call("eval", str(folder), "--episodes", "1", "--workers", "1")
     assert plain.code == 0
     assert plain.out.startswith("toy_target, ")
@@ -205,21 +205,21 @@ def test_json_of_bench(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = command_words(tmp_path, *SERIAL, *CHATTER)[1:]
     result = call("bench", "sample", *words, "--seconds", "0.05", "--json")
     assert result.code == 0, result.err
-    figures = json.loads(result.out)
-    assert figures["env"] == "faulty_envs:Misbehave"
-    assert figures["busy_cores_before"] >= 0
-    assert figures["sample"]["frames_per_s"] > 0
+    metrics = json.loads(result.out)
+    assert metrics["env"] == "faulty_envs:Misbehave"
+    assert metrics["busy_cores_before"] >= 0
+    assert metrics["sample"]["frames_per_s"] > 0
     assert files_in(tmp_path) == []
 
 
 def test_the_table_of_bench_shows_shares(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {
+    metrics = {
         "sim": bench.Measurement("sim", 2000.0, 1000.0),
         "policy": bench.Measurement("policy", 900.0, 450.0, {"main rounds": 1912.6}),
         "train": bench.Measurement("train", 500.0, 250.0, {"main learn": 0.25}),
         "bound": bench.Measurement("bound", 800.0, 400.0, {"env ms/step": 0.0123}),
     }
-    monkeypatch.setattr("rollmill.cli.bench.run_bench", lambda config, kinds, seconds, profiler: figures)
+    monkeypatch.setattr("rollmill.cli.bench.run_bench", lambda config, kinds, seconds, profiler: metrics)
     monkeypatch.setattr("rollmill.cli.bench.load_of_others", lambda: 0.5)
     result = call("bench", "all", "--seconds", "0.1")
     assert "loaded by others (0.5 cores busy" in result.out

@@ -14,11 +14,11 @@ from running import Call, Run, command_words, wait_until
 
 from rollmill.cli.collect import ProgressLine, bar, how_to_continue, line
 from rollmill.runs.collect.options import CollectOptions
-from rollmill.runs.collect.run import Collected, Figures
+from rollmill.runs.collect.run import Collected, Metrics
 from rollmill.store.reader import Store
 
 
-def figures(**changes: object) -> Figures:
+def metrics(**changes: object) -> Metrics:
     values: dict[str, object] = {
         "episodes": 250,
         "wanted": 1000,
@@ -29,7 +29,7 @@ def figures(**changes: object) -> Figures:
         "sampling_seconds": 60.0,
         "mean_return": 1.0,
     }
-    return Figures(**{**values, **changes})  # type: ignore[arg-type]
+    return Metrics(**{**values, **changes})  # type: ignore[arg-type]
 
 
 # -- what is printed ---------------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ def test_a_bad_callable_names_itself_before_anything_starts(call: Call, tmp_path
 
 
 def test_the_progress_line() -> None:
-    assert line(figures()) == "250 of 1,000 episodes, 500 steps/s, 45.0 MB, 3 min 00 s left"
-    assert bar(figures()).startswith("[#####...............] 250 of")
-    in_steps = figures(wanted=None, wanted_steps=40_000)
+    assert line(metrics()) == "250 of 1,000 episodes, 500 steps/s, 45.0 MB, 3 min 00 s left"
+    assert bar(metrics()).startswith("[#####...............] 250 of")
+    in_steps = metrics(wanted=None, wanted_steps=40_000)
     assert line(in_steps) == "30,000 of 40,000 steps, 500 steps/s, 45.0 MB, 20 s left"
-    begun = figures(episodes=0, steps=0, sampling_seconds=0.0, bytes=0)
+    begun = metrics(episodes=0, steps=0, sampling_seconds=0.0, bytes=0)
     assert line(begun) == "0 of 1,000 episodes, 0 steps/s, 0 B"
 
 
@@ -131,10 +131,10 @@ def test_a_bar_on_a_terminal_a_line_elsewhere(
     with ProgressLine(lambda: now) as progress:
         for k in range(10):
             now = 0.05 * k
-            progress.show(figures(episodes=k, wanted=9))
+            progress.show(metrics(episodes=k, wanted=9))
         live = stream.getvalue()
         now = 11.0
-        progress.show(figures(episodes=10, wanted=20))
+        progress.show(metrics(episodes=10, wanted=20))
     text = stream.getvalue()
     if drawn:
         assert [int(part.split("] ")[1].split(" of")[0]) for part in live.split("\r")[1:]] == drawn
@@ -142,7 +142,7 @@ def test_a_bar_on_a_terminal_a_line_elsewhere(
         assert text.endswith("\n")
     else:
         assert live == ""
-        assert text == f"{line(figures(episodes=10, wanted=20))}\n"
+        assert text == f"{line(metrics(episodes=10, wanted=20))}\n"
 
 
 # -- going on ----------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_a_bar_on_a_terminal_a_line_elsewhere(
 )
 def test_how_to_continue(options: dict[str, int], hint: str) -> None:
     given = CollectOptions(Path("s"), **options)  # type: ignore[arg-type]
-    done = Collected("interrupted", "SIGINT", False, Path("s"), 250, "random", 5, "", figures(), 2)
+    done = Collected("interrupted", "SIGINT", False, Path("s"), 250, "random", 5, "", metrics(), 2)
     assert how_to_continue(done, given) == hint
 
 

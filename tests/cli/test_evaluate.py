@@ -1,4 +1,4 @@
-"""``rollmill eval``: files, films and exit codes, through the command."""
+"""``rollmill eval``: files, videos and exit codes, through the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_at_once(call: Call, tmp_path: Path, run: Path) -> None:
     pytest.importorskip("av")
     words = ("--episodes", "4", "--workers", "1", "--random", "--json", "--trust-code")
-    files = ("--csv", "e=1.csv", "--out", "e.json", "--video", "films", "--grid", "1x2")
+    files = ("--csv", "e=1.csv", "--out", "e.json", "--video", "videos", "--grid", "1x2")
     played = call("eval", str(run), *words, *files)
     assert played.code == 0, played.err
     value = json.loads(played.out)
@@ -29,28 +29,28 @@ def test_everything_at_once(call: Call, tmp_path: Path, run: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [float(row["episode_return"]) for row in rows if row["policy"] == "policy"] == value["returns"]
     assert [row["policy"] for row in rows] == ["policy"] * 4 + ["random"] * 4
-    assert [Path(film["file"]).is_file() for film in value["films"]] == [True, True]
+    assert [Path(video["file"]).is_file() for video in value["videos"]] == [True, True]
     assert call("eval", str(run), *words).json["returns"] == value["returns"]
 
 
-def test_a_film_that_could_not_be_made_shows_in_the_exit_code(call: Call, run: Path) -> None:
+def test_a_video_that_could_not_be_made_shows_in_the_exit_code(call: Call, run: Path) -> None:
     pytest.importorskip("av")
-    words = ("--episodes", "1", "--workers", "1", "--video", "films", "env.args.drift=true", "env=showing_envs:Shown")
+    words = ("--episodes", "1", "--workers", "1", "--video", "videos", "env.args.drift=true", "env=showing_envs:Shown")
     played = call("eval", str(run), *words)
     assert played.code == 1
-    assert "no film films/" in played.out
+    assert "no video videos/" in played.out
     assert "does not repeat from its seed and actions" in played.out
 
 
 def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> None:
-    """Runs of one name: each has films of its own."""
+    """Runs of one name: each has videos of its own."""
     shutil.copytree(run, tmp_path / "other" / run.name)
     words = ("--episodes", "2", "--workers", "1", "--trust-code")
-    value = call("eval", str(run), "oth*/*", *words, "--video", "films", "--films", "1", "--json").json
+    value = call("eval", str(run), "oth*/*", *words, "--video", "videos", "--video-count", "1", "--json").json
     assert isinstance(value["results"], list)
     assert len(value["results"]) == 2
-    films = [film["file"] for result in value["results"] for film in result["films"]]
-    assert len(set(films)) == len(list((tmp_path / "films").glob("*.mp4"))) == 2
+    videos = [video["file"] for result in value["results"] for video in result["videos"]]
+    assert len(set(videos)) == len(list((tmp_path / "videos").glob("*.mp4"))) == 2
     assert call("eval", str(run), "oth*/*", *words).out.startswith("checkpoint ")
 
 
@@ -59,9 +59,9 @@ def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> 
     [
         ((), "what is to be evaluated?"),
         (("RUN", "--episodes", "3", "--steps", "3"), "--episodes and --steps exclude each other"),
-        (("RUN", "--grid", "2x2"), "--grid is for films: add --video FOLDER"),
+        (("RUN", "--grid", "2x2"), "--grid is for videos: add --video FOLDER"),
         (("RUN", "--trust-code", "--out", "/dev/null/x"), "--out: nothing can be written in /dev/null"),
-        (("RUN", "--trust-code", "--video", "films", "env.args.broken=none"), "renders no RGB pictures"),
+        (("RUN", "--trust-code", "--video", "videos", "env.args.broken=none"), "renders no RGB images"),
         (("nothing/*",), "nothing/*: matches nothing"),
     ],
 )

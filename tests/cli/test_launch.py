@@ -27,7 +27,7 @@ from rollmill.cli.main import VERBS
 from rollmill.cli.words import split_overrides
 from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
-from rollmill.launch.records import Book, PlanRecord, RunRecord
+from rollmill.launch.records import LaunchRecords, PlanRecord, RunRecord
 from rollmill.launch.settings import LaunchSettings
 
 
@@ -278,8 +278,8 @@ def test_odd_numbers_and_places_are_no_traceback(call: Call, words: tuple[str, .
     Path("a_file").touch()
     text = "experiment: toys\nsettings: {env: CartPole-v1}\n"
     Path("toys.yaml").write_text(text)
-    book = Book(Path("runs/toys"))
-    book.write_plan(PlanRecord("toys", ".", (RunRecord("a", "a", {}, ("true",), "runs/toys/a", 0),), {}))
+    records = LaunchRecords(Path("runs/toys"))
+    records.write_plan(PlanRecord("toys", ".", (RunRecord("a", "a", {}, ("true",), "runs/toys/a", 0),), {}))
     done = call("launch", *words)
     assert message in done.err
     assert done.code == (2 if message else 0)

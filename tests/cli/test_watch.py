@@ -33,7 +33,7 @@ def test_in_the_terminal(call: Call, run: Path) -> None:
     [
         (("--terminal", "--browser"), "--terminal and --browser exclude each other"),
         (("--terminal", "--json"), "--json and --terminal exclude each other"),
-        (("--browser", "--trust-code", "env.args.broken=none"), "renders no RGB pictures"),
+        (("--browser", "--trust-code", "env.args.broken=none"), "renders no RGB images"),
         (
             ("--browser", "env=CartPole-v1"),
             "cannot play in CartPole-v1, whose observations differ",
@@ -48,7 +48,7 @@ def test_refused(call: Call, run: Path, words: tuple[str, ...], reason: str) -> 
 
 
 def test_in_the_browser(run: Path, rollmill: Run) -> None:
-    """Pictures arrive, nothing is complained about, Ctrl-C ends it and leaves nothing."""
+    """Images arrive, nothing is complained about, Ctrl-C ends it and leaves nothing."""
     pytest.importorskip("av")
     command = rollmill("watch", str(run), "--browser", "--trust-code")
     command.wait_for_text("(Ctrl-C ends it)")
@@ -82,7 +82,7 @@ def look_at(url: str) -> None:
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(url)
         # Not wait_for_function: from its second look on it evaluates text in the page, whose policy forbids that.
-        wait_until(lambda: page.evaluate("document.getElementById('picture').naturalWidth") >= 320)
+        wait_until(lambda: page.evaluate("document.getElementById('image').naturalWidth") >= 320)
         page.locator("#text", has_text="episode").wait_for()
         browser.close()
         assert said == []

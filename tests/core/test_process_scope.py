@@ -9,11 +9,11 @@ from running import wait_until
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.janitor_main import is_alive
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 
 KILLED = """
 import os, signal, subprocess
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 
 class Killed(subprocess.Popen):
     def __init__(self, *words, **options):
@@ -24,7 +24,7 @@ class Killed(subprocess.Popen):
         os.kill(os.getpid(), signal.SIGKILL)
 
 subprocess.Popen = Killed
-with household():
+with process_scope():
     raise AssertionError("it was killed before")
 """
 
@@ -38,7 +38,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_is_there_while_the_scope_lasts(temporary: Path) -> None:
-    with household() as environment:
+    with process_scope() as environment:
         (folder,) = temporary.iterdir()
         assert environment["ROLLMILL_SCRATCH"] == str(folder)
         assert (folder.name[:9], folder.stat().st_mode & 0o777) == ("rollmill-", 0o700)
@@ -60,5 +60,5 @@ def test_a_kill_among_the_first_moments_leaves_no_folder(temporary: Path, before
 def test_a_folder_that_cannot_be_made_is_named(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (temporary / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(temporary / "file"))
-    with pytest.raises(RollmillError, match=r"the scratch folder cannot be made: .*Not a directory"), household():
+    with pytest.raises(RollmillError, match=r"the scratch folder cannot be made: .*Not a directory"), process_scope():
         raise AssertionError

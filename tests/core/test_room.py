@@ -16,11 +16,11 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.out_of_memory import memory_is_named
 from rollmill.runs.settings import check
-from rollmill.sampling import pool as crew
+from rollmill.sampling import pool
 from rollmill.sampling.sampler import SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 
-SPEC = EnvSpec("pictures", (Field("obs", "uint8", (1000,)),), ActionSpec("discrete", (2,)))
+SPEC = EnvSpec("images", (Field("obs", "uint8", (1000,)),), ActionSpec("discrete", (2,)))
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_memory_that_runs_out_is_named(error: Exception) -> None:
 def test_many_workers_are_not_started_in_silence(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "TELL_SECONDS", -1.0)
+    monkeypatch.setattr(pool, "TELL_SECONDS", -1.0)
     with caplog.at_level(logging.INFO, logger="rollmill"):
-        assert list(crew._told([1, 2])) == [1, 2]  # type: ignore[list-item, comparison-overlap]
+        assert list(pool._told([1, 2])) == [1, 2]  # type: ignore[list-item, comparison-overlap]
     assert "1 of 2 workers are started" in caplog.text

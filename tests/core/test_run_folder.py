@@ -237,7 +237,7 @@ def append(name: str) -> Callable[[Path], object]:
         append("data/notes.csv"),
         append("eval/training.jsonl"),
         append("profile/main.json"),
-        append("videos/film.mp4"),
+        append("videos/video.mp4"),
         append("thesis.tex"),
         lambda path: (path / "state.json").unlink(),
         lambda path: (path / "state.json").write_text('{"state": "failed"}'),

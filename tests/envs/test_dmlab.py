@@ -86,7 +86,7 @@ def test_an_episode(lab: Path) -> None:
     assert obs["obs"].max() == 10
     outcomes = [env.step(np.array([action]), obs)[:3] for action in (0, 6, 8)]
     assert outcomes == [(4.0, False, False), (4.0, False, False), (2.0, True, False)]
-    assert obs["obs"].max() == 2, "Lab shows nothing after the end: the last picture is kept"
+    assert obs["obs"].max() == 2, "Lab shows nothing after the end: the last image is kept"
     assert env._lab.steps == [([0, 0, 0, 1, 0, 0, 0], 4), ([-20, 0, 0, 1, 0, 0, 0], 4), ([0, 0, 0, 0, 1, 0, 0], 4)]
     with pytest.raises(EnvError, match="call reset"):
         env.step(np.array([0]), obs)
@@ -123,7 +123,7 @@ def test_a_level_that_cannot_be_kept_leaves_nothing(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_picture_of_another_size_is_noticed(lab: Path) -> None:
+def test_an_image_of_another_size_is_noticed(lab: Path) -> None:
     env = DmLabEnv(level="x", width=8, height=6)
     env._lab.shape = (3, 3, 3)
     with pytest.raises(ValueError, match=r"RGB_INTERLEAVED is uint8 \(3, 3, 3\), expected uint8 \(6, 8, 3\)"):

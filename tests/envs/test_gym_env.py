@@ -82,9 +82,9 @@ def test_a_step_of_the_wrong_form_is_named(answer: Any) -> None:
         env.step(np.array([0]), arrays(env))
 
 
-def test_a_picture_or_nothing() -> None:
-    picture = np.zeros((4, 4, 3), np.uint8)
-    assert GymEnv(Scripted(reset=picture), name="x").render() is picture
+def test_an_image_or_nothing() -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    assert GymEnv(Scripted(reset=image), name="x").render() is image
     assert GymEnv(Scripted(reset="text"), name="x").render() is None
 
 

@@ -47,17 +47,17 @@ def test_one_hot_says_what_the_symbols_say() -> None:
     env.close()
 
 
-def test_symbols_and_pictures() -> None:
+def test_symbols_and_images() -> None:
     _, seen = original(TASK, 5)
-    symbols, picture = MiniGridEnv(task=TASK, view="symbols"), MiniGridEnv(task=TASK, view="rgb", tile_size=4)
+    symbols, image = MiniGridEnv(task=TASK, view="symbols"), MiniGridEnv(task=TASK, view="rgb", tile_size=4)
     obs = views(symbols.spec)
     symbols.reset(5, obs)
     np.testing.assert_array_equal(obs["image"][0], seen["image"])
-    obs = views(picture.spec)
-    picture.reset(5, obs)
+    obs = views(image.spec)
+    image.reset(5, obs)
     assert obs["image"].shape == (1, 28, 28, 3)
     assert len(np.unique(obs["image"])) > 5
-    whole = picture.render()
+    whole = image.render()
     assert whole is not None
     assert whole.shape == (160, 160, 3)
 

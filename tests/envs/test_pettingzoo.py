@@ -87,14 +87,14 @@ def test_simple_spread() -> None:
     env.close()
 
 
-def test_a_picture_where_it_was_asked_for() -> None:
+def test_an_image_where_it_was_asked_for() -> None:
     pytest.importorskip("mpe2")
     env = make_env(EnvSettings(id="mpe_simple_spread", args={"render_mode": "rgb_array"}))
     env.reset(0, views(env.spec))
-    picture = env.render()
-    assert picture is not None
-    assert picture.dtype == np.uint8
-    assert picture.shape[-1] == 3
+    image = env.render()
+    assert image is not None
+    assert image.dtype == np.uint8
+    assert image.shape[-1] == 3
     env.close()
 
 

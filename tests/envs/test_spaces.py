@@ -84,9 +84,9 @@ def test_nested_entries_are_joined_by_dots() -> None:
         ("parts.0", (2,)),
         ("parts.1.0", (3,)),
     ]
-    picture = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    found = written(space, {"camera": {"left": picture, "right": 1}, "parts": (np.array([0, 1], np.int8), (5,))})
-    np.testing.assert_array_equal(found["camera.left"], picture)
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    found = written(space, {"camera": {"left": image, "right": 1}, "parts": (np.array([0, 1], np.int8), (5,))})
+    np.testing.assert_array_equal(found["camera.left"], image)
     assert found["camera.right"].tolist() == [0, 1]
     assert found["parts.0"].tolist() == [0, 1]
     assert found["parts.1.0"].tolist() == [0, 1, 0]
@@ -147,12 +147,12 @@ def test_what_is_harmless_is_converted() -> None:
 
 
 def test_arrays_that_are_not_contiguous_are_written_by_value() -> None:
-    picture = np.arange(24, dtype=np.uint8).reshape(3, 2, 4).T[:, ::-1]
-    np.testing.assert_array_equal(written(gs.Box(0, 255, (4, 2, 3), np.uint8), picture)["obs"], picture)
+    image = np.arange(24, dtype=np.uint8).reshape(3, 2, 4).T[:, ::-1]
+    np.testing.assert_array_equal(written(gs.Box(0, 255, (4, 2, 3), np.uint8), image)["obs"], image)
 
 
 BOX = gs.Box(-1, 1, (2,), np.float32)
-PICTURE = gs.Box(0, 255, (2, 2, 3), np.uint8)
+IMAGE = gs.Box(0, 255, (2, 2, 3), np.uint8)
 NESTED = gs.Dict({"a": gs.Dict({"b": BOX}), "c": gs.Tuple((gs.Discrete(2),))})
 
 
@@ -166,9 +166,9 @@ NESTED = gs.Dict({"a": gs.Dict({"b": BOX}), "c": gs.Tuple((gs.Discrete(2),))})
         (BOX, np.array(["a", "b"]), "observation 'obs' has dtype <U1, the space says float32"),
         (BOX, np.array([None, None]), "observation 'obs' has dtype object, the space says float32"),
         (BOX, np.array([1j, 0]), "observation 'obs' has dtype complex128, the space says float32"),
-        (PICTURE, np.zeros((2, 2, 3)), "observation 'obs' has dtype float64, the space says uint8"),
-        (PICTURE, np.zeros((2, 2, 3), int), "observation 'obs' has dtype int64, the space says uint8"),
-        (PICTURE, np.zeros((3, 2, 2), np.uint8), "observation 'obs' has shape (3, 2, 2), the space says (2, 2, 3)"),
+        (IMAGE, np.zeros((2, 2, 3)), "observation 'obs' has dtype float64, the space says uint8"),
+        (IMAGE, np.zeros((2, 2, 3), int), "observation 'obs' has dtype int64, the space says uint8"),
+        (IMAGE, np.zeros((3, 2, 2), np.uint8), "observation 'obs' has shape (3, 2, 2), the space says (2, 2, 3)"),
         (gs.Box(-9, 9, (2,), np.int8), np.array([300, 0]), "is array([300,   0]), which does not fit into int8"),
         (gs.Discrete(4), 4, "observation 'obs' is 4, outside its space of [4] choices"),
         (gs.Discrete(4), -1, "observation 'obs' is -1, outside its space of [4] choices"),

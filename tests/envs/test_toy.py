@@ -35,9 +35,9 @@ class Best:
         return np.where(obs[MASK_FIELD] == 1, obs["worth"], -1).argmax(axis=1)
 
     def toy_image(self, obs: Obs) -> Array:
-        picture = obs["obs"][0, :, :, 0]
-        half = picture.shape[0] // 2
-        corners = [picture[y : y + half, x : x + half].mean() for y in (0, half) for x in (0, half)]
+        image = obs["obs"][0, :, :, 0]
+        half = image.shape[0] // 2
+        corners = [image[y : y + half, x : x + half].mean() for y in (0, half) for x in (0, half)]
         return np.array([int(np.argmax(corners))])
 
     def toy_reach(self, obs: Obs) -> Array:

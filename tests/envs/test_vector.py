@@ -19,7 +19,7 @@ from rollmill.envs.batch import CLOSE, MAKE, RESET, STEP
 from rollmill.envs.make import check_env_settings, make_env, make_vector_env
 from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.variables import Dials
+from rollmill.envs.variables import EnvVariables
 from rollmill.envs.vector import VectorLane
 
 COUNTER = "vector_envs:Counter"
@@ -287,7 +287,7 @@ class Flaky:
     def __init__(self, failures: int) -> None:
         self.failures, self.calls = failures, 0
 
-    def __call__(self, settings: EnvSettings, lanes: int, dials: Dials | None = None) -> VectorEnv:
+    def __call__(self, settings: EnvSettings, lanes: int, variables: EnvVariables | None = None) -> VectorEnv:
         self.calls += 1
         if self.calls <= self.failures:
             raise OSError("no constructor today")
@@ -304,7 +304,7 @@ class Look:
 
 def test_another_number_of_lanes_than_asked_for_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = counter(env={"fault_limit": 0})
-    monkeypatch.setattr("rollmill.envs.vector.make_vector_env", lambda settings, lanes, dials: Counter(lanes + 1))
+    monkeypatch.setattr("rollmill.envs.vector.make_vector_env", lambda settings, lanes, variables: Counter(lanes + 1))
     with pytest.raises(EnvError, match="this instance promises 3 times"):
         type(drive.batch)(drive.batch._settings, drive.batch._setup)  # type: ignore[arg-type]
 

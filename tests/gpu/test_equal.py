@@ -46,8 +46,8 @@ def test_learning_by_graphs(kind: str) -> None:
         learners.append(Appo(model, WeightBoard(model), config.learning, seed=0))
     for _ in range(10):
         segments = rig.collect()
-        figures = [learner.train({name: array.copy() for name, array in segments.items()}) for learner in learners]
+        metrics = [learner.train({name: array.copy() for name, array in segments.items()}) for learner in learners]
         for name in ("loss", "entropy", "value_loss", "grad_norm"):
-            assert figures[1][name] == pytest.approx(figures[0][name], rel=0.02, abs=2e-3), name
+            assert metrics[1][name] == pytest.approx(metrics[0][name], rel=0.02, abs=2e-3), name
     for (name, one), two in zip(learners[0].model.named_parameters(), learners[1].model.parameters()):
         np.testing.assert_allclose(two.detach().cpu().numpy(), one.detach().numpy(), rtol=0.02, atol=2e-3, err_msg=name)

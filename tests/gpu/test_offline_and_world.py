@@ -9,8 +9,8 @@ import pytest
 import torch
 from dreaming import line_store
 from gpu_device import DEVICE
+from image_stores import image_store
 from offlining import skilled_store
-from picturing import picture_store
 from runs.test_world_controller import models, search  # noqa: F401 - a fixture
 from runs.test_world_dynamics import settings as dynamics_settings
 
@@ -42,9 +42,9 @@ def test_offline_learning(tmp_path: Path, algorithm: str, precision: str) -> Non
 
 
 def test_an_encoder(tmp_path: Path) -> None:
-    store = picture_store(tmp_path / "store", 20)
-    words = [*("encoder.size=4", "encoder.channels=[4, 8]", "pictures.per_rollout=4", "pictures.shuffle_buffer=32")]
-    words += ["pictures.validation=0.2", "fit.batch_size=16", f"fit.device={DEVICE}", "fit.steps=30", "fit.threads=1"]
+    store = image_store(tmp_path / "store", 20)
+    words = [*("encoder.size=4", "encoder.channels=[4, 8]", "images.per_rollout=4", "images.shuffle_buffer=32")]
+    words += ["images.validation=0.2", "fit.batch_size=16", f"fit.device={DEVICE}", "fit.steps=30", "fit.threads=1"]
     words += ["fit.report_steps=10", "tensorboard=false"]
     outcome = train_vae(load_config(VaeConfig, [], words), store, tmp_path / "vae", REQUEST)
     assert outcome.encoder is not None

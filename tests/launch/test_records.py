@@ -23,8 +23,8 @@ from rollmill.launch import job as child
 from rollmill.launch.launcher import cancel, settings_of
 from rollmill.launch.params import ParamGrid, ParamList
 from rollmill.launch.progress import last_row, read_curve
-from rollmill.launch.records import Attempt, Book, Submission, is_locked
-from rollmill.launch.status import stand
+from rollmill.launch.records import Attempt, LaunchRecords, Submission, is_locked
+from rollmill.launch.status import run_status
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def own_signals() -> Iterator[None]:
 
 def test_damaged_records_are_named(tmp_path: Path) -> None:
     made = launcher(tmp_path, experiment())
-    path = made.book.folder / "runs" / "tests_s0.json"
+    path = made.records.folder / "runs" / "tests_s0.json"
     path.parent.mkdir()
     path.write_text("{")
     with pytest.raises(LaunchError, match=r"tests_s0.json: cannot be read"):
@@ -50,25 +50,25 @@ def test_damaged_records_are_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"tests_s0.json: not a record of this version.*colour"):
         made.look()
     path.unlink()
-    attempt_file = made.book.attempts_folder("tests_s0") / "1.json"
+    attempt_file = made.records.attempts_folder("tests_s0") / "1.json"
     attempt_file.parent.mkdir(parents=True)
     attempt_file.write_text('{"process": {}}')
     with pytest.raises(LaunchError, match=r"1.json: not a record"):
         made.look()
     attempt_file.unlink()
-    plan = made.book.folder / "plan.json"
+    plan = made.records.folder / "plan.json"
     plan.write_text(plan.read_text().replace('"version": 1', '"version": 99'))
     with pytest.raises(LaunchError, match="another version"):
-        made.book.read_plan()
+        made.records.read_plan()
     with pytest.raises(LaunchError, match="not an experiment that was launched"):
-        Book(tmp_path / "nothing").read_plan()
+        LaunchRecords(tmp_path / "nothing").read_plan()
 
 
 def test_a_record_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "launch").write_text("a file in the way")
     with pytest.raises(LaunchError, match="cannot be written"):
-        Book(tmp_path).write_submission("a", Submission())
-    with pytest.raises(Exception, match="cannot be used"), Book(tmp_path).as_launcher():
+        LaunchRecords(tmp_path).write_submission("a", Submission())
+    with pytest.raises(Exception, match="cannot be used"), LaunchRecords(tmp_path).as_launcher():
         pass
 
 
@@ -89,7 +89,7 @@ def test_a_plan_may_grow_but_what_has_begun_must_stay(tmp_path: Path) -> None:
 
 def test_settings_of_a_launch_are_remembered(tmp_path: Path) -> None:
     made = launcher(tmp_path, experiment(), "retries=7", "slurm.partition=gpu")
-    found = settings_of(made.book.read_plan(), ["retries=1"])
+    found = settings_of(made.records.read_plan(), ["retries=1"])
     assert (found.retries, found.slurm.partition) == (1, "gpu")
 
 
@@ -110,7 +110,7 @@ def attempt(number: int, code: int | None = 1, job: str = "", reason: str = "") 
         ([], Submission({"kind": "x"}, 3), "failed", 3),
         ([attempt(1)], Submission({"kind": "x"}, 1), "waiting", 1),
         ([attempt(1), attempt(2), attempt(3)], Submission({"kind": "x"}, 3), "failed", 3),
-        ([attempt(1), attempt(2), attempt(3)], Submission({"kind": "x"}, 3, forgiven=3), "waiting", 0),
+        ([attempt(1), attempt(2), attempt(3)], Submission({"kind": "x"}, 3, failures_reset=3), "waiting", 0),
         ([attempt(1, None), attempt(2, None)], Submission({"kind": "x"}, 2), "waiting", 2),
         (
             [attempt(1, 143, "9_0"), attempt(2, None, "9_0"), attempt(3, 1, "9_0")],
@@ -119,7 +119,7 @@ def attempt(number: int, code: int | None = 1, job: str = "", reason: str = "") 
             1,
         ),
         ([attempt(1, 2)], Submission({"kind": "x"}, 1), "failed", 1),
-        ([attempt(1, 2)], Submission({"kind": "x"}, 1, forgiven=1), "waiting", 0),
+        ([attempt(1, 2)], Submission({"kind": "x"}, 1, failures_reset=1), "waiting", 0),
         ([attempt(1)], Submission({"kind": "x"}, 1, cancelled=True), "cancelled", 1),
     ],
 )
@@ -129,8 +129,8 @@ def test_failures_are_counted_against_the_retries(
     made = launcher(tmp_path, experiment())
     run = made.plan.runs[0]
     for one in attempts:
-        made.book.write_attempt(run.name, one)
-    found = stand(made.book, run, submission, None, retries=2)
+        made.records.write_attempt(run.name, one)
+    found = run_status(made.records, run, submission, None, retries=2)
     assert (found.state, found.failures) == (state, failures)
 
 
@@ -153,12 +153,12 @@ def test_a_job_that_is_killed_takes_its_program_with_it(tmp_path: Path) -> None:
     folder = Path(made.plan.runs[0].folder)
     made.tick()
     wait_until(lambda: any((folder / "checkpoints").glob("*.ckpt")), what="a checkpoint")
-    job = made.book.attempts("tests_s0")[0].process
+    job = made.records.attempts("tests_s0")[0].process
     os.kill(job.pid, signal.SIGKILL)
     wait_until(lambda: not job.alive, what="the job's end: its program has the signal by then")
     gate.touch()
     assert states(made.run()) == {"tests_s0": "finished"}
-    first, second = made.book.attempts("tests_s0")
+    first, second = made.records.attempts("tests_s0")
     assert first.ended is None
     assert second.mode in ("resume", "skip"), "it waited until the program had ended, and saved"
 
@@ -168,10 +168,10 @@ def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     folder = Path(made.plan.runs[0].folder)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("run: {}\n")
-    made.book.write_attempt("tests_s0", attempt(1, 137))
-    made.book.write_submission("tests_s0", Submission({"kind": "local", "slot": 0, "process": None}, 1))
+    made.records.write_attempt("tests_s0", attempt(1, 137))
+    made.records.write_submission("tests_s0", Submission({"kind": "local", "slot": 0, "process": None}, 1))
     assert states(made.run()) == {"tests_s0": "finished"}
-    assert made.book.attempts("tests_s0")[1].mode == "overwrite"
+    assert made.records.attempts("tests_s0")[1].mode == "overwrite"
 
 
 def test_a_start_that_failed_does_not_block_the_first_attempt(tmp_path: Path) -> None:
@@ -182,22 +182,22 @@ def test_a_start_that_failed_does_not_block_the_first_attempt(tmp_path: Path) ->
         folder.checkpoints.mkdir()
         (folder.checkpoints / "frames-000000000000.ckpt").touch()
     assert states(made.run()) == {"tests_s0": "finished"}
-    assert made.book.attempts("tests_s0")[0].mode == "new"
+    assert made.records.attempts("tests_s0")[0].mode == "new"
 
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_display_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = launcher(tmp_path, experiment())
     spec = {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run"), "virtual_display": True}
-    made.book.write_job("tests_s0", spec)
+    made.records.write_job("tests_s0", spec)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert child.main([str(made.book.folder), "tests_s0"]) == 2
-    assert "Xvfb is not installed" in made.book.attempts("tests_s0")[0].reason
+    assert child.main([str(made.records.folder), "tests_s0"]) == 2
+    assert "Xvfb is not installed" in made.records.attempts("tests_s0")[0].reason
     broken = tmp_path / "Xvfb"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
-    assert child.main([str(made.book.folder), "tests_s0"]) == 2
-    assert "Xvfb did not start" in made.book.attempts("tests_s0")[1].reason
+    assert child.main([str(made.records.folder), "tests_s0"]) == 2
+    assert "Xvfb did not start" in made.records.attempts("tests_s0")[1].reason
 
 
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="Xvfb is not installed")
@@ -218,8 +218,8 @@ def test_a_run_with_a_display_of_its_own_saves_before_it_ends(tmp_path: Path) ->
     made = launcher(tmp_path, experiment())
     command = [sys.executable, str(script)]
     spec = {"command": command, "cwd": str(tmp_path), "folder": str(tmp_path / "run"), "virtual_display": True}
-    made.book.write_job("tests_s0", spec)
-    words = [sys.executable, "-m", "rollmill.launch.job", str(made.book.folder), "tests_s0"]
+    made.records.write_job("tests_s0", spec)
+    words = [sys.executable, "-m", "rollmill.launch.job", str(made.records.folder), "tests_s0"]
     with subprocess.Popen(words, start_new_session=True) as job:
         wait_until(lambda: (tmp_path / "up").exists(), what="the program to start")
         os.killpg(job.pid, signal.SIGTERM)
@@ -230,21 +230,21 @@ def test_a_run_with_a_display_of_its_own_saves_before_it_ends(tmp_path: Path) ->
 
 def test_a_job_whose_run_was_cancelled_meanwhile_does_not_begin(tmp_path: Path) -> None:
     made = launcher(tmp_path, experiment())
-    made.book.write_job("tests_s0", {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run")})
-    made.book.set_cancelled("tests_s0", True)
-    assert child.main([str(made.book.folder), "tests_s0"]) == child.CANCELLED
-    assert made.book.attempts("tests_s0") == []
+    made.records.write_job("tests_s0", {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run")})
+    made.records.set_cancelled("tests_s0", True)
+    assert child.main([str(made.records.folder), "tests_s0"]) == child.CANCELLED
+    assert made.records.attempts("tests_s0") == []
 
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_folder_in_use_is_no_mistake_in_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of an attempt that was killed -9 may take long to save: later there is another try."""
     made = launcher(tmp_path, experiment(), "retries=1")
-    made.book.write_job("tests_s0", {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run")})
-    made.book.write_submission("tests_s0", Submission({"kind": "local", "slot": 0, "process": None}, 1))
+    made.records.write_job("tests_s0", {"command": ["true"], "cwd": str(tmp_path), "folder": str(tmp_path / "run")})
+    made.records.write_submission("tests_s0", Submission({"kind": "local", "slot": 0, "process": None}, 1))
     monkeypatch.setattr(child, "FOLDER_SECONDS", 0.0)
     with RunFolder.create(tmp_path / "run", "new"):
-        assert child.main([str(made.book.folder), "tests_s0"]) == child.BUSY
+        assert child.main([str(made.records.folder), "tests_s0"]) == child.BUSY
     assert [s.state for s in made.look()] == ["waiting"]
 
 
@@ -261,20 +261,20 @@ def test_looking_does_not_keep_a_launcher_out(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         "rollmill.launch.records.LOCK_SECONDS", 60.0
     )  # the one that looks may have to wait for its turn
-    book = Book(tmp_path)
+    records = LaunchRecords(tmp_path)
     (tmp_path / "launch").mkdir()
     with open(tmp_path / "launch" / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as whoever looks has it, for a moment
         timer = threading.Timer(0.2, fcntl.flock, (file, fcntl.LOCK_UN))
         timer.start()
-        with book.as_launcher():
-            assert book.launcher_alive()
+        with records.as_launcher():
+            assert records.launcher_alive()
         timer.join()
 
 
 def test_a_job_that_nobody_described(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="there is no such job"):
-        child.Job(Book(tmp_path), "nothing")
+        child.Job(LaunchRecords(tmp_path), "nothing")
 
 
 def test_the_scheduler_names_the_job() -> None:
@@ -327,7 +327,7 @@ def test_jobs_are_looked_after_by_the_back_end_they_were_handed_to(tmp_path: Pat
     assert states(other.look()) == {"tests_s0": "running", "tests_s1": "waiting"}
     with pytest.raises(LaunchError, match="exit code 1"):
         other.tick()
-    assert cancel(other.book, other.plan, other.backend, ["tests_s0"]) == {"tests_s0": "running"}
+    assert cancel(other.records, other.plan, other.backend, ["tests_s0"]) == {"tests_s0": "running"}
     assert states(other.look())["tests_s0"] == "cancelled"
 
 
@@ -336,8 +336,8 @@ def test_an_attempt_is_not_blamed_for_what_the_one_before_said(tmp_path: Path) -
     (failed,) = made.run()
     assert failed.reason.startswith("failed: EnvError")
     (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 9)\n")
-    spec = made.book.read_job("tests_s0")
+    spec = made.records.read_job("tests_s0")
     assert spec is not None
-    made.book.write_job("tests_s0", {**spec, "command": [sys.executable, str(tmp_path / "dies.py")]})
-    subprocess.run([sys.executable, "-m", "rollmill.launch.job", str(made.book.folder), "tests_s0"])
-    assert made.book.attempts("tests_s0")[-1].reason == "killed by SIGKILL"
+    made.records.write_job("tests_s0", {**spec, "command": [sys.executable, str(tmp_path / "dies.py")]})
+    subprocess.run([sys.executable, "-m", "rollmill.launch.job", str(made.records.folder), "tests_s0"])
+    assert made.records.attempts("tests_s0")[-1].reason == "killed by SIGKILL"

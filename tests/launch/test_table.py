@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from rollmill.launch.records import RunRecord
-from rollmill.launch.status import Standing
+from rollmill.launch.status import RunStatus
 from rollmill.launch.table import cells, duration, first_line, plain, rich_table, seconds_left, summary
 
 
-def run(name: str, state: str, **more: object) -> Standing:
+def run(name: str, state: str, **more: object) -> RunStatus:
     record = RunRecord(name, "g", {}, (), "/f", 1000)
-    return Standing(record, state, attempts=1, failures=0, **more)  # type: ignore[arg-type]
+    return RunStatus(record, state, attempts=1, failures=0, **more)  # type: ignore[arg-type]
 
 
 RUNS = [
@@ -43,7 +43,7 @@ def test_how_long_all_of_it_will_take() -> None:
     assert summary(going).endswith("; 1,250 of 3,000 frames, about 5m left")
     assert seconds_left([run("a", "finished")]) is None
     assert seconds_left([run("a", "running")]) is None  # nobody knows how fast it is
-    endless = Standing(RunRecord("x", "g", {}, (), "/f", 0), "waiting", 0, 0)
+    endless = RunStatus(RunRecord("x", "g", {}, (), "/f", 0), "waiting", 0, 0)
     assert seconds_left([*going, endless]) is None
 
 

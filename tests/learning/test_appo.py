@@ -202,7 +202,7 @@ def gradients_of_a_plain_loop(learner: Appo, segments: Segments, every: int) -> 
     data = {name: torch.from_numpy(array) for name, array in segments.items()}
     steps = data["reward"].shape[0] - 1
     valid = data["valid"][:-1]
-    advantage, target = gae(data["reward"][:-1], data["value"], data["terminated"][:-1], valid, s.gamma, s.lam)
+    advantage, target = gae(data["reward"][:-1], data["value"], data["terminated"][:-1], valid, s.gamma, s.gae_lambda)
     advantage = normalise_advantages(advantage, valid)
     log_probs, values, entropies = [], [], []
     for t in range(steps):

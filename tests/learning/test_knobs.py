@@ -28,7 +28,7 @@ KNOBS = {
     # name: (another value, settings it needs)
     "targets": ("vtrace", ()),
     "gamma": (0.5, ()),
-    "lam": (0.5, ()),
+    "gae_lambda": (0.5, ()),
     "rho_bar": (0.5, VTRACE),
     "c_bar": (0.5, VTRACE),
     "minibatches": (4, ()),

@@ -8,7 +8,7 @@ import torch
 from rollmill.learning.losses import (
     masked_mean,
     ppo_policy_loss,
-    ratio_figures,
+    ratio_metrics,
     value_loss,
 )
 
@@ -75,19 +75,19 @@ def test_approximate_kl_on_hand_worked_numbers():
     log_ratio = torch.tensor([0.0, math.log(2), math.log(0.5), NAN])
     mask = torch.tensor([True, True, True, False])
     expected = (0 + (1 - math.log(2)) + (-0.5 + math.log(2))) / 3
-    assert masked_mean(ratio_figures(log_ratio, 0.2)[0], mask).item() == pytest.approx(expected)
+    assert masked_mean(ratio_metrics(log_ratio, 0.2)[0], mask).item() == pytest.approx(expected)
 
 
 def test_approximate_kl_estimates_the_kl_without_bias():
     generator = torch.Generator().manual_seed(0)
     old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
     draws = torch.multinomial(old, 200_000, replacement=True, generator=generator)
-    estimate = ratio_figures((new / old).log()[draws], 0.2)[0].mean()
+    estimate = ratio_metrics((new / old).log()[draws], 0.2)[0].mean()
     assert estimate.item() == pytest.approx(float((old * (old / new).log()).sum()), rel=0.02)
 
 
 def test_clip_fraction():
     log_ratio = torch.tensor([1.0, 1.5, 0.5, 1.1]).log()
-    assert ratio_figures(log_ratio, 0.2)[1].tolist() == [0, 1, 1, 0]
-    assert ratio_figures(log_ratio, 0.6)[1].tolist() == [0, 0, 0, 0]
-    assert ratio_figures(log_ratio, 0.2)[2].tolist() == pytest.approx([0, 0.5, 0.5, 0.1])
+    assert ratio_metrics(log_ratio, 0.2)[1].tolist() == [0, 1, 1, 0]
+    assert ratio_metrics(log_ratio, 0.6)[1].tolist() == [0, 0, 0, 0]
+    assert ratio_metrics(log_ratio, 0.2)[2].tolist() == pytest.approx([0, 0.5, 0.5, 0.1])

@@ -18,7 +18,7 @@ from running import SUPPORT, config_of
 
 from rollmill.core.fields import Array
 from rollmill.envs.probe import probe_here
-from rollmill.learning.ranks import Alone, shared_mean_and_deviation
+from rollmill.learning.ranks import SingleRank, shared_mean_and_deviation
 from rollmill.models.moments import RunningMoments
 from rollmill.runs.train.build import build_parts
 
@@ -140,7 +140,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_two_halves_give_what_the_whole_gives(pair: Pair, name: str) -> None:
-    """Gradients, weights, running moments and figures after three batches of three epochs each."""
+    """Gradients, weights, running moments and metrics after three batches of three epochs each."""
     learner = learner_of(pair.cases[name], pair.folder)
     metrics = [learner.train(load(pair.folder / f"{name}-batch{batch}.npz")) for batch in range(3)]
     found = pair.arrays(name, 0)
@@ -154,7 +154,7 @@ def test_two_halves_give_what_the_whole_gives(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_both_ranks_end_with_the_same_bits_and_figures(pair: Pair, name: str) -> None:
+def test_both_ranks_end_with_the_same_bits_and_metrics(pair: Pair, name: str) -> None:
     one, two = (pair.arrays(name, rank) for rank in range(2))
     assert one.keys() == two.keys()
     assert [field for field in one if one[field].tobytes() != two[field].tobytes()] == []
@@ -214,7 +214,7 @@ def test_a_rank_that_is_gone_is_noticed(pair: Pair) -> None:
 
 
 def test_alone_nothing_changes() -> None:
-    ranks, x = Alone(), torch.arange(4.0)
+    ranks, x = SingleRank(), torch.arange(4.0)
     assert ranks.total(x) is x
     assert ranks.gather(x).tolist() == [x.tolist()]
     assert ranks.gather_notes({"a": 1}) == [{"a": 1}]
@@ -223,7 +223,7 @@ def test_alone_nothing_changes() -> None:
 
 def test_mean_and_deviation_leave_out_what_does_not_count() -> None:
     x = torch.tensor([1.0, float("nan"), 3.0])
-    mean, deviation = shared_mean_and_deviation(Alone(), x, torch.tensor([True, False, True]))
+    mean, deviation = shared_mean_and_deviation(SingleRank(), x, torch.tensor([True, False, True]))
     assert (float(mean), float(deviation)) == (2.0, 1.0)
 
 

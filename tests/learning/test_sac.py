@@ -69,12 +69,12 @@ def _one_thread():
 def test_it_warms_up_and_then_learns_once_per_row():
     learner = learner_of(warmup=40)
     for batch in range(2):
-        figures = learner.train(segments_of(seed=batch))
-        assert learner.version == figures["updates"] == 0, "16 and 32 rows are not enough"
-        assert "critic_loss" not in figures
-    figures = learner.train(segments_of(seed=2))
-    assert figures["updates"] == 16
-    assert figures["replay_rows"] == 48
+        metrics = learner.train(segments_of(seed=batch))
+        assert learner.version == metrics["updates"] == 0, "16 and 32 rows are not enough"
+        assert "critic_loss" not in metrics
+    metrics = learner.train(segments_of(seed=2))
+    assert metrics["updates"] == 16
+    assert metrics["replay_rows"] == 48
     assert learner.version == 1
     assert learner.optimizer_steps == 16
 
@@ -174,14 +174,14 @@ def test_the_units_of_an_action_do_not_matter():
     one, two = learner_of(), learner_of(spec=wide)
     segments = segments_of()
     scaled = {**segments, "action": segments["action"] * np.array([100, 1000], np.float32)}
-    figures, same = one.train(segments), two.train(scaled)
-    assert {name: pytest.approx(x, rel=1e-3, abs=1e-4) for name, x in figures.items()} == same
+    metrics, same = one.train(segments), two.train(scaled)
+    assert {name: pytest.approx(x, rel=1e-3, abs=1e-4) for name, x in metrics.items()} == same
 
 
 def test_gradients_are_clipped():
     learner = learner_of(max_grad_norm=1e-3)
-    figures = learner.train(segments_of())
-    assert figures["critic_grad_norm"] > 1e-3
+    metrics = learner.train(segments_of())
+    assert metrics["critic_grad_norm"] > 1e-3
     norms = [p.grad.norm() for p in learner.critics.parameters()]
     assert torch.stack(norms).norm() <= 1.001e-3
 

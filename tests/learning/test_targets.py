@@ -18,7 +18,7 @@ def _seeded():
     torch.manual_seed(0)
 
 
-def lane_gae(rewards, values, terminated, valid, gamma, lam):
+def lane_gae(rewards, values, terminated, valid, gamma, gae_lambda):
     """One lane, by the definition: the sum of discounted errors up to where the episode stops counting."""
     steps = len(rewards)
     advantages = np.zeros(steps)
@@ -29,12 +29,12 @@ def lane_gae(rewards, values, terminated, valid, gamma, lam):
             advantages[t] += weight * (rewards[k] + gamma * next_value - values[k])
             if terminated[k]:
                 break
-            weight *= gamma * lam
+            weight *= gamma * gae_lambda
             k += 1
     return advantages, advantages + values[:-1]
 
 
-def lane_vtrace(ratio, rewards, values, terminated, valid, gamma, lam, rho_bar, c_bar):
+def lane_vtrace(ratio, rewards, values, terminated, valid, gamma, gae_lambda, rho_bar, c_bar):
     """One lane, by the definition of the paper: v_s = V_s + sum of products of c times discounted errors."""
     steps = len(rewards)
     targets = np.array(values, dtype=np.float64)
@@ -46,7 +46,7 @@ def lane_vtrace(ratio, rewards, values, terminated, valid, gamma, lam, rho_bar, 
             targets[s] += weight * error
             if terminated[k]:
                 break
-            weight *= gamma * lam * min(c_bar, ratio[k])
+            weight *= gamma * gae_lambda * min(c_bar, ratio[k])
             k += 1
     advantages = np.zeros(steps)
     for t in range(steps):
@@ -75,26 +75,26 @@ sizes = {"seed": st.integers(0, 2**20), "steps": st.integers(1, 12), "lanes": st
 
 
 @settings(max_examples=80, deadline=None)
-@given(**sizes, gamma=st.sampled_from([0.0, 0.9, 1.0]), lam=st.sampled_from([0.0, 0.8, 1.0]))
-def test_gae_agrees_with_a_plain_loop(seed, steps, lanes, gamma, lam):
+@given(**sizes, gamma=st.sampled_from([0.0, 0.9, 1.0]), gae_lambda=st.sampled_from([0.0, 0.8, 1.0]))
+def test_gae_agrees_with_a_plain_loop(seed, steps, lanes, gamma, gae_lambda):
     segment = random_segment(seed, steps, lanes)
     del segment["log_ratio"]
-    advantages, targets = gae(**tensors(segment), gamma=gamma, lam=lam)
+    advantages, targets = gae(**tensors(segment), gamma=gamma, gae_lambda=gae_lambda)
     for lane in range(lanes):
-        expected = lane_gae(**{k: v[:, lane] for k, v in segment.items()}, gamma=gamma, lam=lam)
+        expected = lane_gae(**{k: v[:, lane] for k, v in segment.items()}, gamma=gamma, gae_lambda=gae_lambda)
         np.testing.assert_allclose(advantages[:, lane], expected[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(targets[:, lane], expected[1], rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=80, deadline=None)
-@given(**sizes, lam=st.sampled_from([0.8, 1.0]), bars=st.sampled_from([(1.0, 1.0), (2.0, 0.7), (0.5, 1.0)]))
-def test_vtrace_agrees_with_a_plain_loop(seed, steps, lanes, lam, bars):
+@given(**sizes, gae_lambda=st.sampled_from([0.8, 1.0]), bars=st.sampled_from([(1.0, 1.0), (2.0, 0.7), (0.5, 1.0)]))
+def test_vtrace_agrees_with_a_plain_loop(seed, steps, lanes, gae_lambda, bars):
     segment = random_segment(seed, steps, lanes)
-    advantages, targets = vtrace(**tensors(segment), gamma=GAMMA, lam=lam, rho_bar=bars[0], c_bar=bars[1])
+    advantages, targets = vtrace(**tensors(segment), gamma=GAMMA, gae_lambda=gae_lambda, rho_bar=bars[0], c_bar=bars[1])
     segment["ratio"] = np.exp(segment.pop("log_ratio"))
     for lane in range(lanes):
         expected = lane_vtrace(**{k: v[:, lane] for k, v in segment.items()},
-                               gamma=GAMMA, lam=lam, rho_bar=bars[0], c_bar=bars[1])  # fmt: skip
+                               gamma=GAMMA, gae_lambda=gae_lambda, rho_bar=bars[0], c_bar=bars[1])  # fmt: skip
         np.testing.assert_allclose(advantages[:, lane], expected[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(targets[:, lane], expected[1], rtol=1e-4, atol=1e-5)
 
@@ -104,9 +104,9 @@ def test_vtrace_agrees_with_a_plain_loop(seed, steps, lanes, lam, bars):
 def test_on_policy_vtrace_has_the_value_targets_of_gae(seed, steps, lanes):
     segment = tensors(random_segment(seed, steps, lanes))
     segment["log_ratio"] = torch.zeros_like(segment["log_ratio"])
-    _, targets = vtrace(**segment, gamma=GAMMA, lam=LAM)
+    _, targets = vtrace(**segment, gamma=GAMMA, gae_lambda=LAM)
     del segment["log_ratio"]
-    torch.testing.assert_close(targets, gae(**segment, gamma=GAMMA, lam=LAM)[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(targets, gae(**segment, gamma=GAMMA, gae_lambda=LAM)[1], rtol=1e-5, atol=1e-5)
 
 
 def flags(steps, lanes=1, **at):

@@ -270,7 +270,7 @@ def test_between_rows_it_is_told_how_far_the_run_is(clock: FakeClock, caplog: py
     ]
 
 
-def test_the_last_figures_are_those_with_which_the_run_has_ended(
+def test_the_last_metrics_are_those_with_which_the_run_has_ended(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet = Console(file=io.StringIO(), force_terminal=False)

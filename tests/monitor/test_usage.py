@@ -61,17 +61,17 @@ def test_everything_below_a_process(family: tuple[int, int]) -> None:
     assert [process.pid for process in tree_of(parent, descendants(os.getpid()))] == [parent, child]
 
 
-def test_figures_of_a_run(family: tuple[int, int]) -> None:
+def test_metrics_of_a_run(family: tuple[int, int]) -> None:
     """The process stands for a run whose only worker is its child."""
     parent, child = family
-    figures = Usage(root=parent).figures(workers=[child])
-    assert figures["usage/processes"] == 2
-    assert figures["usage/threads"] == 6
-    assert figures["usage/threads_main"] == 5
-    assert figures["usage/threads_worker"] == 1
-    assert figures["usage/memory_main_mb"] > 50 > figures["usage/memory_worker_mb"] > 0
-    assert figures["usage/memory_mb"] >= figures["usage/memory_main_mb"] + figures["usage/memory_worker_mb"]
-    assert "usage/cores" not in figures, "nothing to compare with at the first look, and 0 would be untrue"
+    metrics = Usage(root=parent).metrics(workers=[child])
+    assert metrics["usage/processes"] == 2
+    assert metrics["usage/threads"] == 6
+    assert metrics["usage/threads_main"] == 5
+    assert metrics["usage/threads_worker"] == 1
+    assert metrics["usage/memory_main_mb"] > 50 > metrics["usage/memory_worker_mb"] > 0
+    assert metrics["usage/memory_mb"] >= metrics["usage/memory_main_mb"] + metrics["usage/memory_worker_mb"]
+    assert "usage/cores" not in metrics, "nothing to compare with at the first look, and 0 would be untrue"
 
 
 def test_looking_costs_something_so_it_is_done_now_and_then() -> None:
@@ -79,14 +79,14 @@ def test_looking_costs_something_so_it_is_done_now_and_then() -> None:
     worker = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
     try:
         usage = Usage(root=worker.pid, every_s=5.0, clock=lambda: now[0])
-        first = usage.figures()
+        first = usage.metrics()
         assert "usage/cores" not in first
         used = cpu_seconds(worker.pid)
         wait_until(lambda: cpu_seconds(worker.pid) > used + 0.1)  # work that the next look should find
         now[0] = 4.9
-        assert usage.figures() == first
+        assert usage.metrics() == first
         now[0] = 5.0
-        assert usage.figures()["usage/cores"] > 0
+        assert usage.metrics()["usage/cores"] > 0
     finally:
         worker.kill()
         worker.wait()
@@ -101,7 +101,7 @@ def test_busy_cores_are_known_at_the_first_look_where_it_was_told_to_begin() -> 
         used = cpu_seconds(worker.pid)
         wait_until(lambda: cpu_seconds(worker.pid) > used + 0.1)
         now[0] = 0.5
-        assert usage.figures()["usage/cores"] > 0.1
+        assert usage.metrics()["usage/cores"] > 0.1
     finally:
         worker.kill()
         worker.wait()
@@ -116,4 +116,4 @@ def cpu_seconds(pid: int) -> float:
 def test_without_proc(tmp_path: object) -> None:
     from pathlib import Path
 
-    assert Usage(proc=Path(str(tmp_path)) / "none").figures() == {}
+    assert Usage(proc=Path(str(tmp_path)) / "none").metrics() == {}

@@ -47,7 +47,7 @@ class Meter:
 
 
 class Writer:
-    """Several lanes of noise that does not compress, or of flat pictures that do."""
+    """Several lanes of noise that does not compress, or of flat images that do."""
 
     def __init__(self, keeper: BudgetedWriter, noisy: bool = True, lanes: int = 4) -> None:
         self.keeper, self.noisy, self.lanes = keeper, noisy, lanes

@@ -34,7 +34,7 @@ from rollmill.store.reader import Store
 
 MARKER = ("env=recordable_env:Recordable", "env.args.longest=29", "learning.reward_scale=1e-4")
 NOISE = ("env=faulty_envs:Zoo", "env.args.length=50", "model.encoder=mlp")
-"""Pictures that cannot be compressed: four kilobytes per row."""
+"""Images that cannot be compressed: four kilobytes per row."""
 PATIENT = ("learning.max_policy_lag=1000000", "recording.drain_seconds=300")
 """However long a worker is kept waiting, what it did is learnt from; however slow the recorder is, it may finish."""
 ONE_WORKER = ("sampling.workers=1",)
@@ -57,7 +57,7 @@ def test_everything_is_what_was_learnt_from(tmp_path: Path, mode: str, agents: i
     words = (f"sampling.mode={mode}", f"env.args.agents={agents}", f"learning.batch_size={64 * agents}")
     seen, run = record(tmp_path, *words, *ALL, "recording.columns=[log_prob,value]", "stop.batches=12")
     assert check_stored(run.data, seen) == set(seen.rows)
-    row = seen.figures
+    row = seen.metrics
     assert row["record/dropped_segments"] == row["record/restarts"] == row["record/stopped"] == 0
     assert not list(run.data.rglob("*.open.tfrecord")), "all shards are sealed"
     assert row["record/rows"] == len(seen.rows)
@@ -106,7 +106,7 @@ def test_experts_only(tmp_path: Path, mode: str) -> None:
     expected = {key for key, value in returns_of(seen).items() if value >= 20_000}
     assert {key[:3] for key in kept} == expected
     assert expected
-    assert seen.figures["record/rejected_episodes"] > 0
+    assert seen.metrics["record/rejected_episodes"] > 0
 
 
 def test_the_best_of_every_five(tmp_path: Path) -> None:
@@ -145,13 +145,13 @@ def test_spread_over_the_run(tmp_path: Path) -> None:
     steps = Store(run.data).table["global_step_first"]
     counts, _ = np.histogram(steps, bins=5, range=(0, 20000))
     assert counts.min() >= 0.6 * counts.max(), counts
-    assert final.figures["record/stopped"] == 0
+    assert final.metrics["record/stopped"] == 0
 
 
 def test_a_page_about_the_data_stands_beside_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, run = record(tmp_path, *SERIAL, *ALL, "stop.batches=12")
-    figures = json.loads((run.path / "data_report.json").read_text())
-    assert figures["rows"]["steps"] == len(seen.rows)
+    metrics = json.loads((run.path / "data_report.json").read_text())
+    assert metrics["rows"]["steps"] == len(seen.rows)
     assert "<html" in (run.path / "data_report.html").read_text()
 
     def fail(*args: object, **options: object) -> None:
@@ -196,7 +196,7 @@ def test_resume_goes_on_in_the_same_store(tmp_path: Path, mode: str) -> None:
     stored = check_stored(run.data, before)
     assert {key[:3] for key in set(before.rows) - stored} <= begun, "of what went on from the session before"
     assert stored >= set(before.rows) - set(after.rows)
-    assert after.figures["record/rows"] == len(stored)
+    assert after.metrics["record/rows"] == len(stored)
 
 
 def test_overwrite_begins_a_new_store(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_kill_9_of_the_recorder_loses_nothing_acknowledged(tmp_path: Path) -> No
     assert trouble.acknowledged <= set(Store(run.data).table.uid.tolist())
     kept = check_stored(run.data, seen)
     assert len(kept) > 0.5 * len(seen.rows)
-    row = seen.figures
+    row = seen.metrics
     assert row["record/restarts"] == 2
     assert row["record/stopped"] == 0
     assert not list(run.data.rglob("*.open.tfrecord"))
@@ -331,7 +331,7 @@ def test_a_recorder_that_dies_again_and_again_is_given_up(tmp_path: Path) -> Non
     outcome, run = train_here(tmp_path, *MARKER, *PATIENT, *words, observers=[trouble, final])
     assert (outcome.exit_code, len(trouble.pids)) == (0, 2)
     assert "recording has stopped, training goes on" in run.log.read_text()
-    assert final.figures["record/stopped"] == 1
+    assert final.metrics["record/stopped"] == 1
     assert trouble.acknowledged <= set(Store(run.data).table.uid.tolist())
 
 
@@ -342,8 +342,8 @@ def test_a_recorder_that_stands_still_holds_nobody_up(tmp_path: Path) -> None:
     text = run.log.read_text()
     assert "did not finish within recording.drain_seconds=0.5" in text
     assert "segments dropped (recorder too slow)" in text
-    assert 0 < seen.figures["record/dropped_segments"] < 20, "only what was under way; then nothing is chosen any more"
-    assert seen.figures["record/cut_episodes"] > 0
+    assert 0 < seen.metrics["record/dropped_segments"] < 20, "only what was under way; then nothing is chosen any more"
+    assert seen.metrics["record/cut_episodes"] > 0
     (pid,) = trouble.pids
     assert _stat(pid) == "", "it is not left behind"
     check_stored(run.data, seen)
@@ -426,7 +426,7 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path: Path, sm
     assert "recording has stopped (disk full), training goes on" in text
     assert "No space left on device" in text
     assert "recording stopped before the end: disk full" in text
-    assert final.figures["record/stopped"] == 1
+    assert final.metrics["record/stopped"] == 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the last index found no room
         store = Store(run.data)
@@ -491,7 +491,7 @@ def test_a_run_never_exceeds_its_budget(tmp_path: Path, policy: str) -> None:
     text = run.log.read_text()
     assert "the budget of 0.006 GB is reached after" in text
     steps = Store(run.data).table["global_step_first"]
-    row = final.figures
+    row = final.metrics
     if policy == "stop":
         assert "recording has stopped (budget reached), training goes on" in text
         assert row["record/stopped"] == 1

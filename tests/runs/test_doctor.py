@@ -21,7 +21,7 @@ from running import ROOT
 from rollmill.core import janitor_main
 from rollmill.core.errors import ConfigError
 from rollmill.runs import doctor
-from rollmill.runs.doctor import EXTRAS, Finding, examine
+from rollmill.runs.doctor import EXTRAS, Finding, check_machine
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -32,7 +32,7 @@ def of(findings: Iterator[Finding], topic: str) -> dict[str, str]:
 
 
 def test_a_whole_examination(tmp_path: Path) -> None:
-    findings = examine(tmp_path)
+    findings = check_machine(tmp_path)
     topics = {"versions", "cores", "GPU", "display", "GL", "shared memory", "leftovers", "disk", "run folder", "limits"}
     assert topics <= {finding.topic for finding in findings}
     for finding in findings:
@@ -165,7 +165,7 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_extra_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--need vizdom: no such extra; did you mean 'vizdoom'"):
-        examine(tmp_path, ["vizdom"])
+        check_machine(tmp_path, ["vizdom"])
 
 
 def test_every_extra_is_known() -> None:

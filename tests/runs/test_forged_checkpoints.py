@@ -13,8 +13,8 @@ import pytest
 import torch
 from dreaming import corner_encoder, line_store
 from forging import forgeries
+from image_stores import image_store
 from offlining import skilled_store
-from picturing import picture_store
 from running import SERIAL, config_of, train_here
 
 from rollmill.core import tree_file
@@ -149,7 +149,7 @@ def test_a_run_does_not_go_on_from_a_forged_checkpoint(online: tuple[TrainConfig
         r"config\.run\.(dir|experiment|name) \w+",  # compared, not used
         r"learners\.0\.optimizer\S* missing",  # of a parameter that had no gradient yet
         r"reporter\.(workers|sums)\S* missing",
-        r"sampler\.(dials|first_frames|envs\.0\.dials) missing",  # earlier versions had none
+        r"sampler\.(variables|first_frames|envs\.0\.variables) missing",  # earlier versions had none
         r"(ranks|recorder)\S* missing",
     )
     assert left == set()
@@ -239,7 +239,7 @@ def forge_newest(folder: Path) -> tuple[Any, Path, Callable[[Any], None]]:
 
 
 def test_forged_checkpoints_of_an_encoder(tmp_path: Path) -> None:
-    store = picture_store(tmp_path / "store", 4)
+    store = image_store(tmp_path / "store", 4)
     words = ["encoder.size=2", "encoder.channels=[4]", "fit.batch_size=4", "fit.steps=2", "fit.report_steps=2"]
     config = load_config(VaeConfig, [], [*words, "fit.threads=1", "tensorboard=false", "fit.warmup_steps=1"])
     outcome = train_vae(config, store, tmp_path / "vae", Request("new", None, ("test",), "off"))
@@ -298,7 +298,7 @@ def test_forged_checkpoints_of_a_dynamics_model(tmp_path: Path) -> None:
 
 def test_forged_checkpoints_of_a_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No process is started here, so none has to be cleaned up after.
-    monkeypatch.setattr(world_controller, "household", lambda inside: contextlib.nullcontext({}))
+    monkeypatch.setattr(world_controller, "process_scope", lambda inside: contextlib.nullcontext({}))
     corner_encoder(tmp_path / "encoder.bin")
     settings = ControllerSettings(
         inputs="z", population=4, trials=1, generations=1, envs=2, mode="serial", evaluate_every=0, final_episodes=0

@@ -12,7 +12,7 @@ SPEC = EnvSpec("x", (Field("a", "float32", (2,)), Field("b", "uint8", (3,))), Ac
 STEPS, LANES, GROUPS, SLOTS = 4, 3, 2, 6
 
 
-class Answer:
+class Output:
     def __init__(self, lanes: int, base: float, size: int) -> None:
         self.action = np.arange(lanes) % 5
         self.log_prob = np.full(lanes, -base, np.float32)
@@ -30,11 +30,11 @@ class Scripted:
         self.asked: list[Request] = []
         self.obs: list[dict] = []
 
-    def act(self, request: Request) -> Answer:
+    def act(self, request: Request) -> Output:
         self.version += 1
         self.asked.append(request)
         self.obs.append({name: array.copy() for name, array in request.obs.items()})
-        return Answer(len(request.lanes), 10.0 * self.version, 2)
+        return Output(len(request.lanes), 10.0 * self.version, 2)
 
     def refresh(self) -> int:
         return self.version
@@ -69,7 +69,7 @@ class Table:
     def turn(self, groups: list[int]) -> list[int]:
         for group in groups:
             self.work(group)
-        return self.inference.answer(np.array(groups))
+        return self.inference.infer(np.array(groups))
 
 
 def test_groups_begin_in_slots_of_their_own() -> None:
@@ -125,12 +125,12 @@ def test_without_a_free_slot_only_the_others_can_go_on() -> None:
     for _ in range(STEPS):
         table.turn([0])
     table.inference.free.clear()
-    assert table.inference.answerable(np.array([0, 1])).tolist() == [1]
+    assert table.inference.servable(np.array([0, 1])).tolist() == [1]
     table.inference.free.append(5)
-    assert table.inference.answerable(np.array([0, 1])).tolist() == [0, 1]
+    assert table.inference.servable(np.array([0, 1])).tolist() == [0, 1]
     for _ in range(STEPS):
         table.turn([1])
-    assert table.inference.answerable(np.array([0, 1])).tolist() == [0], "one slot is enough for one of them"
+    assert table.inference.servable(np.array([0, 1])).tolist() == [0], "one slot is enough for one of them"
 
 
 @pytest.mark.parametrize("every", [0, 1, 2, 4])
@@ -192,7 +192,7 @@ class Tagged(Scripted):
         super().__init__()
         self.tag = tag
 
-    def act(self, request: Request) -> Answer:
+    def act(self, request: Request) -> Output:
         answer = super().act(request)
         answer.value = request.obs["a"][:, 0] + 1000 * self.tag
         answer.log_prob = -answer.value

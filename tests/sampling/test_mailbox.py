@@ -1,4 +1,4 @@
-"""The numbers and bells between main and workers."""
+"""The numbers and wakeups between main and workers."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from rollmill.core.slots import SharedBlock
-from rollmill.sampling.mailbox import Bell, Mailbox, SharedWatch
+from rollmill.sampling.mailbox import Mailbox, SharedWatch, Wakeup
 
 
 def test_a_group_is_ready_exactly_when_its_command_is_done() -> None:
@@ -56,7 +56,7 @@ def test_a_watch_says_what_goes_on_and_for_how_long() -> None:
 
 def test_every_worker_has_a_cache_line_of_its_own() -> None:
     box = Mailbox(3, 4, 8)
-    names = ("phase", "env", "episode", "step", "since", "seconds_env", "seconds_wait", "asleep")
+    names = ("phase", "env", "episode", "step", "since", "seconds_env", "seconds_wait", "sleeping")
     for worker in range(4):
         lines = {getattr(box, name)[worker:].ctypes.data // 64 for name in names}
         assert len(lines) == 1
@@ -69,7 +69,7 @@ def test_every_worker_has_a_cache_line_of_its_own() -> None:
 
 def test_numbers_are_the_arrays_under_another_name() -> None:
     box = Mailbox(3, 2, 4)
-    for name in ("command", "done", "slot", "row", "stop", "wanted", "listens"):
+    for name in ("command", "done", "slot", "row", "stop", "wanted", "main_sleeping"):
         numbers, array = box.numbers(name), getattr(box, name)
         assert len(numbers) == len(array)
         numbers[len(numbers) - 1] = -7
@@ -82,98 +82,98 @@ def test_numbers_are_the_arrays_under_another_name() -> None:
 def test_main_listens_until_it_says_otherwise() -> None:
     """A worker that joins (or a new one in its place) does not change that."""
     box = Mailbox(3, 2, 4)
-    assert box.listens[0] == 1
-    box.listens[0] = 0
-    assert Mailbox(3, 2, 4, SharedBlock(box.block.fd, box.block.nbytes)).listens[0] == 0
+    assert box.main_sleeping[0] == 1
+    box.main_sleeping[0] = 0
+    assert Mailbox(3, 2, 4, SharedBlock(box.block.fd, box.block.nbytes)).main_sleeping[0] == 0
     box.block.close_fd()
 
 
-def test_a_bell_wakes_once_however_often_it_was_rung() -> None:
-    bell = Bell.create()
-    assert not bell.wait(0)
-    bell.ring()
-    bell.ring()
-    assert bell.wait(0)
-    assert bell.wait(None), "a bell rings until it is hushed"
-    bell.hush()
-    assert not bell.wait(0)
-    bell.hush()
-    bell.close()
+def test_a_wakeup_wakes_once_however_often_it_was_rung() -> None:
+    wakeup = Wakeup.create()
+    assert not wakeup.wait(0)
+    wakeup.notify()
+    wakeup.notify()
+    assert wakeup.wait(0)
+    assert wakeup.wait(None), "a wakeup rings until it is hushed"
+    wakeup.clear()
+    assert not wakeup.wait(0)
+    wakeup.clear()
+    wakeup.close()
 
 
-def test_a_bell_that_is_rung_for_ever_does_not_block() -> None:
-    bell = Bell.create()
+def test_a_wakeup_that_is_rung_for_ever_does_not_block() -> None:
+    wakeup = Wakeup.create()
     for _ in range(70_000):  # more than a pipe holds
-        bell.ring()
-    assert bell.wait(0)
-    bell.close()
+        wakeup.notify()
+    assert wakeup.wait(0)
+    wakeup.close()
 
 
-def test_a_bell_of_two_descriptors() -> None:
-    """Where there is no eventfd, a bell is a pipe."""
+def test_a_wakeup_of_two_descriptors() -> None:
+    """Where there is no eventfd, a wakeup is a pipe."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
-    bell = Bell(read, write)
-    assert bell.fds == (read, write)
+    wakeup = Wakeup(read, write)
+    assert wakeup.fds == (read, write)
     for _ in range(70_000):
-        bell.ring()
-    assert bell.wait(0)
-    bell.close()
+        wakeup.notify()
+    assert wakeup.wait(0)
+    wakeup.close()
 
 
 def test_waiting_in_vain_ends() -> None:
-    bell = Bell.create()
-    assert not bell.wait(0.01)
-    bell.close()
+    wakeup = Wakeup.create()
+    assert not wakeup.wait(0.01)
+    wakeup.close()
 
 
-def test_a_ring_between_hush_and_wait_is_not_lost() -> None:
+def test_a_ring_between_clear_and_wait_is_not_lost() -> None:
     """The order of a sleeper: hush, look at the numbers, wait. Whoever rings in between wakes it."""
-    bell = Bell.create()
-    bell.ring()
-    bell.hush()
-    bell.ring()
-    assert bell.wait(0)
-    bell.close()
+    wakeup = Wakeup.create()
+    wakeup.notify()
+    wakeup.clear()
+    wakeup.notify()
+    assert wakeup.wait(0)
+    wakeup.close()
 
 
 CHILD = """
 import sys
 from rollmill.core.slots import SharedBlock
-from rollmill.sampling.mailbox import Bell, Mailbox
+from rollmill.sampling.mailbox import Wakeup, Mailbox
 
 box_fd, nbytes, own, main = map(int, sys.argv[1:])
-box, own, main = Mailbox(3, 1, 3, SharedBlock(box_fd, nbytes)), Bell(own), Bell(main)
+box, own, main = Mailbox(3, 1, 3, SharedBlock(box_fd, nbytes)), Wakeup(own), Wakeup(main)
 while not box.stop[0]:
-    own.hush()
+    own.clear()
     waiting = box.command != box.done
     if waiting.any():
         box.row[waiting] += 10
         box.done[waiting] = box.command[waiting]
-        main.ring()
+        main.notify()
     else:
         own.wait(60)
 """
 
 
-def test_commands_and_bells_between_two_processes() -> None:
-    """Every command is answered once, whatever the two do at the same time; the bells wake, they do not count."""
-    box, own, main = Mailbox(3, 1, 3), Bell.create(), Bell.create()
+def test_commands_and_wakeups_between_two_processes() -> None:
+    """Every command is answered once, whatever the two do at the same time; the wakeups wake, they do not count."""
+    box, own, main = Mailbox(3, 1, 3), Wakeup.create(), Wakeup.create()
     fds = (box.block.fd, own.fd, main.fd)
     words = [str(word) for word in (box.block.fd, box.block.nbytes, own.fd, main.fd)]
     with subprocess.Popen([sys.executable, "-c", CHILD, *words], pass_fds=fds) as child:
         for turn in range(1, 201):
             groups = [0, 2] if turn % 2 else [0, 1, 2]
             box.command[groups] += 1
-            own.ring()
+            own.notify()
             while box.ready().size < 3:
                 assert main.wait(60), "the other process does not answer"
-                main.hush()
+                main.clear()
         box.stop[0] = 1
-        own.ring()
+        own.notify()
         assert child.wait(60) == 0
     assert box.row.tolist() == [2000, 1000, 2000]
-    for bell in (own, main):
-        bell.close()
+    for wakeup in (own, main):
+        wakeup.close()
     box.block.close_fd()

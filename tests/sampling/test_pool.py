@@ -17,22 +17,22 @@ from rollmill.core.machine import usable_cores
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
-from rollmill.sampling import pool as crew_module
-from rollmill.sampling.pool import NAP_SECONDS, Place, ProcessCrew, answering_place
+from rollmill.sampling import pool as pool_module
+from rollmill.sampling.pool import POLL_INTERVAL, InferenceCore, ProcessPool, choose_inference_core
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 
 
-def sampler_of(*, stay_apart: bool = False, **settings: Any) -> tuple[Sampler, ProcessCrew]:
+def sampler_of(*, pin_inference: bool = False, **settings: Any) -> tuple[Sampler, ProcessPool]:
     values = {"mode": "sync", "workers": 2, "envs_per_worker": 1, "groups": 1, "rollout": 4, **settings}
     spec = Marker(EnvInstance()).spec
     env = EnvSettings(id="faulty_envs:Marker")
     plan = SamplerPlan(
-        SamplingSettings(**values), env, spec, Seeds(0), 1, environment=os.environ, stay_apart=stay_apart
+        SamplingSettings(**values), env, spec, Seeds(0), 1, environment=os.environ, pin_inference=pin_inference
     )
     sampler = Sampler(plan, [MarkPolicy(spec)])
-    assert isinstance(sampler.crew, ProcessCrew)
-    return sampler, sampler.crew
+    assert isinstance(sampler.pool, ProcessPool)
+    return sampler, sampler.pool
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
@@ -45,27 +45,27 @@ def test_workers_that_die_before_they_read_their_setup(monkeypatch: pytest.Monke
             self.wait()
 
     monkeypatch.setattr(process_module.subprocess, "Popen", DeadAtOnce)
-    monkeypatch.setattr(crew_module, "WATCH_SECONDS", 0.0)
-    sampler, crew = sampler_of(worker_restarts=restarts)
+    monkeypatch.setattr(pool_module, "WATCH_SECONDS", 0.0)
+    sampler, pool = sampler_of(worker_restarts=restarts)
     sampler.start()
     with pytest.raises(WorkerError, match=rf"exit code 1 outside of any call of an env; replaced {restarts} times"):
         wait_until(lambda: sampler.round(0) < 0)
     sampler.stop()
-    assert crew.report.worker_restarts >= restarts
-    assert crew.pids() == []
+    assert pool.report.worker_restarts >= restarts
+    assert pool.pids() == []
 
 
 def test_output_without_end_does_not_hold_anybody_up() -> None:
     """The worker is gone, and what it has started writes on into its pipe."""
-    sampler, crew = sampler_of(workers=1)
+    sampler, pool = sampler_of(workers=1)
     sampler.start()
-    (child,) = crew._children
+    (child,) = pool._children
     assert child is not None
     child.end()
     endless = os.open("/dev/zero", os.O_RDONLY)
     os.dup2(endless, child.output.fd)
     os.close(endless)
-    reader = threading.Thread(target=crew._drain, args=(0, child), daemon=True)
+    reader = threading.Thread(target=pool._drain, args=(0, child), daemon=True)
     reader.start()
     wait_until(lambda: not reader.is_alive(), what="it to stop reading")
     sampler.stop()
@@ -73,20 +73,20 @@ def test_output_without_end_does_not_hold_anybody_up() -> None:
 
 def test_a_worker_has_a_process_group_of_its_own() -> None:
     """Ctrl-C in a terminal goes to the group of the run."""
-    sampler, crew = sampler_of()
+    sampler, pool = sampler_of()
     sampler.start()
     try:
-        assert [os.getpgid(pid) for pid in crew.pids()] == crew.pids()
+        assert [os.getpgid(pid) for pid in pool.pids()] == pool.pids()
     finally:
         sampler.stop()
 
 
 def test_workers_step_back_from_the_thread_that_answers_them() -> None:
-    sampler, crew = sampler_of(nice=7)
+    sampler, pool = sampler_of(nice=7)
     sampler.start()
     try:
         nicer = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)  # 19 is the nicest there is
-        wait_until(lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in crew.pids()] == [nicer] * 2)
+        wait_until(lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in pool.pids()] == [nicer] * 2)
     finally:
         sampler.stop()
 
@@ -95,14 +95,14 @@ def test_workers_step_back_from_the_thread_that_answers_them() -> None:
 @pytest.mark.parametrize("apart", [True, False])
 def test_the_thread_that_answers_can_have_a_core_to_itself(apart: bool) -> None:
     cores = usable_cores()
-    sampler, crew = sampler_of(workers=1, stay_apart=apart)
+    sampler, pool = sampler_of(workers=1, pin_inference=apart)
     other = threading.Event()
     thread = threading.Thread(target=other.wait)
     thread.start()
     sampler.start()
-    sampler.crew.settle()
+    sampler.pool.pin_inference_thread()
     try:
-        wait_until(lambda: os.sched_getaffinity(crew.pids()[0]) == {cores[0]})
+        wait_until(lambda: os.sched_getaffinity(pool.pids()[0]) == {cores[0]})
         assert sorted(os.sched_getaffinity(0)) == ([cores[1]] if apart else cores)
         assert thread.native_id is not None
         others = [cores[0], *cores[2:]] if apart else cores
@@ -119,15 +119,15 @@ def test_the_thread_that_answers_can_have_a_core_to_itself(apart: bool) -> None:
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
 def test_where_every_core_has_a_worker_the_last_one_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = usable_cores()
-    monkeypatch.setattr(crew_module, "SHARED_FROM", 2)
-    sampler, crew = sampler_of(mode="async", workers=len(cores), stay_apart=True)
+    monkeypatch.setattr(pool_module, "SHARED_FROM", 2)
+    sampler, pool = sampler_of(mode="async", workers=len(cores), pin_inference=True)
     sampler.start()
-    sampler.crew.settle()
+    sampler.pool.pin_inference_thread()
     try:
         assert sorted(os.sched_getaffinity(0)) == cores[-1:]
         while sampler.box.done.min() < 2:  # all serve
             sampler.round()
-        policies = [os.sched_getscheduler(pid) for pid in crew.pids()]
+        policies = [os.sched_getscheduler(pid) for pid in pool.pids()]
         assert policies == [os.SCHED_BATCH] * (len(cores) - 1) + [os.SCHED_IDLE]
     finally:
         sampler.stop()
@@ -137,54 +137,54 @@ def test_where_every_core_has_a_worker_the_last_one_steps_aside(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("workers", "settings", "expected"),
     [
-        (7, {}, Place(17, pause=0.0)),  # a core without a worker
-        (8, {}, Place(17, pause=NAP_SECONDS)),  # shared with the last worker
-        (9, {}, Place(17, pause=NAP_SECONDS)),
+        (7, {}, InferenceCore(17, pause=0.0)),  # a core without a worker
+        (8, {}, InferenceCore(17, pause=POLL_INTERVAL)),  # shared with the last worker
+        (9, {}, InferenceCore(17, pause=POLL_INTERVAL)),
         (8, {"mode": "sync"}, None),  # all wait for the slowest: nobody steps aside
-        (7, {"mode": "sync"}, Place(17, pause=0.0)),
+        (7, {"mode": "sync"}, InferenceCore(17, pause=0.0)),
         (7, {"affinity": False}, None),
     ],
 )
 def test_where_the_thread_that_answers_runs(
-    monkeypatch: pytest.MonkeyPatch, workers: int, settings: dict[str, Any], expected: Place | None
+    monkeypatch: pytest.MonkeyPatch, workers: int, settings: dict[str, Any], expected: InferenceCore | None
 ) -> None:
-    monkeypatch.setattr(crew_module, "usable_cores", lambda: list(range(10, 18)))
-    monkeypatch.setattr(crew_module, "available_cores", lambda: 8)
-    assert answering_place(SamplingSettings(**settings), workers) == expected
+    monkeypatch.setattr(pool_module, "usable_cores", lambda: list(range(10, 18)))
+    monkeypatch.setattr(pool_module, "available_cores", lambda: 8)
+    assert choose_inference_core(SamplingSettings(**settings), workers) == expected
 
 
 def test_it_does_not_stay_awake_on_time_that_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that sees 8 cores and may use the time of 4."""
-    monkeypatch.setattr(crew_module, "usable_cores", lambda: list(range(8)))
-    monkeypatch.setattr(crew_module, "available_cores", lambda: 4)
-    assert answering_place(SamplingSettings(), 3) == Place(3, pause=0.0)
-    assert answering_place(SamplingSettings(), 4) == Place(4, pause=NAP_SECONDS)
+    monkeypatch.setattr(pool_module, "usable_cores", lambda: list(range(8)))
+    monkeypatch.setattr(pool_module, "available_cores", lambda: 4)
+    assert choose_inference_core(SamplingSettings(), 3) == InferenceCore(3, pause=0.0)
+    assert choose_inference_core(SamplingSettings(), 4) == InferenceCore(4, pause=POLL_INTERVAL)
 
 
 def test_two_cores_are_too_few_to_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "usable_cores", lambda: [0, 1])
-    assert answering_place(SamplingSettings(), 2) is None
+    monkeypatch.setattr(pool_module, "usable_cores", lambda: [0, 1])
+    assert choose_inference_core(SamplingSettings(), 2) is None
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001])
 def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(
     monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
-    sampler, crew = sampler_of(workers=1)
+    sampler, pool = sampler_of(workers=1)
     box = sampler.box
-    assert crew._watch_workers(0.0) is False, "every group is ready: it is something else that is waited for"
+    assert pool._watch_workers(0.0) is False, "every group is ready: it is something else that is waited for"
     box.command[:] += 1
-    assert crew._watch_workers(0.0) is False, "nobody became ready in time"
-    monkeypatch.setattr(crew_module, "AWAKE_SECONDS", 100.0)
+    assert pool._watch_workers(0.0) is False, "nobody became ready in time"
+    monkeypatch.setattr(pool_module, "AWAKE_SECONDS", 100.0)
     finish = threading.Timer(0.1, lambda: box.done.__setitem__(slice(None), box.command))
     finish.start()
-    assert crew._watch_workers(pause) is True
+    assert pool._watch_workers(pause) is True
     finish.join()
     sampler.stop()
 
 
 def test_naps_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler, crew = sampler_of(workers=4)
+    sampler, pool = sampler_of(workers=4)
     box, naps = sampler.box, []
 
     def nap(seconds: float) -> None:
@@ -193,9 +193,9 @@ def test_naps_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyP
 
     box.wanted[0] = 3
     box.command[:] += 1
-    monkeypatch.setattr(crew_module.time, "sleep", nap)
-    monkeypatch.setattr(crew_module, "LONGEST_NAP_SECONDS", 1.25)
-    assert crew._watch_workers(0.5) is True
+    monkeypatch.setattr(pool_module.time, "sleep", nap)
+    monkeypatch.setattr(pool_module, "LONGEST_POLL_INTERVAL", 1.25)
+    assert pool._watch_workers(0.5) is True
     assert naps == [1.25, 1.0, 0.5]
     assert box.missing() == 0
     box.done[3:] = box.command[3:]
@@ -208,44 +208,44 @@ class Chime:
     """Counts rings."""
 
     def __init__(self) -> None:
-        self.rings = 0
+        self.notified = 0
 
-    def ring(self) -> None:
-        self.rings += 1
+    def notify(self) -> None:
+        self.notified += 1
 
 
 def test_only_sleeping_workers_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler, crew = sampler_of(workers=3, envs_per_worker=2, groups=2)
+    sampler, pool = sampler_of(workers=3, envs_per_worker=2, groups=2)
     chimes = [Chime() for _ in range(3)]
-    monkeypatch.setattr(crew, "_bells", chimes)
-    sampler.box.asleep[:] = [1, 0, 1]
-    crew.post(np.array([0, 1, 2, 3]))
-    assert [chime.rings for chime in chimes] == [1, 0, 0], "worker 1 is awake, worker 2 was given nothing"
+    monkeypatch.setattr(pool, "_wakeups", chimes)
+    sampler.box.sleeping[:] = [1, 0, 1]
+    pool.post(np.array([0, 1, 2, 3]))
+    assert [chime.notified for chime in chimes] == [1, 0, 0], "worker 1 is awake, worker 2 was given nothing"
 
 
-def test_a_worker_that_missed_its_bell_is_woken_by_the_next_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, crew = sampler_of(workers=2)
+def test_a_worker_that_missed_its_wakeup_is_woken_by_the_next_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, pool = sampler_of(workers=2)
     chimes = [Chime() for _ in range(2)]
-    monkeypatch.setattr(crew, "_bells", chimes)
-    crew.check()
-    assert [chime.rings for chime in chimes] == [1, 1]
-    crew.check()
-    assert [chime.rings for chime in chimes] == [1, 1], "not at every call"
+    monkeypatch.setattr(pool, "_wakeups", chimes)
+    pool.check()
+    assert [chime.notified for chime in chimes] == [1, 1]
+    pool.check()
+    assert [chime.notified for chime in chimes] == [1, 1], "not at every call"
 
 
 def test_workers_ring_only_while_somebody_listens() -> None:
-    sampler, crew = sampler_of(workers=1)
+    sampler, pool = sampler_of(workers=1)
     box = sampler.box
     sampler.start()
     try:
         wait_until(lambda: box.ready().size == 1)
-        wait_until(lambda: box.asleep[0] == 1)
-        for listens in (0, 1, 0):
-            crew._bell.hush()
-            box.listens[0] = listens
+        wait_until(lambda: box.sleeping[0] == 1)
+        for main_sleeping in (0, 1, 0):
+            pool._wakeup.clear()
+            box.main_sleeping[0] = main_sleeping
             box.row[0], box.command[0] = 0, box.command[0] + 1
-            crew.post(np.array([0]))
-            wait_until(lambda: box.ready().size == 1 and box.asleep[0] == 1)
-            assert crew._bell.wait(0) is bool(listens)
+            pool.post(np.array([0]))
+            wait_until(lambda: box.ready().size == 1 and box.sleeping[0] == 1)
+            assert pool._wakeup.wait(0) is bool(main_sleeping)
     finally:
         sampler.stop()

@@ -21,7 +21,7 @@ from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import sampler as sampler_module
 from rollmill.sampling.policies.random import RandomPolicy
-from rollmill.sampling.pool import CrewReport
+from rollmill.sampling.pool import PoolReport
 from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread, default_workers
 from rollmill.sampling.settings import SamplingSettings
 
@@ -291,11 +291,11 @@ def test_one_worker_per_core_by_default() -> None:
 # -- answering groups together ----------------------------------------------------------------------
 
 
-class StillCrew:
+class StillPool:
     """Nobody works: the test says which groups are ready, and what happens while the sampler waits."""
 
     def __init__(self) -> None:
-        self.report = CrewReport()
+        self.report = PoolReport()
         self.waits: list[float] = []
         self.meanwhile = lambda: None
 
@@ -313,50 +313,50 @@ class StillCrew:
     def stop(self) -> None: ...
 
 
-def still_sampler(share: float, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> tuple[Sampler, StillCrew]:
+def still_sampler(share: float, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> tuple[Sampler, StillPool]:
     monkeypatch.setattr(sampler_module.time, "monotonic", lambda: clock[0])
-    sampler = Sampler(plan_of("serial", answer_share=share, poison=False), [RandomPolicy(spec_of(), 0)])
-    crew = sampler.crew = StillCrew()
+    sampler = Sampler(plan_of("serial", inference_batch_share=share, poison=False), [RandomPolicy(spec_of(), 0)])
+    pool = sampler.pool = StillPool()
     sampler.box.row[:] = -1
     sampler.box.command[:] = 1
     sampler.arena["first"][:] = True
-    return sampler, crew
+    return sampler, pool
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0, 1), (0.25, 1), (0.3, 2), (0.5, 2), (1, 4)])
 def test_as_many_groups_are_answered_together_as_the_share_says(
     share: float, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler, crew = still_sampler(share, [0.0], monkeypatch)
+    sampler, pool = still_sampler(share, [0.0], monkeypatch)
     assert sampler.box.wanted[0] == wanted, "workers ring from then on"
     for ready in range(1, wanted + 1):
         assert sampler.rounds == 0
         sampler.box.done[:ready] = 1
         assert sampler.box.enough_ready() == (ready == wanted)
         assert sampler.round() == (wanted if ready == wanted else 0)
-    assert len(crew.waits) == wanted - 1
+    assert len(pool.waits) == wanted - 1
     assert sampler.rounds == 1
 
 
 def test_groups_do_not_wait_long_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """An env that hangs must not hold up the rest of the run."""
     clock = [100.0]
-    sampler, crew = still_sampler(1.0, clock, monkeypatch)
+    sampler, pool = still_sampler(1.0, clock, monkeypatch)
     sampler.box.done[:3] = 1
     assert sampler.round() == 0
     clock[0] += sampler_module.GATHER_SECONDS / 2
     assert sampler.round() == 0
     clock[0] += sampler_module.GATHER_SECONDS / 2
     assert sampler.round() == 3
-    assert max(crew.waits[1:], default=0) <= sampler_module.GATHER_SECONDS, "it does not sleep longer than that either"
+    assert max(pool.waits[1:], default=0) <= sampler_module.GATHER_SECONDS, "it does not sleep longer than that either"
     sampler.box.done[:3] = 2
     assert sampler.round() == 0, "the next ones begin to wait anew"
 
 
 def test_an_answer_comes_as_soon_as_the_last_one_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler, crew = still_sampler(1.0, [0.0], monkeypatch)
+    sampler, pool = still_sampler(1.0, [0.0], monkeypatch)
     sampler.box.done[:3] = 1
-    crew.meanwhile = lambda: sampler.box.done.__setitem__(3, 1)
+    pool.meanwhile = lambda: sampler.box.done.__setitem__(3, 1)
     assert sampler.round() == 4
 
 
@@ -410,7 +410,7 @@ def test_actions_are_allowed_ones(env: str) -> None:
     sampler = alone(plan)
     with running(sampler):
         taken = take(sampler, 30)
-    assert sampler.crew.report.env_faults == 0
+    assert sampler.pool.report.env_faults == 0
     actions = np.concatenate([segment["action"][:-1] for _, segment in taken])
     assert len(np.unique(actions)) > 2
 

@@ -1,4 +1,4 @@
-"""The worker process as its envs see it, and what the crew does with its pipes."""
+"""The worker process as its envs see it, and what the pool does with its pipes."""
 
 import ast
 import gc
@@ -29,9 +29,9 @@ from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import worker as worker_module
-from rollmill.sampling.mailbox import Bell, Mailbox
+from rollmill.sampling.mailbox import Mailbox, Wakeup
 from rollmill.sampling.policies.random import RandomPolicy
-from rollmill.sampling.pool import ProcessCrew
+from rollmill.sampling.pool import ProcessPool
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan, WorkerProcess
@@ -85,7 +85,7 @@ def test_importing_it_does_not_bring_torch(module: str) -> None:
 
 def test_envs_are_numbered_over_the_whole_run() -> None:
     sampler = sampler_of(EnvSettings(id="faulty_envs:Marker"), groups=2, envs_per_worker=4, workers=3)
-    plans = sampler.crew._plans  # type: ignore[attr-defined]
+    plans = sampler.pool._plans  # type: ignore[attr-defined]
     numbers = [list(plan.envs_of(group)) for plan in plans for group in range(plan.groups)]
     assert numbers == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
     assert isinstance(plans[0], WorkerPlan)
@@ -94,12 +94,12 @@ def test_envs_are_numbered_over_the_whole_run() -> None:
 
 def test_workers_end_with_the_sampler() -> None:
     sampler = sampler_of(EnvSettings(id="faulty_envs:Marker"))
-    assert isinstance(sampler.crew, ProcessCrew)
+    assert isinstance(sampler.pool, ProcessPool)
     sampler.start()
-    pids = sampler.crew.pids()
+    pids = sampler.pool.pids()
     assert len(pids) == 2
     sampler.stop()
-    assert sampler.crew.pids() == []
+    assert sampler.pool.pids() == []
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -120,17 +120,17 @@ def test_no_descriptor_is_left_open() -> None:
 def test_a_dead_worker_s_pipes_do_not_keep_the_sampler_busy() -> None:
     """A closed pipe is always "readable": polling it would burn a core until the worker is replaced."""
     sampler = sampler_of(EnvSettings(id="faulty_envs:Marker"), worker_restarts=0, workers=1)
-    crew = sampler.crew
-    assert isinstance(crew, ProcessCrew)
+    pool = sampler.pool
+    assert isinstance(pool, ProcessPool)
     sampler.start()
     try:
         wait_until(lambda: sampler.round(0.1) and sampler.finished)
-        child = crew._children[0]
+        child = pool._children[0]
         assert child is not None
         child.end()
         for _ in range(5):
-            crew.wait(0)  # hears the end of both pipes
-        assert crew._poll.poll(0) == []
+            pool.wait(0)  # hears the end of both pipes
+        assert pool._poll.poll(0) == []
     finally:
         sampler.stop()
 
@@ -142,26 +142,26 @@ def test_failures_that_arrive_while_stopping_do_not_keep_the_others_alive(caplog
     spec = make_env(env).spec
     plan = SamplerPlan(settings, env, spec, Seeds(0), 1, environment=os.environ, lockstep=True)
     sampler = Sampler(plan, [RandomPolicy(spec, 0)])
-    crew = sampler.crew
-    assert isinstance(crew, ProcessCrew)
+    pool = sampler.pool
+    assert isinstance(pool, ProcessPool)
     sampler.start()
     try:
         wait_until(lambda: sampler.round(0.1))  # both are told to step
-        for child in crew._children:
+        for child in pool._children:
             assert child is not None
             child.ends_within(None)  # both have sent their last words
         with pytest.raises(EnvError, match="told to raise"):
-            wait_until(lambda: crew.check().size)
+            wait_until(lambda: pool.check().size)
     finally:
         sampler.stop()
-    assert crew.pids() == []
+    assert pool.pids() == []
     assert "while stopping: env" in caplog.text
 
 
 def test_what_workers_have_to_say_may_be_long() -> None:
     sampler = sampler_of(EnvSettings(id="faulty_envs:Talkative"), workers=1)
-    rounds_until(sampler, lambda: len(sampler.crew.report.episode_stats) >= 3)
-    _, _, stats = sampler.crew.report.episode_stats[0]
+    rounds_until(sampler, lambda: len(sampler.pool.report.episode_stats) >= 3)
+    _, _, stats = sampler.pool.report.episode_stats[0]
     assert stats == {"n" * 2_000_000: 1.0}
 
 
@@ -179,19 +179,19 @@ def test_the_worker_counts_its_time() -> None:
 def test_signals_are_the_main_process_s_business() -> None:
     """A Ctrl-C reaches the whole process group; the workers go on until they are told to stop."""
     sampler = sampler_of(EnvSettings(id="faulty_envs:Marker"), workers=1, affinity=False)
-    crew = sampler.crew
-    assert isinstance(crew, ProcessCrew)
+    pool = sampler.pool
+    assert isinstance(pool, ProcessPool)
     sampler.start()
     try:
         wait_until(lambda: sampler.round() and sampler.finished)
-        (pid,) = crew.pids()
+        (pid,) = pool.pids()
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, number)
         before = len(sampler.finished)
         sampler.release(sampler.take(before, 0) or [])
         wait_until(lambda: sampler.round() >= 0 and len(sampler.finished) >= 2)
-        assert crew.pids() == [pid]
-        assert crew.report.worker_restarts == 0
+        assert pool.pids() == [pid]
+        assert pool.report.worker_restarts == 0
     finally:
         sampler.stop()
 
@@ -213,7 +213,7 @@ sampler = Sampler(SamplerPlan(settings, env, spec, Seeds(0), 1, environment=os.e
 sampler.start()
 while not (sampler.box.phase == STEP).all():
     sampler.round()
-print(*sampler.crew.pids(), flush=True)
+print(*sampler.pool.pids(), flush=True)
 time.sleep(3600)
 """
 
@@ -243,7 +243,7 @@ def lives(pid: int) -> bool:
 def test_where_the_system_does_not_help_the_worker_looks_for_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bell does not ring and its parent is another process: it closes its envs and ends."""
+    """Its wakeup does not ring and its parent is another process: it closes its envs and ends."""
     monkeypatch.setattr(worker_module, "PARENT_CHECK_SECONDS", 0.01)
     journal = tmp_path / "journal"
     env = EnvSettings(id="faulty_envs:Misbehave", args={"env": 99, "journal": str(journal)})
@@ -260,7 +260,7 @@ def test_a_worker_with_a_core_of_its_own_looks_out_before_it_sleeps(monkeypatch:
         order = threading.Timer(0.1, lambda: process._box.command.__setitem__(0, 1))
         order.start()
         assert process._sleep() is True
-        assert process._box.asleep[0] == 0
+        assert process._box.sleeping[0] == 0
         order.join()
         process._worker.close()
 
@@ -271,7 +271,7 @@ def test_a_command_that_comes_while_a_worker_falls_asleep_is_seen() -> None:
         process = WorkerProcess(setup, NOBODY)
         process._box.command[0] = 1
         assert process._sleep() is True
-        assert process._box.asleep[0] == 0
+        assert process._box.sleeping[0] == 0
         process._worker.close()
 
 
@@ -288,22 +288,22 @@ NOBODY = Parent(pid=0, events_fd=-1)
 def served(env: EnvSettings) -> Iterator[ProcessSetup]:
     """What a worker of one group of two envs is given, by a parent that does not exist."""
     layout = layout_of(env)
-    arena, box, bells = Arena(layout, 1), Mailbox(1, 1, 2), [Bell.create(), Bell.create()]
+    arena, box, wakeups = Arena(layout, 1), Mailbox(1, 1, 2), [Wakeup.create(), Wakeup.create()]
     yield ProcessSetup(
         plan=WorkerPlan(0, env, layout, Seeds(0), groups=1, envs_per_group=2),
         slots=1,
         arena=(os.dup(arena.block.fd), arena.block.nbytes),
         mailbox=(os.dup(box.block.fd), box.block.nbytes),
         shape=(1, 1, 2),
-        main_bell=(bells[0].fd, bells[0].ring_fd),
-        own_bell=(bells[1].fd, bells[1].ring_fd),
+        main_wakeup=(wakeups[0].fd, wakeups[0].notify_fd),
+        own_wakeup=(wakeups[1].fd, wakeups[1].notify_fd),
         core=None,
         awake=False,
-        guest=False,
+        shares_inference_core=False,
         nice=0,
     )
-    for bell in bells:
-        bell.close()
+    for wakeup in wakeups:
+        wakeup.close()
 
 
 # -- the worker itself, without a process ----------------------------------------------------------------
@@ -382,12 +382,12 @@ def test_a_vector_env_that_hangs_is_replaced(tmp_path: Path) -> None:
     sampler = Sampler(SamplerPlan(settings, env, spec, Seeds(0), 1, environment=os.environ), [RandomPolicy(spec, 0)])
 
     def hang_was_noticed() -> bool:
-        if hangs.exists() and not sampler.crew.report.worker_restarts:
+        if hangs.exists() and not sampler.pool.report.worker_restarts:
             sampler.box.since[0] = time.monotonic() - 301
         return len(sampler.finished) >= 1
 
     rounds_until(sampler, hang_was_noticed)
-    assert sampler.crew.report.worker_restarts == 1
+    assert sampler.pool.report.worker_restarts == 1
     assert sampler.arena.segment(sampler.finished[0])["episode"].min() > 0, "no episode number is used twice"
 
 

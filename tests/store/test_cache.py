@@ -213,7 +213,7 @@ def test_a_store_that_was_replaced_is_not_mistaken_for_the_old_one(tmp_path: Pat
     path, folder = tmp_path / "store", tmp_path / "cache"
     write_episodes(path, SCHEMA, [5, 9], name="writer")
     old = DecodedCache(Store(path), folder)
-    picture = old.read(0, 0, 5)["obs:image"].copy()
+    image = old.read(0, 0, 5)["obs:image"].copy()
     shutil.rmtree(path)
     other = [make_episode(SCHEMA, 5, 7), make_episode(SCHEMA, 9, 8)]
     for episode, uid in zip(other, (0, 1)):
@@ -223,7 +223,7 @@ def test_a_store_that_was_replaced_is_not_mistaken_for_the_old_one(tmp_path: Pat
             writer.add_episode(episode)
     cache = DecodedCache(Store(path), folder)
     assert equal(cache, Store(path))
-    assert np.array_equal(old.read(0, 0, 5)["obs:image"], picture), "whoever has it open keeps it"
+    assert np.array_equal(old.read(0, 0, 5)["obs:image"], image), "whoever has it open keeps it"
 
 
 def test_parts_of_shards_that_are_gone_are_removed(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def stored(writer: StoreWriter) -> list[tuple[int, int, bool]]:
         return [(end.uid, end.length, end.partial) for end in ends]
 
 
-def test_whole_episodes_are_written_with_their_figures(writer: StoreWriter) -> None:
+def test_whole_episodes_are_written_with_their_metrics(writer: StoreWriter) -> None:
     quota = EpisodeQuota(2, 3)
     found = extractor(writer, quota)
     for rows in segments("00.11.222", "00000.111"):

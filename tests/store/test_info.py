@@ -1,4 +1,4 @@
-"""Figures of a store."""
+"""Metrics of a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollmill.store.reader import store_bytes
 from rollmill.store.writer import StoreWriter
 
 
-def test_figures_are_those_of_the_episodes(tmp_path: Path) -> None:
+def test_metrics_are_those_of_the_episodes(tmp_path: Path) -> None:
     lengths = [9, 4, 20]
     written = write_episodes(tmp_path, small_schema(), lengths)
     info = describe_store(tmp_path)

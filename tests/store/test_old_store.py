@@ -87,7 +87,7 @@ def test_it_is_merged_and_tidied_up(old: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_rewards_are_found_without_checksums_of_columns(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "SKIM_BYTES", 0)
+    monkeypatch.setattr(reader, "COLUMN_READ_BYTES", 0)
     (sealed,) = [ref for ref in list_shards(old) if ref.sealed]
     _, offset, length = places(sealed)[0][0]
     rewards = counted(Store(old).schema, 9, 0).rewards[:4].tobytes()

@@ -1,4 +1,4 @@
-"""Figures of all episodes, and whether those kept are like them."""
+"""Metrics of all episodes, and whether those kept are like them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rollmill.core.errors import BadBlock, StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.store.care.verify import verify_store
 from rollmill.store.derive.merge import merge
-from rollmill.store.derive.split_store import divide
+from rollmill.store.derive.split_store import split_store
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format import open_shard
 from rollmill.store.format.schema import Column, StoreSchema
@@ -408,7 +408,7 @@ def test_the_records_of_another_episode_are_not_copied(tmp_path: Path, which: st
     with pytest.raises(StoreError, match=r"another (place|episode)\. What was copied so far"):
         merge([tmp_path / "a"], tmp_path / "merged")
     with pytest.raises(StoreError, match="repair the store first"):
-        divide(source, {tmp_path / "part": np.arange(5)}, how="x")
+        split_store(source, {tmp_path / "part": np.arange(5)}, how="x")
     report = merge([tmp_path / "a"], tmp_path / "rest", skip_damaged=True)
     assert (report.copied, len(report.damaged)) == (3, 2)
     for name in ("b", "merged", "part", "rest"):

@@ -327,7 +327,7 @@ class Native:
     """Nothing is wrong with it, by rollmill's own protocol: two agents, ``step`` may be changed."""
 
     def __init__(self) -> None:
-        fields = (Field("obs", "float32", (2,)), Field("picture", "uint8", (4, 4, 1)))
+        fields = (Field("obs", "float32", (2,)), Field("image", "uint8", (4, 4, 1)))
         self.spec = EnvSpec("native", fields, ActionSpec("discrete", nvec=(2,), start=(0,)), agents=2)
         self.t = -1
 
@@ -346,7 +346,7 @@ class Native:
 
     def observe(self, obs: Obs) -> None:
         obs["obs"][:] = self.rng.random((2, 2))
-        obs["picture"][:] = self.t
+        obs["image"][:] = self.t
 
     def render(self) -> Array | None:
         return None
@@ -358,7 +358,7 @@ class Native:
 class Unwritten(Native):
     def observe(self, obs: Obs) -> None:
         obs["obs"][0] = self.rng.random(2)
-        obs["picture"][:] = self.t
+        obs["image"][:] = self.t
 
 
 class WritesBack(Native):
@@ -369,7 +369,7 @@ class WritesBack(Native):
     def observe(self, obs: Obs) -> None:
         super().observe(obs)
         if self.kept is not None:
-            self.kept["picture"][:] = 9
+            self.kept["image"][:] = 9
         self.kept = obs
 
 

@@ -13,12 +13,12 @@ from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
 
-PICTURES = (Field("image", "uint8", (36, 40, 3)), Field("vector", "float32", (2,)), Field("flags", "bool", (3,)))
+IMAGES = (Field("image", "uint8", (36, 40, 3)), Field("vector", "float32", (2,)), Field("flags", "bool", (3,)))
 DISCRETE = ActionSpec("discrete", nvec=(4,), start=(2,))
 
 
 def schema_of(
-    fields: tuple[Field, ...] = PICTURES,
+    fields: tuple[Field, ...] = IMAGES,
     action: ActionSpec = DISCRETE,
     extra: tuple[Column, ...] = (),
     env: str = "toy",

@@ -80,15 +80,15 @@ def line_model(seed: int = 0, **settings: object) -> Dynamics:
 
 
 def corner_encoder(path: Path) -> Path:
-    """An untrained encoder for ``toy_image``, whose latents tell the four pictures apart."""
+    """An untrained encoder for ``toy_image``, whose latents tell the four images apart."""
     torch.manual_seed(0)
     encoder = build_encoder("vae", (36, 36, 3), size=4, channels=(8, 8))
-    pictures = np.zeros((4, 36, 36, 3), np.uint8)
+    images = np.zeros((4, 36, 36, 3), np.uint8)
     for corner in range(4):
         top, left = divmod(corner, 2)
-        pictures[corner, top * 18 : top * 18 + 18, left * 18 : left * 18 + 18] = 255
+        images[corner, top * 18 : top * 18 + 18, left * 18 : left * 18 + 18] = 255
     with torch.no_grad():
-        seen, _ = encoder.encode(torch.from_numpy(pictures))
+        seen, _ = encoder.encode(torch.from_numpy(images))
         centre, spread = seen.mean(0), seen.std(0)
         linear = encoder.moments  # type: ignore[union-attr]
         linear.weight[:4] /= spread[:, None]  # type: ignore[index,operator]

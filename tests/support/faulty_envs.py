@@ -27,7 +27,7 @@ from rollmill.core.protocols import StepReturn
 from rollmill.envs.make import EnvInstance
 
 HANG_SECONDS = 3600.0
-PAUSE_SECONDS = 0.7  # longer than the crew's interval of looking around
+PAUSE_SECONDS = 0.7  # longer than the pool's interval of looking around
 WORK_SECONDS = 0.002  # of a core: so long that whoever looks into the process now and then finds it there
 
 
@@ -335,7 +335,7 @@ class Zoo(gym.Env):
         {
             "vector": gym.spaces.Box(-1, 1, (3,), np.float32),
             "inner": gym.spaces.Tuple((gym.spaces.Discrete(4), gym.spaces.MultiBinary(2))),
-            "picture": gym.spaces.Box(0, 255, (36, 36, 3), np.uint8),
+            "image": gym.spaces.Box(0, 255, (36, 36, 3), np.uint8),
             MASK_FIELD: gym.spaces.Box(0, 1, (5,), np.int8),
         }
     )
@@ -358,7 +358,7 @@ class Zoo(gym.Env):
         return {
             "vector": rng.uniform(-1, 1, 3).astype(np.float32),
             "inner": (int(rng.integers(4)), rng.integers(2, size=2).astype(np.int8)),
-            "picture": rng.integers(256, size=(36, 36, 3), dtype=np.uint8),
+            "image": rng.integers(256, size=(36, 36, 3), dtype=np.uint8),
             MASK_FIELD: np.array([1, 1, 1, *np.roll([1, 0], self._t)], np.int8),
         }
 

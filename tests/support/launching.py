@@ -14,7 +14,7 @@ from rollmill.launch.experiment import Experiment
 from rollmill.launch.launcher import Launcher, record_plan
 from rollmill.launch.params import ParamGrid, Params
 from rollmill.launch.plan import PlannedRun, RunFacts, make_plan
-from rollmill.launch.records import Book, PlanRecord
+from rollmill.launch.records import LaunchRecords, PlanRecord
 from rollmill.launch.settings import LaunchSettings
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("launch_trainer.py")))
@@ -42,9 +42,9 @@ def launcher(folder: Path, what: Experiment, *words: str) -> Launcher:
     """A launcher of the experiment below ``folder``, as ``rollmill launch run`` would make it."""
     settings = load_config(LaunchSettings, [], ["poll_seconds=0.05", *words])
     plan = make_plan(what, folder, facts)
-    book = Book(plan.folder)
-    record: PlanRecord = record_plan(book, plan, settings, os.getcwd())
-    return Launcher(book, record, settings)
+    records = LaunchRecords(plan.folder)
+    record: PlanRecord = record_plan(records, plan, settings, os.getcwd())
+    return Launcher(records, record, settings)
 
 
 def sessions(run: Path) -> list[dict[str, Any]]:
@@ -59,5 +59,5 @@ def place(run: Path, session: int = 1) -> dict[str, Any]:
     return found
 
 
-def states(standings: Any) -> dict[str, str]:
-    return {standing.run.name: standing.state for standing in standings}
+def states(statuses: Any) -> dict[str, str]:
+    return {status.run.name: status.state for status in statuses}

@@ -19,7 +19,7 @@ Segment = dict[str, Array]
 
 
 @dataclass
-class MarkedAnswer:
+class MarkedOutput:
     action: Array
     log_prob: Array
     value: Array
@@ -37,14 +37,14 @@ class MarkPolicy:
         self._spec, self._offset = spec, offset
         self._rng = np.random.default_rng(seed)
 
-    def act(self, request: ActRequest) -> MarkedAnswer:
+    def act(self, request: ActRequest) -> MarkedOutput:
         where = request.obs["where"].copy()
         np.testing.assert_array_equal(request.lanes, where[:, 0] * self._spec.agents + where[:, 1])
         np.testing.assert_array_equal(request.first, where[:, 3] == 0)
         self.lanes += request.lanes.tolist()
         action = self._rng.integers(5, size=len(where))
         value = value_of(where) + self._offset
-        return MarkedAnswer(action, -value, value, state_of(where))
+        return MarkedOutput(action, -value, value, state_of(where))
 
     def refresh(self) -> int:
         return self.version
@@ -134,7 +134,7 @@ def check_stream(
                 _check_row(segment, row, i * agents, oracle)
                 rows += agents
         if offset is not None:
-            check_answers(segment, every, offset)
+            check_outputs(segment, every, offset)
     return rows
 
 
@@ -145,7 +145,7 @@ def check_turn_over(before: Segment, after: Segment) -> None:
             np.testing.assert_array_equal(before[name][-1], after[name][0], name)
 
 
-def check_answers(segment: Segment, every: int, offset: float = 0.0) -> None:
+def check_outputs(segment: Segment, every: int, offset: float = 0.0) -> None:
     """What the policy said stands beside the observation it was asked about."""
     where = segment[OBS + "where"]
     np.testing.assert_array_equal(segment["value"], value_of(where) + np.float32(offset))

@@ -69,14 +69,14 @@ def main(folder: Path) -> None:
 
     wait_until(two_wait, what="two runs at their gate")
     told = {"first": states(made.look())}
-    before = made.book.submission(names[0])
-    made.book.write_submission(names[0], replace(before, handle=None))  # as if the launcher had been killed
+    before = made.records.submission(names[0])
+    made.records.write_submission(names[0], replace(before, handle=None))  # as if the launcher had been killed
     made.tick()
-    told["found"] = {names[0]: str(made.book.submission(names[0]).handle == before.handle)}
-    cancel(made.book, made.plan, made.backend, [names[1]])
+    told["found"] = {names[0]: str(made.records.submission(names[0]).handle == before.handle)}
+    cancel(made.records, made.plan, made.backend, [names[1]])
     gate.touch()
     told["last"] = states(made.run())
-    made.forgive()
+    made.reset_failures()
     told["again"] = states(made.run())
     starts = [session["frames_at_start"] for session in sessions(folder / "tests" / names[1])]
     print(json.dumps({**told, "starts": starts}))

@@ -20,7 +20,7 @@ from rollmill.core.slots import OBS
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
 from rollmill.recording.assemble import LanePlan
-from rollmill.recording.recorder import figures
+from rollmill.recording.recorder import recorder_metrics
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.sampling.sampler import Sampler, SamplerPlan
@@ -78,11 +78,11 @@ class Final(Observer):
     """What the recorder has to say in the end."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     def on_stop(self, run: OnlineRun) -> None:
         assert run.recorder is not None
-        self.figures = figures(run.recorder)
+        self.metrics = recorder_metrics(run.recorder)
 
 
 class Seen(Final):

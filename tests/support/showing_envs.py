@@ -1,4 +1,4 @@
-"""Environments that show themselves, for films and watching: every picture tells the step it was taken at."""
+"""Environments that show themselves, for videos and watching: every image tells the step it was taken at."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rollmill.core.protocols import StepReturn
 
 
 class Shown:
-    """Pictures are grey, 10 brighter with every step. Actions are rewarded by their number; lengths come from the seed.
+    """Images are grey, 10 brighter with every step. Actions are rewarded by their number; lengths come from the seed.
 
     ``drift``: an instance's rewards depend on how often the class was made, so that no episode repeats. ``broken``:
-    what is wrong with its pictures. ``render_width``: as ViZDoom, it can be told how large pictures are.
+    what is wrong with its images. ``render_width``: as ViZDoom, it can be told how large images are.
     """
 
     made = 0
@@ -38,7 +38,7 @@ class Shown:
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
         self._t += 1
-        obs["obs"][:] = 255  # what the agent sees is white: a film of it would be, too
+        obs["obs"][:] = 255  # what the agent sees is white: a video of it would be, too
         ends = self._t >= self._length - np.arange(self._agents)
         reward = np.asarray(action, np.float32) + self._drift
         if self._agents == 1:

@@ -69,10 +69,10 @@ class Scene:
         vector.shape.extend([2])
         vector.name = "numbers"
         vector.float_data.data.extend([state["left"], state["agent"]])
-        picture = info.observations.add()
-        picture.shape.extend([3, 2, 2])
-        picture.name = "camera"
-        picture.float_data.data.extend([state["left"] / 10] * 12)
+        image = info.observations.add()
+        image.shape.extend([3, 2, 2])
+        image.name = "camera"
+        image.float_data.data.extend([state["left"] / 10] * 12)
 
 
 def brain() -> BrainParametersProto:

@@ -16,7 +16,7 @@ from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import ActionSpec
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.worldmodel.controller.model import Mind
+from rollmill.worldmodel.controller.model import ControllerState
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.dream import Dream, DreamTrials
 from rollmill.worldmodel.dream_env import DreamEnv, LatentEnv, action_space
@@ -96,8 +96,8 @@ def test_a_model_without_starts_is_refused() -> None:
 
 def trials(model: Dynamics, first: int = 0) -> DreamTrials:
     settings = ControllerSettings(population=4, trials=3, seed=2)
-    mind = Mind(settings, LATENT_SPEC.action, 2, model, 12, torch.device("cpu"))
-    return DreamTrials(settings, DreamSettings(max_steps=15), model, mind, first)
+    state = ControllerState(settings, LATENT_SPEC.action, 2, model, 12, torch.device("cpu"))
+    return DreamTrials(settings, DreamSettings(max_steps=15), model, state, first)
 
 
 def test_generations_in_dreams_follow_from_their_number() -> None:
@@ -115,8 +115,8 @@ def test_generations_in_dreams_follow_from_their_number() -> None:
 def test_equal_members_in_a_dream_without_chance_get_equal_returns() -> None:
     settings = ControllerSettings(population=4, trials=3, seed=2)
     model = never_ending(line_model())
-    mind = Mind(settings, LATENT_SPEC.action, 2, model, 12, torch.device("cpu"))
-    played = DreamTrials(settings, DreamSettings(max_steps=5, temperature=0.0), model, mind, 0).play(np.zeros((4, 33)))
+    state = ControllerState(settings, LATENT_SPEC.action, 2, model, 12, torch.device("cpu"))
+    played = DreamTrials(settings, DreamSettings(max_steps=5, temperature=0.0), model, state, 0).play(np.zeros((4, 33)))
     assert np.allclose(played.returns, played.returns[:1])
     assert not np.allclose(played.returns[:, 0], played.returns[:, 1])  # trials begin at other places
 

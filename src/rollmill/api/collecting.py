@@ -12,7 +12,7 @@ from rollmill.api.words import Env, Files, env_words, files_of, said_in_python, 
 from rollmill.core.given import give
 from rollmill.monitor.console import count_text
 from rollmill.runs.collect.options import CollectOptions
-from rollmill.runs.collect.run import Figures
+from rollmill.runs.collect.run import Metrics
 from rollmill.runs.collect.run import collect as collect_episodes
 from rollmill.store.reader import Store
 
@@ -70,10 +70,10 @@ def collect(
     )
     line = NotebookLine() if progress and in_notebook() else None
 
-    def show(figures: Figures) -> None:
+    def show(metrics: Metrics) -> None:
         if line is not None:
-            steps_text = f"{count_text(figures.steps)} steps ({count_text(figures.steps_per_s)}/s)"
-            line.show(f"{out}: {figures.episodes:,} episodes, {steps_text}, {figures.share:.0%}")
+            steps_text = f"{count_text(metrics.steps)} steps ({count_text(metrics.steps_per_s)}/s)"
+            line.show(f"{out}: {metrics.episodes:,} episodes, {steps_text}, {metrics.share:.0%}")
 
     with said_in_python():
         collected = collect_episodes(

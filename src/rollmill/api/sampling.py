@@ -11,7 +11,7 @@ from rollmill.api.words import Env, Files, env_words, files_of, said_in_python, 
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, PolicyError, error_text
 from rollmill.core.fields import Array, EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import ActRequest, Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
@@ -19,7 +19,7 @@ from rollmill.envs.probe import Probe, probe_here
 from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Trajectory, cut_trajectories
-from rollmill.sampling.policies.random import RandomAnswer, RandomPolicy
+from rollmill.sampling.policies.random import ArrayOutput, RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 
 Act: TypeAlias = Callable[[Any], Any]
@@ -67,7 +67,7 @@ def sample(
 
 def _segments(config: TrainConfig, policy: str | Act) -> Iterator[Trajectory]:
     serial = config.sampling.mode == "serial"
-    with household(inside=serial) as environment:
+    with process_scope(inside=serial) as environment:
         if serial:
             spec = probe_here(config.env)
         else:
@@ -114,7 +114,7 @@ class CallablePolicy:
     def refresh(self) -> int:
         return self.version
 
-    def act(self, request: ActRequest) -> RandomAnswer:
+    def act(self, request: ActRequest) -> ArrayOutput:
         count = len(request.lanes)
         try:
             found = self._act(request.obs[self._only] if self._only else request.obs)
@@ -126,7 +126,7 @@ class CallablePolicy:
                 f"the policy returned {1 + len(rest)} arrays, expected actions, log_probs, values at most"
             )
         rest += [np.zeros(count)] * (2 - len(rest))
-        return RandomAnswer(
+        return ArrayOutput(
             action=self._array("actions", actions, (count, *self._field.shape), self._field.dtype),
             log_prob=self._array("log_probs", rest[0], (count,), "float32"),
             value=self._array("values", rest[1], (count,), "float32"),

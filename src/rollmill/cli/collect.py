@@ -16,7 +16,7 @@ from rollmill.core.terminal import drawing, printable
 from rollmill.core.text import bytes_text
 from rollmill.monitor.console import count_text, duration_text
 from rollmill.runs.collect.options import CollectOptions
-from rollmill.runs.collect.run import Collected, Figures
+from rollmill.runs.collect.run import Collected, Metrics
 from rollmill.runs.collect.run import collect as run_collection
 
 BAR = 20
@@ -76,8 +76,8 @@ def collect(
             done = run_collection(options, config, overrides, line.show)
         except RollmillError as error:
             line.end()
-            if line.figures is not None and line.figures.episodes:
-                print(f"{line.figures.episodes:,} episodes had ended: they are in {out}", file=sys.stderr)
+            if line.metrics is not None and line.metrics.episodes:
+                print(f"{line.metrics.episodes:,} episodes had ended: they are in {out}", file=sys.stderr)
             raise error
     print(json.dumps(done.to_dict(), allow_nan=False) if json_ else summary(done))
     if done.signal and not json_:
@@ -94,16 +94,16 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         self._live = self._stream.isatty()
         self._due = clock() + (0.0 if self._live else LINE_SECONDS)
         self._drawn = False
-        self.figures: Figures | None = None
+        self.metrics: Metrics | None = None
 
-    def show(self, figures: Figures) -> None:
-        self.figures = figures
+    def show(self, metrics: Metrics) -> None:
+        self.metrics = metrics
         now = self._clock()
-        if now < self._due and not (self._live and figures.share >= 1.0):
+        if now < self._due and not (self._live and metrics.share >= 1.0):
             return
         self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
         self._drawn = self._live
-        text = f"\r\033[K{printable(bar(figures))}" if self._live else printable(line(figures))
+        text = f"\r\033[K{printable(bar(metrics))}" if self._live else printable(line(metrics))
         print(text, end="" if self._live else "\n", file=self._stream, flush=True)
 
     def end(self) -> None:
@@ -116,24 +116,24 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         self.end()
 
 
-def line(figures: Figures) -> str:
+def line(metrics: Metrics) -> str:
     """``120 of 1,000 episodes, 3.21K steps/s, 45.0 MB, 2 min 10 s left``."""
-    if figures.wanted_steps is not None:
-        amount = f"{figures.steps:,} of {figures.wanted_steps:,} steps"
+    if metrics.wanted_steps is not None:
+        amount = f"{metrics.steps:,} of {metrics.wanted_steps:,} steps"
     else:
-        amount = f"{figures.episodes:,} of {figures.wanted:,} episodes"
-    left = figures.seconds_left
+        amount = f"{metrics.episodes:,} of {metrics.wanted:,} episodes"
+    left = metrics.seconds_left
     rest = "" if left is None else f", {duration_text(left)} left"
-    return f"{amount}, {count_text(figures.steps_per_s)} steps/s, {bytes_text(figures.bytes)}{rest}"
+    return f"{amount}, {count_text(metrics.steps_per_s)} steps/s, {bytes_text(metrics.bytes)}{rest}"
 
 
-def bar(figures: Figures) -> str:
-    full = int(BAR * figures.share)
-    return f"[{'#' * full}{'.' * (BAR - full)}] {line(figures)}"
+def bar(metrics: Metrics) -> str:
+    full = int(BAR * metrics.share)
+    return f"[{'#' * full}{'.' * (BAR - full)}] {line(metrics)}"
 
 
 def summary(done: Collected) -> str:
-    f = done.figures
+    f = done.metrics
     mean = "" if f.mean_return is None else f", mean return {f.mean_return:.4g}"
     faults = (
         f"; {f.env_faults} env faults, {f.worker_restarts} workers replaced"
@@ -150,7 +150,7 @@ def summary(done: Collected) -> str:
 
 def how_to_continue(done: Collected, options: CollectOptions) -> str:
     """What to type to get the rest."""
-    f = done.figures
+    f = done.metrics
     seed = "" if options.seed is not None else f" and --seed {done.seed} (it plays again what was interrupted)"
     if options.until is not None:
         return f"the same command{' with' + seed.removeprefix(' and') if seed else ''} continues"

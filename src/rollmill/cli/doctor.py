@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rollmill.cli.options import Json
 from rollmill.core.terminal import drawing, printable
-from rollmill.runs.doctor import Finding, clean_leftovers, examine, is_fit
+from rollmill.runs.doctor import Finding, check_machine, clean_leftovers, is_fit
 
 _WORDS = {"good": ("ok", "green"), "warn": ("look", "yellow"), "bad": ("fault", "red")}
 
@@ -31,7 +31,7 @@ def doctor(run_dir: Path = Path("runs"), need: tuple[str, ...] = (), clean: bool
         json_: Print JSON.
     """
     removed = clean_leftovers() if clean else []
-    findings = examine(run_dir, need)
+    findings = check_machine(run_dir, need)
     fit = is_fit(findings)
     if json_:
         print(json.dumps({"fit": fit, "removed": removed, "findings": [asdict(finding) for finding in findings]}))

@@ -144,12 +144,12 @@ def check(
         seed: Of the first episode.
         json_: Print JSON.
     """
-    from rollmill.core.process_scope import household
+    from rollmill.core.process_scope import process_scope
     from rollmill.envs.check.runner import CheckOptions, check_env
 
     chosen = load_config(CheckConfig, (), (f"env.id={json.dumps(env)}", *overrides)).env
     options = CheckOptions(steps=steps, timeout=timeout, seed=seed)
-    with household() as environment:
+    with process_scope() as environment:
         report = check_env(chosen, options, environment)
     print(json.dumps(report.to_dict()) if json_ else describe(report))
     return 1 if report.errors else 0
@@ -158,7 +158,7 @@ def check(
 def describe(report: CheckReport) -> str:
     """The report as text."""
     lines = [describe_spec(EnvSpec.from_dict(report.spec))] if report.spec else [report.env]
-    lines += [f"  {line}" for line in _figures(report)]
+    lines += [f"  {line}" for line in _metrics(report)]
     for finding in report.findings:
         lines += ["", *_finding_lines(finding)]
     warnings = len(report.findings) - report.errors
@@ -183,17 +183,17 @@ def describe_spec(spec: EnvSpec) -> str:
     return "\n".join(lines)
 
 
-def _figures(report: CheckReport) -> Iterator[str]:
-    figures = report.summary
-    if "steps_per_second" in figures:
+def _metrics(report: CheckReport) -> Iterator[str]:
+    metrics = report.summary
+    if "steps_per_second" in metrics:
         tasks = ""
-        if "threads" in figures:
-            tasks = f", {_count(figures['threads'], 'thread')} and {_count(figures['processes'], 'process')} of its own"
-        yield f"speed        {figures['steps_per_second']:,.0f} steps/s{tasks}"
-    if figures.get("episodes"):
-        lengths = f"{figures['length_min']} to {figures['length_max']} long (mean {figures['length_mean']:.1f})"
-        count = f"{figures['episodes']} in {figures['steps']} random steps"
-        yield f"episodes     {count}, {lengths}, mean return {figures['return_mean']:.4g}"
+        if "threads" in metrics:
+            tasks = f", {_count(metrics['threads'], 'thread')} and {_count(metrics['processes'], 'process')} of its own"
+        yield f"speed        {metrics['steps_per_second']:,.0f} steps/s{tasks}"
+    if metrics.get("episodes"):
+        lengths = f"{metrics['length_min']} to {metrics['length_max']} long (mean {metrics['length_mean']:.1f})"
+        count = f"{metrics['episodes']} in {metrics['steps']} random steps"
+        yield f"episodes     {count}, {lengths}, mean return {metrics['return_mean']:.4g}"
     yield f"checked in   {report.seconds:.1f} s"
 
 

@@ -33,7 +33,7 @@ def evaluate(
     out: Path | None = None,
     csv: Path | None = None,
     video: Path | None = None,
-    films: int | None = None,
+    video_count: int | None = None,
     grid: str = "",
     fps: float | None = None,
     no_captions: bool = False,
@@ -48,7 +48,7 @@ def evaluate(
         episodes: How many episodes to play (unset: 100).
         steps: Instead of --episodes: play episodes 0, 1, 2 ... until they have so many steps together.
         deterministic: Take the most likely action instead of sampling one.
-        seed: Seed of environments and actions; the same seed gives the same figures, with any number of workers.
+        seed: Seed of environments and actions; the same seed gives the same metrics, with any number of workers.
         workers: Worker processes; 0 takes one per core.
         envs: Environments that play side by side; sampled actions depend on it.
         best: Take a run's checkpoint with the highest training return instead of the newest.
@@ -57,10 +57,10 @@ def evaluate(
         record: Write the episodes into a store as they end: in this folder, or in the run's eval/<checkpoint>.
         out: Write the result as JSON into this file.
         csv: Write a row for each episode into this file, as they end.
-        video: Film episodes into this folder (mp4), from the environment's RGB render.
-        films: How many episodes to film, each by itself (unset: 3).
-        grid: ROWSxCOLUMNS: as many episodes in one film, for example 3x3.
-        fps: Pictures per second (unset: the simulator's own speed, frame skip included).
+        video: Make a video of episodes into this folder (mp4), from the environment's RGB render.
+        video_count: How many episodes to show in a video, each by itself (unset: 3).
+        grid: ROWSxCOLUMNS: as many episodes in one video, for example 3x3.
+        fps: Images per second (unset: the simulator's own speed, frame skip included).
         no_captions: Leave out the line with step and return.
         trust_code: Run the code that checkpoints name; else your own words have to name it (env=my_env.py:MyEnv).
         json_: Print the result as JSON on stdout, and nothing else there.
@@ -86,7 +86,7 @@ def evaluate(
         out=out,
         csv=csv,
         video=video,
-        films=films,
+        video_count=video_count,
         grid=grid,
         fps=fps,
         no_captions=no_captions,
@@ -95,5 +95,5 @@ def evaluate(
     with keep_stdout(json_), ProgressLine() as line:
         results = evaluate_all(targets, options, line.show)
     print(json.dumps(document(results), allow_nan=False, default=str) if json_ else table(results))
-    # Figures are good without a film, but whoever asked for one must notice.
-    return 1 if any(film.problem for result in results for film in result.films) else 0
+    # Metrics are good without a video, but whoever asked for one must notice.
+    return 1 if any(made.problem for result in results for made in result.videos) else 0

@@ -20,13 +20,13 @@ from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
 from rollmill.core.text import nearest, usage_of
-from rollmill.launch import launcher as supervise
+from rollmill.launch import launcher as launcher_module
 from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
 from rollmill.launch.measure import measure, measure_like
 from rollmill.launch.plan import Plan, PlannedRun, RunFacts, Total, command_text, make_plan, total_of
-from rollmill.launch.records import Book, PlanRecord
+from rollmill.launch.records import LaunchRecords, PlanRecord
 from rollmill.launch.settings import LaunchSettings
-from rollmill.launch.status import Standing, look
+from rollmill.launch.status import RunStatus, look
 from rollmill.launch.table import first_line, plain, rich_table, summary, tails
 from rollmill.monitor.console import stdout_is_terminal
 
@@ -184,72 +184,76 @@ def run(
         detach: Hand in what there is room for and return; the same command later looks after the rest.
         json_: Print the standing of all runs as JSON at the end.
     """
-    book, settings, made = _opened(description, overrides, root)
-    with book.as_launcher():
-        record = supervise.record_plan(book, made, settings, os.getcwd()) if made else book.read_plan()
-        launcher = supervise.Launcher(book, record, settings)
+    records, settings, made = _opened(description, overrides, root)
+    with records.as_launcher():
+        record = launcher_module.record_plan(records, made, settings, os.getcwd()) if made else records.read_plan()
+        launcher = launcher_module.Launcher(records, record, settings)
         if again:
-            launcher.forgive()
+            launcher.reset_failures()
         try:
-            standings = launcher.tick() if detach else _watched(launcher, json_)
+            statuses = launcher.tick() if detach else _watched(launcher, json_)
         except KeyboardInterrupt as error:
-            folder = command_text([str(book.experiment)])  # where its settings are, those of the command line included
+            folder = command_text(
+                [str(records.experiment)]
+            )  # where its settings are, those of the command line included
             print(f"\nthe launcher has ended, its runs go on; to continue: rollmill launch run {folder}")
             print(f"to end them: rollmill launch cancel {folder}")
             return exit_code_of(error)
     shown = not detach and stdout_is_terminal()  # the live table ends with the summary
-    return _told(standings, book.experiment, json_, shown)
+    return _told(statuses, records.experiment, json_, shown)
 
 
-def _opened(description: str, overrides: Sequence[str], root: Path) -> tuple[Book, LaunchSettings, Plan | None]:
+def _opened(
+    description: str, overrides: Sequence[str], root: Path
+) -> tuple[LaunchRecords, LaunchSettings, Plan | None]:
     """A new or changed plan from a description, or None and what is on disk from an experiment's folder."""
     if Path(description).is_dir():
-        book = Book(Path(description))
-        return book, supervise.settings_of(book.read_plan(), overrides), None
+        records = LaunchRecords(Path(description))
+        return records, launcher_module.settings_of(records.read_plan(), overrides), None
     experiment = load_experiment(description)
     settings = _launch_settings(experiment, overrides)
     made = make_plan(experiment, root, check_run)
-    return Book(made.folder), settings, made
+    return LaunchRecords(made.folder), settings, made
 
 
-def _watched(launcher: supervise.Launcher, json_: bool) -> list[Standing]:
+def _watched(launcher: launcher_module.Launcher, json_: bool) -> list[RunStatus]:
     if json_:
         return launcher.run()
     if stdout_is_terminal():
         with _live() as live:
-            return launcher.run(lambda standings: _draw(live, standings))
+            return launcher.run(lambda statuses: _draw(live, statuses))
     said: dict[str, tuple[str, int]] = {}
 
-    def tell(standings: Sequence[Standing]) -> None:
-        for standing in standings:
-            now = (standing.state, max(1, standing.attempts))
-            if said.get(standing.run.name) != now:
-                said[standing.run.name] = now
-                if standing.state != "waiting" or standing.attempts:
-                    print(f"{time.strftime('%H:%M:%S')} {_event(standing)}", flush=True)
+    def tell(statuses: Sequence[RunStatus]) -> None:
+        for status in statuses:
+            now = (status.state, max(1, status.attempts))
+            if said.get(status.run.name) != now:
+                said[status.run.name] = now
+                if status.state != "waiting" or status.attempts:
+                    print(f"{time.strftime('%H:%M:%S')} {_event(status)}", flush=True)
 
     return launcher.run(tell)
 
 
-def _event(standing: Standing) -> str:
+def _event(status: RunStatus) -> str:
     """One line of the log."""
-    again = standing.state == "waiting" and standing.attempts
-    state = "to be started again" if again else standing.state
-    attempt = f", attempt {standing.attempts}" if standing.attempts > 1 else ""
-    reason = f": {first_line(standing.reason)}" if standing.reason else ""
-    return f"{standing.run.name} {state}{attempt}{reason}"
+    again = status.state == "waiting" and status.attempts
+    state = "to be started again" if again else status.state
+    attempt = f", attempt {status.attempts}" if status.attempts > 1 else ""
+    reason = f": {first_line(status.reason)}" if status.reason else ""
+    return f"{status.run.name} {state}{attempt}{reason}"
 
 
-def _told(standings: Sequence[Standing], folder: Path, json_: bool, shown: bool) -> int:
+def _told(statuses: Sequence[RunStatus], folder: Path, json_: bool, shown: bool) -> int:
     if json_:
-        print(json.dumps([standing.to_dict() for standing in standings]))
+        print(json.dumps([status.to_dict() for status in statuses]))
     else:
-        lines = [*([] if shown else [summary(standings)]), *tails(standings)]
-        if any(standing.state == "finished" for standing in standings):
+        lines = [*([] if shown else [summary(statuses)]), *tails(statuses)]
+        if any(status.state == "finished" for status in statuses):
             short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
             lines.append(f"compare them: rollmill report {command_text([str(short)])}")
         print("\n".join(lines))
-    return 1 if any(standing.state == "failed" for standing in standings) else 0
+    return 1 if any(status.state == "failed" for status in statuses) else 0
 
 
 # ------------------------------------------------------------------------------------------------------ status
@@ -276,32 +280,32 @@ def status(
     """
     if not every > 0:
         raise ConfigError(f"--every {every}: a positive number of seconds is expected")
-    book, record, settings = _found(experiment, root, overrides)
-    backend = supervise.make_backend(settings)
+    records, record, settings = _found(experiment, root, overrides)
+    backend = launcher_module.make_backend(settings)
 
-    def now() -> list[Standing]:
-        return look(book, record, backend, settings.retries)
+    def now() -> list[RunStatus]:
+        return look(records, record, backend, settings.retries)
 
     if json_:
-        print(json.dumps([standing.to_dict() for standing in now()]))
+        print(json.dumps([status.to_dict() for status in now()]))
         return 0
     if watch:
         with _live() as live:
             while True:
-                standings = now()
-                _draw(live, standings)
-                if all(standing.settled for standing in standings):
+                statuses = now()
+                _draw(live, statuses)
+                if all(status.settled for status in statuses):
                     break
                 time.sleep(every)
-    standings = now()
-    print("\n".join(tails(standings)) if watch else plain(standings))
-    if any(not s.settled for s in standings) and not any(s.active for s in standings) and not book.launcher_alive():
-        folder = command_text([str(book.experiment)])
+    statuses = now()
+    print("\n".join(tails(statuses)) if watch else plain(statuses))
+    if any(not s.settled for s in statuses) and not any(s.active for s in statuses) and not records.launcher_alive():
+        folder = command_text([str(records.experiment)])
         print(f"nobody launches the waiting runs; to continue: rollmill launch run {folder}")
     return 0
 
 
-def _found(experiment: str, root: Path, overrides: Sequence[str]) -> tuple[Book, PlanRecord, LaunchSettings]:
+def _found(experiment: str, root: Path, overrides: Sequence[str]) -> tuple[LaunchRecords, PlanRecord, LaunchSettings]:
     if Path(experiment).is_file():
         experiment = load_experiment(experiment).name
     folder = Path(experiment) if Path(experiment).is_dir() else root / experiment
@@ -309,9 +313,9 @@ def _found(experiment: str, root: Path, overrides: Sequence[str]) -> tuple[Book,
         names = [entry.parent.parent.name for entry in root.glob("*/launch/plan.json")]
         hint = nearest(experiment, names) or (f"launched were: {', '.join(sorted(names)[:10])}" if names else "")
         raise LaunchError(f"no experiment {experiment!r} in {root}{f'; {hint}' if hint else ''}")
-    book = Book(folder)
-    record = book.read_plan()
-    return book, record, supervise.settings_of(record, overrides)
+    records = LaunchRecords(folder)
+    record = records.read_plan()
+    return records, record, launcher_module.settings_of(record, overrides)
 
 
 def _live() -> Live:
@@ -321,8 +325,8 @@ def _live() -> Live:
     return Live(console=Console(file=drawing(sys.stdout)), auto_refresh=False, transient=False)
 
 
-def _draw(live: Live, standings: Sequence[Standing]) -> None:
-    live.update(rich_table(standings, max(5, live.console.height - 6)), refresh=True)
+def _draw(live: Live, statuses: Sequence[RunStatus]) -> None:
+    live.update(rich_table(statuses, max(5, live.console.height - 6)), refresh=True)
 
 
 # ------------------------------------------------------------------------------------------------------ cancel
@@ -347,13 +351,13 @@ def cancel(
         root: Folder of all experiments.
         grace: Seconds a run has to save and end before it is killed.
     """
-    book, record, settings = _found(experiment, root, overrides)
+    records, record, settings = _found(experiment, root, overrides)
     names = [run.name for run in record.runs if not runs or any(fnmatch.fnmatch(run.name, mask) for mask in runs)]
     if not names:
         raise LaunchError(f"no run of {experiment} matches {', '.join(runs)}")
     if not grace >= 0:
         raise ConfigError(f"--grace {grace}: seconds are expected")
-    ended = supervise.cancel(book, record, supervise.make_backend(settings), names, grace)
+    ended = launcher_module.cancel(records, record, launcher_module.make_backend(settings), names, grace)
     active = sum(state in ("queued", "running") for state in ended.values())
     print(f"cancelled {len(ended)} runs ({active} of them were queued or running)")
     if len(ended) < len(names):

@@ -25,7 +25,7 @@ from rollmill.runs.stopping import CommandSignals
 
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("rollmill.cli.train:train", "train an agent"),
-    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate runs or checkpoints, film them"),
+    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate runs or checkpoints, make videos of them"),
     "export": ("rollmill.cli.export:export", "write a trained policy for other programs (ONNX, safetensors, torch)"),
     "watch": ("rollmill.cli.watch:watch", "watch an agent play, in a window, the browser or the terminal"),
     "collect": ("rollmill.cli.collect:collect", "write episodes of a policy into a store"),

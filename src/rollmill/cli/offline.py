@@ -139,8 +139,8 @@ def offline_eval(
         envs: Environments that play at the same time.
         behaviour: The run, or checkpoint, that made the data: it plays beside them.
         random: Play at random beside them.
-        videos: Film an episode of every policy and put the films on the page (needs --report).
-        report: Write a page with table, plot and films here; another kind of page of that name stays, this one gets a
+        videos: Make a video of an episode of every policy and put the videos on the page (needs --report).
+        report: Write a page with table, plot and videos here; another kind of page of that name stays, this one gets a
             name beside it.
         device: cpu, cuda or cuda:N; auto takes a GPU where there is one, wherever the run was fitted.
         last: Judge the last weights of every run instead of those with the lowest held-out loss.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rollmill.core.terminal import drawing, printable
 from rollmill.monitor.console import duration_text
-from rollmill.runs.evaluate.play import Figures, Pace
+from rollmill.runs.evaluate.play import Metrics, Pace
 
 BAR = 20
 LINE_SECONDS = 5.0
@@ -29,15 +29,15 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         self._due = clock() + (0.0 if self._live else LINE_SECONDS)
         self._drawn = False
 
-    def show(self, figures: Figures) -> None:
-        now, left = self._clock(), self._pace.left(figures)
-        done = figures.done >= figures.wanted
+    def show(self, metrics: Metrics) -> None:
+        now, left = self._clock(), self._pace.left(metrics)
+        done = metrics.done >= metrics.wanted
         if now < self._due and not (self._live and done):
             return
         self._due = now + (REDRAW_SECONDS if self._live else LINE_SECONDS)
         self._drawn = self._live
         width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be drawn over
-        text = f"\r\033[K{printable(bar(figures, left))[:width]}" if self._live else printable(line(figures, left))
+        text = f"\r\033[K{printable(bar(metrics, left))[:width]}" if self._live else printable(line(metrics, left))
         print(text, end="" if self._live else "\n", file=self._stream, flush=True)
 
     def __exit__(self, *_: object) -> None:
@@ -45,13 +45,13 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
             print(file=sys.stderr)
 
 
-def line(figures: Figures, left: float | None = None) -> str:
+def line(metrics: Metrics, left: float | None = None) -> str:
     """``policy: 12 of 100 episodes, mean return 3.2, left 45 s``."""
-    mean = "" if figures.mean_return is None else f", mean return {figures.mean_return:.4g}"
+    mean = "" if metrics.mean_return is None else f", mean return {metrics.mean_return:.4g}"
     rest = f", left {duration_text(left)}" if left else ""
-    return f"{figures.policy}: {figures.done:,} of {figures.wanted:,} {figures.unit}{mean}{rest}"
+    return f"{metrics.policy}: {metrics.done:,} of {metrics.wanted:,} {metrics.unit}{mean}{rest}"
 
 
-def bar(figures: Figures, left: float | None = None) -> str:
-    full = int(BAR * min(1.0, figures.done / figures.wanted))
-    return f"[{'#' * full}{'.' * (BAR - full)}] {line(figures, left)}"
+def bar(metrics: Metrics, left: float | None = None) -> str:
+    full = int(BAR * min(1.0, metrics.done / metrics.wanted))
+    return f"[{'#' * full}{'.' * (BAR - full)}] {line(metrics, left)}"

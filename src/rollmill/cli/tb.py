@@ -11,7 +11,7 @@ import tyro
 
 from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.janitor import SCRATCH_VARIABLE
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.launch.boards import forwarding, free_port, link_runs, matching_runs, start_board
 
 _LOOK_SECONDS = 10.0
@@ -40,7 +40,7 @@ def tb(
     if not runs:
         raise ConfigError(f"no run below {root} matches {' '.join(masks) or '*'}")
     port = free_port(host, port)
-    with household() as environment:
+    with process_scope() as environment:
         folder = Path(environment[SCRATCH_VARIABLE])
         link_runs(folder, runs.items())
         for name in runs:

@@ -48,7 +48,7 @@ def watch(
         best: Take the run's checkpoint with the highest training return instead of the newest.
         random: Watch a random policy in the run's environment.
         seed: Seed of environments and actions.
-        fps: Pictures per second (unset: the simulator's own speed, frame skip included; 0: as fast as it goes).
+        fps: Images per second (unset: the simulator's own speed, frame skip included; 0: as fast as it goes).
         port: TCP port of the page; 0 takes a free one.
         trust_code: Run the code that the checkpoint names; else your own words have to name it (env=my_env.py:MyEnv).
         json_: Print the address of the page as JSON on stdout, and nothing else there.

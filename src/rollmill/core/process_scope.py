@@ -21,7 +21,7 @@ SHOWN = 10
 
 
 @contextlib.contextmanager
-def household(inside: bool = False) -> Iterator[dict[str, str]]:
+def process_scope(inside: bool = False) -> Iterator[dict[str, str]]:
     """Gives the environment variables for child processes; when it ends, none of them is left.
 
     None of all that this process starts meanwhile, in whatever way: see ``core.janitor``. ``inside``: simulators run in

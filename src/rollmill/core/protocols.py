@@ -42,7 +42,7 @@ class Env(Protocol):
         """
 
     def render(self) -> Array | None:
-        """An RGB picture uint8 ``[H, W, 3]`` of the current state, or None where there is none."""
+        """An RGB image uint8 ``[H, W, 3]`` of the current state, or None where there is none."""
 
     def close(self) -> None: ...
 
@@ -130,7 +130,7 @@ class Actor(Protocol):
 class Policy(Actor, Protocol):
     """Answers requests."""
 
-    def act(self, request: ActRequest) -> ActAnswer:
+    def act(self, request: ActRequest) -> PolicyOutput:
         """One decision for each lane of the request."""
 
 
@@ -186,7 +186,7 @@ class ActRequest(Protocol):
         """``[n, *shape]`` each, the action mask included; gathered when first asked for."""
 
 
-class ActAnswer(Protocol):
+class PolicyOutput(Protocol):
     action: Array  # [n, ...]
     log_prob: Array  # [n] float32
     value: Array  # [n] float32, in units of the return
@@ -211,7 +211,7 @@ class Learner(Saveable, Protocol):
         """
 
     def counts(self) -> Mapping[str, float]:
-        """Figures of its replay buffer as they stand (``docs/metrics.md``); none where it has none."""
+        """Metrics of its replay buffer as they stand (``docs/metrics.md``); none where it has none."""
 
     def publish(self) -> None:
         """Make the current weights visible to policies."""

@@ -10,13 +10,13 @@ import resource
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.machine import available_memory
-from rollmill.core.slots import ANSWER_FIELDS, RECORD_BYTES
+from rollmill.core.slots import OUTPUT_FIELDS, RECORD_BYTES
 
 WORKER_BYTES = 20_000_000
 """What a Python process with numpy takes for itself."""
 WORKER_FILES = 4
 OTHER_FILES = 64
-LEAST_ROW_BYTES = RECORD_BYTES + sum(field.nbytes for field in ANSWER_FIELDS)
+LEAST_ROW_BYTES = RECORD_BYTES + sum(field.nbytes for field in OUTPUT_FIELDS)
 """Of one row of experience, whatever the environment shows."""
 
 

@@ -6,8 +6,8 @@
         config.yaml     the final configuration          diary.json     where the run comes from
         metrics.jsonl   metrics, one line per report     tb/            the same for TensorBoard
         log.txt         what was said (log.txt.1, ...)   checkpoints/   see core.checkpoints
-        data/           recorded episodes                videos/        films
-        pictures/       sheets of reconstructions        report.html    a page about the run
+        data/           recorded episodes                videos/        videos
+        images/       sheets of reconstructions        report.html    a page about the run
         eval/           recorded evaluations             state.json     running, finished, failed or interrupted
         .lock           held by the training that writes here
 """
@@ -59,7 +59,7 @@ _LOGS = ("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES)))
 _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "report.html", "profile", "eval"),
-    *("data_report.html", "data_report.json", "wandb", "pictures", "encoder.bin", "cache"),
+    *("data_report.html", "data_report.json", "wandb", "images", "encoder.bin", "cache"),
     *_LOGS,
 }
 _STAGES = "stages"
@@ -96,7 +96,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.data = path / "data"
         self.videos = path / "videos"
-        self.pictures = path / "pictures"
+        self.images = path / "images"
         self.state = path / "state.json"
         self.took_over = False
         """Whether it was left by a start that failed, whose log is still there."""

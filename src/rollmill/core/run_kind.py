@@ -12,7 +12,7 @@ RunKind = Literal["online", "offline", "world", "encoder", "dynamics", "controll
 _KEYS: dict[RunKind, frozenset[str]] = {
     "offline": frozenset({"algorithm", "fit"}),
     "world": frozenset({"collect", "dynamics", "controller"}),
-    "encoder": frozenset({"encoder", "pictures"}),
+    "encoder": frozenset({"encoder", "images"}),
     "dynamics": frozenset({"mixtures", "sequence_length"}),
     "controller": frozenset({"population", "generations"}),
 }

@@ -52,7 +52,7 @@ OUTCOME = struct.Struct("=ff???")
 OUTCOME_BYTES = OUTCOME.size
 OPENING = struct.Struct("=?iq")
 """The rest of a record, known with the observation: first, step, episode."""
-ANSWER_FIELDS = (
+OUTPUT_FIELDS = (
     Field("log_prob", "float32"),
     Field("value", "float32"),
     Field("version", "int64"),
@@ -140,7 +140,7 @@ class SegmentLayout:
     def fields(self) -> list[tuple[Field, int]]:
         """Every field with its number of rows in a slot."""
         columns = [Field(OBS + f.name, f.dtype, f.shape) for f in self.spec.observation]
-        columns += [*WORKER_FIELDS, self.spec.action.field, *ANSWER_FIELDS]
+        columns += [*WORKER_FIELDS, self.spec.action.field, *OUTPUT_FIELDS]
         rows = [(field, self.rows) for field in columns]
         if self.state_size:
             rows.append((Field("state", "float32", (self.state_size,)), self.state_rows))

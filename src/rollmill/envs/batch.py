@@ -24,7 +24,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OPENING, OUTCOME, RECORD_BYTES
 from rollmill.core.text import cut
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.variables import Dials
+from rollmill.envs.variables import EnvVariables
 
 MAKE, RESET, STEP, CLOSE = 1, 2, 3, 4
 """What an env is doing right now, as told to the watch (0 = nothing)."""
@@ -106,7 +106,7 @@ class BatchSetup:
     """Remember the actions of the running episodes, so that they can be replayed (deterministic resume)."""
     seed_of: Callable[[int, int], int] | None = None
     """The seed of (env, episode), where it is not the one that ``seeds`` gives."""
-    dials: tuple[Dials, ...] = ()
+    variables: tuple[EnvVariables, ...] = ()
     """Those of every env of the batch, if the run has any, which ``make`` hands over; a vector env has the first."""
 
 
@@ -278,13 +278,13 @@ class EnvBatch:
                 wanted = "a number" if name == "reward" else "true or false"
                 raise ValueError(f"{name} is {cut(repr(value), 80)}, expected {wanted}")
 
-    def _begin_episode(self, seat: _Seat, out: StepOut, dials: Array | None = None) -> None:
+    def _begin_episode(self, seat: _Seat, out: StepOut, variables: Array | None = None) -> None:
         """Reset an env into row t + 1, building it anew as often as the limit allows.
 
-        ``dials``: what the episode saw when it was first begun (replay).
+        ``variables``: what the episode saw when it was first begun (replay).
         """
-        if self._setup.dials:
-            self._setup.dials[seat.index].take(dials)
+        if self._setup.variables:
+            self._setup.variables[seat.index].take(variables)
         while True:
             seat.episode += 1
             self.next_episode[seat.index] = seat.episode + 1
@@ -440,7 +440,7 @@ class EnvBatch:
             "faults": np.array([seat.faults for seat in self._seats], np.int64),
             "good_steps": np.array([seat.good_steps for seat in self._seats], np.int64),
             "actions": [np.stack(s.actions) if s.actions else np.zeros((0,), np.int64) for s in self._seats],
-            "dials": [dials.values_now.copy() for dials in self._setup.dials],
+            "dials": [variables.values_now.copy() for variables in self._setup.variables],
         }
 
     def replay(self, state: dict[str, Any], out: StepOut) -> None:
@@ -450,8 +450,8 @@ class EnvBatch:
         """
         for i, seat in enumerate(self._seats):
             seat.episode = int(state["episode"][i]) - 1
-            dials = state.get("dials")
-            self._begin_episode(seat, out, dials[i] if dials else None)
+            variables = state.get("dials")
+            self._begin_episode(seat, out, variables[i] if variables else None)
             for action in state["actions"][i]:
                 self._replay_step(seat, action, out)
                 seat.actions.append(action.copy())

@@ -1,4 +1,4 @@
-"""DeepMind Lab levels: first-person pictures, a set of discrete actions, a cache for expensive levels.
+"""DeepMind Lab levels: first-person images, a set of discrete actions, a cache for expensive levels.
 
 There is no distribution of ``deepmind_lab`` for current Pythons; it is built from source. The adapter uses its
 published interface only (``Lab``, ``observations``, ``step``, ``level_cache``).
@@ -19,7 +19,7 @@ from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 
-PICTURE = "RGB_INTERLEAVED"
+IMAGE = "RGB_INTERLEAVED"
 
 # Parts of an action, in the order of Lab's action_spec: look left-right and down-up (pixels), strafe, move, fire, jump,
 # crouch.
@@ -71,8 +71,8 @@ class DmLabEnv:
 
         Args:
             level: Its name, as ``contributed/dmlab30/rooms_watermaze``.
-            width: Columns of the picture.
-            height: Rows of the picture.
+            width: Columns of the image.
+            height: Rows of the image.
             frame_skip: Frames per step, with the same action.
             actions: Which of ``ACTIONS``.
             renderer: Of Lab: on the CPU or on the GPU.
@@ -87,7 +87,7 @@ class DmLabEnv:
         self._actions = [np.array(action, np.intc) for action in ACTIONS[actions]]
         settings = {"width": str(width), "height": str(height), **{k: str(v) for k, v in (config or {}).items()}}
         cache = {"level_cache": LevelCache(Path(level_cache))} if level_cache else {}
-        self._lab = lab.Lab(level, [PICTURE], config=settings, renderer=renderer, **cache)
+        self._lab = lab.Lab(level, [IMAGE], config=settings, renderer=renderer, **cache)
         self._frame_skip = frame_skip
         self._last: Array | None = None
         self.spec = EnvSpec(
@@ -106,12 +106,12 @@ class DmLabEnv:
             raise EnvError("step() without a running episode: call reset() first")
         reward = float(self._lab.step(self._actions[int(action[0])], num_steps=self._frame_skip))
         running = bool(self._lab.is_running())
-        # Lab shows nothing once an episode is over: the last picture before stands for the final one.
+        # Lab shows nothing once an episode is over: the last image before stands for the final one.
         self._look(obs, running)
         return reward, not running, False, {}
 
     def render(self) -> Array | None:
-        """The last picture; None before the first ``reset``."""
+        """The last image; None before the first ``reset``."""
         return self._last
 
     def close(self) -> None:
@@ -119,11 +119,11 @@ class DmLabEnv:
 
     def _look(self, obs: Obs, running: bool = True) -> None:
         if running:
-            self._last = np.array(self._lab.observations()[PICTURE])
-        assert self._last is not None, "an episode shows its first picture before it can end"
+            self._last = np.array(self._lab.observations()[IMAGE])
+        assert self._last is not None, "an episode shows its first image before it can end"
         view = obs["obs"][0]
         if self._last.shape != view.shape or self._last.dtype != view.dtype:
-            raise ValueError(f"{PICTURE} is {self._last.dtype} {self._last.shape}, expected {view.dtype} {view.shape}")
+            raise ValueError(f"{IMAGE} is {self._last.dtype} {self._last.shape}, expected {view.dtype} {view.shape}")
         view[:] = self._last
 
 

@@ -55,7 +55,7 @@ class GymEnv:
 
     def render(self) -> Array | None:
         try:
-            picture = self.env.render()
+            image = self.env.render()
         except Exception as error:
             if "mujoco" not in type(self.env.unwrapped).__module__:
                 raise
@@ -65,7 +65,7 @@ class GymEnv:
                 "Without a display, set MUJOCO_GL=egl (libEGL, with or without a GPU) or MUJOCO_GL=osmesa (libOSMesa) "
                 "before the command"
             ) from error
-        return picture if isinstance(picture, np.ndarray) else None
+        return image if isinstance(image, np.ndarray) else None
 
     def close(self) -> None:
         self.env.close()

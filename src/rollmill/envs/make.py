@@ -19,7 +19,7 @@ from rollmill.core.imports import import_object, is_installed
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.variables import Dials
+from rollmill.envs.variables import EnvVariables
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -186,7 +186,7 @@ class EnvInstance:
         raise EnvError(f"no free TCP port at {base + self.index} or any multiple of {PORT_STRIDE} from there")
 
 
-def make_env(settings: EnvSettings, instance: EnvInstance | None = None, dials: Dials | None = None) -> Env:
+def make_env(settings: EnvSettings, instance: EnvInstance | None = None, variables: EnvVariables | None = None) -> Env:
     """Build one environment. Errors of the constructor itself pass through unchanged."""
     if settings.vector and ":" in settings.id and find_route(settings.id) is None:
         raise ConfigError(f"env.vector: {settings.id} builds vector environments; there is no single one of it")
@@ -194,8 +194,8 @@ def make_env(settings: EnvSettings, instance: EnvInstance | None = None, dials: 
     kwargs = dict(settings.args)
     if "instance" in _parameters(maker):
         kwargs["instance"] = instance or EnvInstance()
-    if settings.dials:
-        kwargs["dials"] = dials or Dials.fixed(settings.dials)
+    if settings.variables:
+        kwargs["variables"] = variables or EnvVariables.fixed(settings.variables)
     _check_required(settings.id, maker, kwargs)
     with _missing_is_named(settings.id):
         env = maker(**kwargs)
@@ -220,11 +220,11 @@ def _check_required(name: str, maker: Callable[..., Any], kwargs: Mapping[str, A
             raise ConfigError(f"env.args.{argument}: {name} needs it")
 
 
-def make_vector_env(settings: EnvSettings, lanes: int, dials: Dials | None = None) -> gym.vector.VectorEnv:
+def make_vector_env(settings: EnvSettings, lanes: int, variables: EnvVariables | None = None) -> gym.vector.VectorEnv:
     """Build the vectorised form that the id brings, with ``lanes`` environments in it (``env.vector``)."""
     import gymnasium as gym
 
-    given = {"dials": dials or Dials.fixed(settings.dials)} if settings.dials else {}
+    given = {"variables": variables or EnvVariables.fixed(settings.variables)} if settings.variables else {}
     with _missing_is_named(settings.id):
         env = _find_vector_maker(settings.id)(num_envs=lanes, **vector_args(settings), **given)
     if not isinstance(env, gym.vector.VectorEnv):
@@ -256,9 +256,9 @@ def check_env_settings(settings: EnvSettings) -> None:
         raise ConfigError(
             f"env.max_episode_steps: the vectorised form of {settings.id} takes no such limit; set env.vector=false"
         )
-    if settings.dials and "dials" not in known:
+    if settings.variables and "variables" not in known:
         raise ConfigError(
-            f"env.dials: {settings.id} takes no argument dials, so it would never see {', '.join(settings.dials)}"
+            f"env.variables: {settings.id} takes no argument variables, so it would never see {', '.join(settings.variables)}"
         )
     for name in settings.args:
         if name in given or (name not in known and not takes_any):

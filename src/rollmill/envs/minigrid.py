@@ -20,12 +20,12 @@ from rollmill.core.text import nearest
 
 View = Literal["one_hot", "symbols", "rgb"]
 """``one_hot``: ``(7, 7, 21)``, 255 where a cell is of a kind (11), colour (6) or state (4); ``symbols``: ``(7, 7, 3)``,
-the numbers of these; ``rgb``: a picture of the same cells."""
+the numbers of these; ``rgb``: an image of the same cells."""
 
 KINDS, COLOURS, STATES = 11, 6, 4
 """How many there are; the state of an agent is its direction."""
 HOT = np.uint8(255)
-"""Networks divide pictures by 255."""
+"""Networks divide images by 255."""
 
 _ALL_WORDS = (
     "a after and at avoid ball behind blue box door end fetch find from front get go goal green grey hallway in key "
@@ -75,7 +75,7 @@ class MiniGridEnv:
         writers: dict[str, Callable[[Array, Array], None]] = {
             "one_hot": _write_one_hot,
             "symbols": np.copyto,
-            "rgb": self._write_picture,
+            "rgb": self._write_rgb,
         }
         self._write_image = writers[view]
         fields = [Field("image", "uint8", shapes[view]), Field("direction", "uint8", (4,))]
@@ -98,8 +98,8 @@ class MiniGridEnv:
 
     def render(self) -> Array | None:
         """The whole grid in colour."""
-        picture: Array = self._env.unwrapped.get_frame(highlight=True, tile_size=32)  # type: ignore[attr-defined]
-        return picture
+        image: Array = self._env.unwrapped.get_frame(highlight=True, tile_size=32)  # type: ignore[attr-defined]
+        return image
 
     def close(self) -> None:
         self._env.close()
@@ -112,8 +112,8 @@ class MiniGridEnv:
         if self._mission_words:
             self._write_mission(obs["mission"][0], seen["mission"])
 
-    def _write_picture(self, view: Array, symbols: Array) -> None:
-        """``symbols`` say the same: the picture is drawn from the grid."""
+    def _write_rgb(self, view: Array, symbols: Array) -> None:
+        """``symbols`` say the same: the image is drawn from the grid."""
         view[:] = self._env.unwrapped.get_frame(tile_size=self._tile_size, agent_pov=True)  # type: ignore[attr-defined]
 
     def _write_mission(self, view: Array, mission: str) -> None:

@@ -78,8 +78,8 @@ class PettingZooEnv:
         return reward, terminated, truncated, {}
 
     def render(self) -> Array | None:
-        picture = self._env.render() if getattr(self._env, "render_mode", None) == "rgb_array" else None
-        return picture if isinstance(picture, np.ndarray) else None
+        image = self._env.render() if getattr(self._env, "render_mode", None) == "rgb_array" else None
+        return image if isinstance(image, np.ndarray) else None
 
     def close(self) -> None:
         self._env.close()

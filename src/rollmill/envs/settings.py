@@ -22,10 +22,10 @@ class EnvSettings:
     args: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor."""
 
-    dials: dict[str, float] = field(default_factory=dict)
+    variables: dict[str, float] = field(default_factory=dict)
     """Numbers that change while the run goes on, by name, with the values they have elsewhere: in evaluations, for
-    instance. ``progress`` follows the run by itself, from 0 to 1; others are set by observers (``run.set_dial``). For
-    environments whose constructor takes ``dials``."""
+    instance. ``progress`` follows the run by itself, from 0 to 1; others are set by observers (``run.set_variable``). For
+    environments whose constructor takes ``variables``."""
 
     policies: tuple[int, ...] = ()
     """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own

@@ -163,7 +163,7 @@ class Masked(_Toy):
 
 
 class Image(_Toy):
-    """A white square in one corner of a small picture; naming the corner gives 1."""
+    """A white square in one corner of a small image; naming the corner gives 1."""
 
     def __init__(self, length: int = 10, size: int = 36) -> None:
         super().__init__(length)
@@ -182,9 +182,9 @@ class Image(_Toy):
     def _observe(self, obs: Obs) -> None:
         half = self.size // 2
         top, left = divmod(self._corner, 2)
-        picture = obs["obs"][0]
-        picture[:] = 0
-        picture[top * half : (top + 1) * half, left * half : (left + 1) * half] = 255
+        image = obs["obs"][0]
+        image[:] = 0
+        image[top * half : (top + 1) * half, left * half : (left + 1) * half] = 255
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
         reward = float(int(action[0]) == self._corner)

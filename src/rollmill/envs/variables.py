@@ -1,6 +1,6 @@
 """Numbers that change while a run goes on, and that environments may read: a curriculum's way into them.
 
-``env.dials`` names them and gives their values; an observer turns them (``run.set_dial``). Values travel through shared
+``env.variables`` names them and gives their values; an observer turns them (``run.set_variable``). Values travel through shared
 memory. An environment takes them over when an episode begins and keeps them to its end, so that an episode is one
 thing from start to finish, and can be replayed. The lanes of a vector environment share one set, which is taken over
 whenever an episode begins in one of them.
@@ -19,19 +19,19 @@ from rollmill.core.fields import Array
 PROGRESS = "progress"
 
 
-class Dials(Mapping[str, float]):
-    """The dials of one environment, as they stood when its episode began; its constructor gets them as ``dials``."""
+class EnvVariables(Mapping[str, float]):
+    """The variables of one environment, as they stood when its episode began; its constructor gets them as ``variables``."""
 
     def __init__(self, names: Sequence[str], source: Array) -> None:
-        """``source``: ``[len(names)]`` float64, written by whoever turns the dials."""
+        """``source``: ``[len(names)]`` float64, written by whoever turns the variables."""
         self._index = {name: k for k, name in enumerate(names)}
         self._source = source
         self.values_now: Array = np.array(source, np.float64)
         """``[len(names)]`` float64: what the environment sees."""
 
     @classmethod
-    def fixed(cls, values: Mapping[str, float]) -> Dials:
-        """Dials that nobody turns."""
+    def fixed(cls, values: Mapping[str, float]) -> EnvVariables:
+        """Variables that nobody turns."""
         return cls(tuple(values), np.array(list(values.values()), np.float64))
 
     def take(self, values: Array | None = None) -> None:

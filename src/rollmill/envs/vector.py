@@ -111,7 +111,7 @@ class VectorBatch:
         self._ended = np.zeros(self.lanes, bool)
         self._faults = self._good_steps = 0
         self._process = os.getpid()
-        self._dials = setup.dials[0] if setup.dials else None
+        self._variables = setup.variables[0] if setup.variables else None
         self._float_fields = [f.name for f in self.spec.observation if f.is_float]
         nvec = np.asarray(self.spec.action.nvec, np.int64)
         self._mask_starts = np.cumsum(nvec) - nvec  # where each action component begins in a mask
@@ -143,8 +143,8 @@ class VectorBatch:
 
     def _step(self, actions: Array, out: StepArrays) -> None:
         setup = self._setup
-        if self._dials is not None and np.count_nonzero(self._ended):
-            self._dials.take()
+        if self._variables is not None and np.count_nonzero(self._ended):
+            self._variables.take()
         setup.watch.enter(setup.envs.start, STEP, self._episode.item(0), self._steps.item(0))
         try:
             answer = self._vector().step(self._to_env(actions))
@@ -285,7 +285,7 @@ class VectorBatch:
         while True:
             self._setup.watch.enter(self._setup.envs.start, MAKE, self._episode_number(0), 0)
             try:
-                env = self._env = make_vector_env(self._settings, self.lanes, self._dials)
+                env = self._env = make_vector_env(self._settings, self.lanes, self._variables)
                 spec = vector_spec(env, self._settings)
                 if spec != self.spec or env.num_envs != self.lanes:
                     raise ValueError(
@@ -311,8 +311,8 @@ class VectorBatch:
             self._steps.fill(0)
             self._returns.fill(0.0)
             self._ended = np.zeros(self.lanes, bool)
-            if self._dials is not None:
-                self._dials.take()
+            if self._variables is not None:
+                self._variables.take()
             self._setup.watch.enter(self._setup.envs.start, RESET, int(self._episode[0]), 0)
             try:
                 answer = self._vector().reset(seed=self._seed())

@@ -30,7 +30,7 @@ from rollmill.core.identity import Identity
 from rollmill.core.opening import plain_file
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.display import start_display
-from rollmill.launch.records import LOCK_SECONDS, Attempt, Book, is_locked, try_lock, within
+from rollmill.launch.records import LOCK_SECONDS, Attempt, LaunchRecords, is_locked, try_lock, within
 
 BUSY = 75
 """Exit code if another job of the same run is alive."""
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         run = lines[int(os.environ["SLURM_ARRAY_TASK_ID"])]
     else:
         run = arguments[1]
-    return Job(Book(launch.parent), run).run()
+    return Job(LaunchRecords(launch.parent), run).run()
 
 
 class _BusyError(RollmillError):
@@ -66,11 +66,11 @@ class _BusyError(RollmillError):
 class Job:
     """One attempt at one run."""
 
-    def __init__(self, book: Book, run: str) -> None:
-        spec = book.read_job(run)
+    def __init__(self, records: LaunchRecords, run: str) -> None:
+        spec = records.read_job(run)
         if spec is None:
-            raise LaunchError(f"{book.job_path(run)}: there is no such job")
-        self.book, self.name = book, run
+            raise LaunchError(f"{records.job_path(run)}: there is no such job")
+        self.records, self.name = records, run
         self.spec: dict[str, Any] = spec
         self.folder = RunFolder(Path(self.spec["folder"]))
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,7 +78,7 @@ class Job:
         self._requeue = False
 
     def run(self) -> int:
-        folder = self.book.attempts_folder(self.name)
+        folder = self.records.attempts_folder(self.name)
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with ExitStack() as stack:
@@ -87,7 +87,7 @@ class Job:
             if not within(LOCK_SECONDS, lambda: try_lock(lock)):
                 print(f"{self.name}: another job of this run is alive", file=sys.stderr)
                 return BUSY
-            if self.book.submission(self.name).cancelled:  # while it waited in a queue, or its launcher paused
+            if self.records.submission(self.name).cancelled:  # while it waited in a queue, or its launcher paused
                 print(f"{self.name}: was cancelled", file=sys.stderr)
                 return CANCELLED
             # From here on signals end the program, and this process tells how it ended.
@@ -97,15 +97,15 @@ class Job:
             return self._attempt(stack)
 
     def _attempt(self, stack: ExitStack) -> int:
-        number = max((a.number for a in self.book.attempts(self.name)), default=0) + 1
+        number = max((a.number for a in self.records.attempts(self.name)), default=0) + 1
         me = Identity.of(os.getpid())
         assert me is not None
         attempt = Attempt(number, time.time(), me, job_id(), "new")
-        with open(self.book.log_path(self.name, number), "ab") as log:
+        with open(self.records.log_path(self.name, number), "ab") as log:
             try:
                 mode = self._mode(attempt.number)
                 attempt = replace(attempt, mode=mode)
-                self.book.write_attempt(self.name, attempt)
+                self.records.write_attempt(self.name, attempt)
                 before = self.folder.read_state()
                 code = 0 if mode == "skip" else self._start(mode, log, stack)
                 attempt = replace(attempt, exit_code=code, reason=self._reason(code, number, before))
@@ -115,8 +115,8 @@ class Job:
                 attempt = replace(attempt, exit_code=code, reason=str(error))
                 log.write(f"{error}\n".encode())
         failed = attempt.exit_code != 0
-        tail = tail_of(self.book.log_path(self.name, number)) if failed else ""
-        self.book.write_attempt(self.name, replace(attempt, ended=time.time(), tail=tail))
+        tail = tail_of(self.records.log_path(self.name, number)) if failed else ""
+        self.records.write_attempt(self.name, replace(attempt, ended=time.time(), tail=tail))
         if failed and self._requeue and subprocess.run(["scontrol", "requeue", job_id()]).returncode == 0:
             return REQUEUED
         assert attempt.exit_code is not None
@@ -204,7 +204,7 @@ class Job:
             return f"ended by {self._ended_by}"
         if code > 128:
             return f"killed by {_signal_name(code - 128)}"
-        lines = tail_of(self.book.log_path(self.name, number)).splitlines()
+        lines = tail_of(self.records.log_path(self.name, number)).splitlines()
         return f"exit code {code}" + (f": {lines[-1]}" if lines else "")
 
 

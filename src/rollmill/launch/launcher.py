@@ -16,13 +16,13 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.launch.backends.base import BackEnd, JobRequest, JobStatus
 from rollmill.launch.plan import Plan
-from rollmill.launch.records import Book, Handle, PlanRecord, RunRecord, Submission
+from rollmill.launch.records import Handle, LaunchRecords, PlanRecord, RunRecord, Submission
 from rollmill.launch.settings import LaunchSettings
-from rollmill.launch.status import Standing, State, look
+from rollmill.launch.status import RunStatus, State, look
 
 POLL_SECONDS = {"local": 2.0, "slurm": 15.0, "ray": 15.0, "ngc": 15.0}
 """Between two looks: other people's schedulers are not asked all the time."""
-Tell = Callable[[Sequence[Standing]], None]
+Tell = Callable[[Sequence[RunStatus]], None]
 
 
 def make_backend(settings: LaunchSettings) -> BackEnd:
@@ -46,20 +46,20 @@ class _ByKind:
     def batch(self) -> bool:
         return self.main.batch
 
-    def submit(self, book: Book, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
-        return self.main.submit(book, jobs, [h for h in active if h["kind"] == self._settings.backend])
+    def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
+        return self.main.submit(records, jobs, [h for h in active if h["kind"] == self._settings.backend])
 
-    def status(self, book: Book, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
         found: dict[str, JobStatus] = {}
         for kind in {self._kind(handle) for handle in handles.values()}:
             own = {run: handle for run, handle in handles.items() if self._kind(handle) == kind}
-            found |= self._of(kind).status(book, own)
+            found |= self._of(kind).status(records, own)
         return found
 
-    def cancel(self, book: Book, handles: Mapping[str, Handle], force: bool = False) -> None:
+    def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:
         for kind in {handle["kind"] for handle in handles.values()}:
             own = {run: handle for run, handle in handles.items() if handle["kind"] == kind}
-            self._of(kind).cancel(book, own, force)
+            self._of(kind).cancel(records, own, force)
 
     def _kind(self, handle: Handle | None) -> str:
         return self._settings.backend if handle is None else str(handle["kind"])
@@ -91,23 +91,23 @@ def _make(settings: LaunchSettings) -> BackEnd:
 # ---------------------------------------------------------------------------------------------------- the plan
 
 
-def record_plan(book: Book, plan: Plan, settings: LaunchSettings, cwd: str) -> PlanRecord:
+def record_plan(records: LaunchRecords, plan: Plan, settings: LaunchSettings, cwd: str) -> PlanRecord:
     """Write the plan down. An earlier plan of the same experiment may grow; runs that have begun must stay the same."""
     runs = [
         RunRecord(r.name, r.group, r.params, r.command, str(r.folder.absolute()), r.facts.frames) for r in plan.runs
     ]
-    if book.exists:
-        runs = _merged(book, runs)
+    if records.exists:
+        runs = _merged(records, runs)
     record = PlanRecord(plan.name, cwd, tuple(runs), to_dict(settings), to_dict(plan.expect))
-    book.write_plan(record)
+    records.write_plan(record)
     return record
 
 
-def _merged(book: Book, runs: list[RunRecord]) -> list[RunRecord]:
+def _merged(records: LaunchRecords, runs: list[RunRecord]) -> list[RunRecord]:
     wanted = {run.name: run for run in runs}
     kept: list[RunRecord] = []
-    for old in book.read_plan().runs:
-        begun = book.submission(old.name).count > 0
+    for old in records.read_plan().runs:
+        begun = records.submission(old.name).count > 0
         new = wanted.get(old.name)
         if new is None:
             if begun:
@@ -118,7 +118,7 @@ def _merged(book: Book, runs: list[RunRecord]) -> list[RunRecord]:
             raise ConfigError(
                 f"run {old.name} has begun with other settings ({', '.join(changed[:6])}); "
                 "give the experiment another name, or delete the run's folder and "
-                f"{book.folder / 'runs' / old.name}.json"
+                f"{records.folder / 'runs' / old.name}.json"
             )
     return [*runs, *kept]
 
@@ -132,65 +132,67 @@ def settings_of(plan: PlanRecord, overrides: Sequence[str] = ()) -> LaunchSettin
 
 
 class Launcher:
-    """Looks after the runs of one plan until all are settled. Only one per experiment: see ``Book.as_launcher``."""
+    """Looks after the runs of one plan until all are settled. Only one per experiment: see ``LaunchRecords.as_launcher``."""
 
     def __init__(
         self,
-        book: Book,
+        records: LaunchRecords,
         plan: PlanRecord,
         settings: LaunchSettings,
         backend: BackEnd | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.book, self.plan, self.settings = book, plan, settings
+        self.records, self.plan, self.settings = records, plan, settings
         self.backend = backend or make_backend(settings)
         self._sleep = sleep
 
-    def run(self, tell: Tell = lambda _: None) -> list[Standing]:
+    def run(self, tell: Tell = lambda _: None) -> list[RunStatus]:
         """Until nothing is left to do; ``tell`` gets all runs after every look."""
         while True:
-            standings = self.tick()
-            tell(standings)
-            if all(standing.settled for standing in standings):
-                return standings
+            statuses = self.tick()
+            tell(statuses)
+            if all(status.settled for status in statuses):
+                return statuses
             self._sleep(self.settings.poll_seconds or POLL_SECONDS[self.settings.backend])
 
-    def tick(self) -> list[Standing]:
+    def tick(self) -> list[RunStatus]:
         """One look: write down what was found, start what there is room for."""
-        standings = self.look()
-        self._remember(standings)
-        if self._start(standings):
-            standings = self.look()
-        return standings
+        statuses = self.look()
+        self._remember(statuses)
+        if self._start(statuses):
+            statuses = self.look()
+        return statuses
 
-    def look(self) -> list[Standing]:
-        return look(self.book, self.plan, self.backend, self.settings.retries)
+    def look(self) -> list[RunStatus]:
+        return look(self.records, self.plan, self.backend, self.settings.retries)
 
-    def forgive(self) -> list[str]:
+    def reset_failures(self) -> list[str]:
         """Let runs that failed or were cancelled be tried again; their names."""
         again = []
-        for standing in self.look():
-            if standing.state not in ("failed", "cancelled"):
+        for status in self.look():
+            if status.state not in ("failed", "cancelled"):
                 continue
-            name = standing.run.name
-            old = self.book.submission(name)
-            self.book.write_submission(name, replace(old, forgiven=old.forgiven + standing.failures))
-            self.book.set_cancelled(name, False)
+            name = status.run.name
+            old = self.records.submission(name)
+            self.records.write_submission(name, replace(old, failures_reset=old.failures_reset + status.failures))
+            self.records.set_cancelled(name, False)
             again.append(name)
         return again
 
-    def _remember(self, standings: Sequence[Standing]) -> None:
+    def _remember(self, statuses: Sequence[RunStatus]) -> None:
         """Handles of jobs that an earlier launcher started and could not write down."""
-        for standing in standings:
-            if standing.active and standing.handle is not None:
-                old = self.book.submission(standing.run.name)
-                if old.handle != standing.handle:
-                    self.book.write_submission(standing.run.name, replace(old, handle=standing.handle))
+        for status in statuses:
+            if status.active and status.handle is not None:
+                old = self.records.submission(status.run.name)
+                if old.handle != status.handle:
+                    self.records.write_submission(status.run.name, replace(old, handle=status.handle))
 
-    def _start(self, standings: Sequence[Standing]) -> bool:
-        waiting = [s.run for s in standings if s.state == "waiting" and not self.book.submission(s.run.name).cancelled]
-        active = [standing for standing in standings if standing.active]
-        handles = [standing.handle for standing in active if standing.handle is not None]
+    def _start(self, statuses: Sequence[RunStatus]) -> bool:
+        waiting = [
+            s.run for s in statuses if s.state == "waiting" and not self.records.submission(s.run.name).cancelled
+        ]
+        active = [status for status in statuses if status.active]
+        handles = [status.handle for status in active if status.handle is not None]
         if not waiting or len(handles) < len(active):  # somebody is about to say where it is: then we know the room
             return False
         room = self.backend.capacity - len(active) if self.backend.capacity else len(waiting)
@@ -204,13 +206,13 @@ class Launcher:
         """Hand in runs; they are marked before, so that a launcher killed here leaves a trace."""
         marks: dict[str, Submission] = {}
         for run in runs:
-            old = self.book.submission(run.name)
-            marks[run.name] = replace(old, handle=None, count=old.handed_in + 1, submitted=time.time())
-            self.book.write_submission(run.name, marks[run.name])
+            old = self.records.submission(run.name)
+            marks[run.name] = replace(old, handle=None, count=old.submitted_count + 1, submitted=time.time())
+            self.records.write_submission(run.name, marks[run.name])
         jobs = [JobRequest(run.name, self._spec(run)) for run in runs]
-        handles = self.backend.submit(self.book, jobs, [dict(handle) for handle in active])
+        handles = self.backend.submit(self.records, jobs, [dict(handle) for handle in active])
         for run, handle in zip(runs, handles, strict=True):
-            self.book.write_submission(run.name, replace(marks[run.name], handle=handle))
+            self.records.write_submission(run.name, replace(marks[run.name], handle=handle))
         return handles
 
     def _spec(self, run: RunRecord) -> dict[str, Any]:
@@ -218,7 +220,7 @@ class Launcher:
 
 
 def cancel(
-    book: Book,
+    records: LaunchRecords,
     plan: PlanRecord,
     backend: BackEnd,
     names: Sequence[str],
@@ -232,19 +234,19 @@ def cancel(
     known = {run.name for run in plan.runs}
     unknown = sorted(set(names) - known)
     if unknown:
-        raise LaunchError(f"no run called {', '.join(unknown)} in {book.experiment}")
+        raise LaunchError(f"no run called {', '.join(unknown)} in {records.experiment}")
     retries = settings_of(plan).retries
-    chosen = [s for s in look(book, plan, backend, retries) if s.run.name in set(names) and not s.settled]
-    for standing in chosen:  # first the mark: a launcher, or a job that is about to begin, must not start it
-        book.set_cancelled(standing.run.name, True)
+    chosen = [s for s in look(records, plan, backend, retries) if s.run.name in set(names) and not s.settled]
+    for status in chosen:  # first the mark: a launcher, or a job that is about to begin, must not start it
+        records.set_cancelled(status.run.name, True)
     handles = {s.run.name: s.handle for s in chosen if s.active and s.handle is not None}
-    backend.cancel(book, handles)
+    backend.cancel(records, handles)
     deadline = time.monotonic() + grace
     left = handles
     while left and time.monotonic() < deadline:
         sleep(0.2)
-        stages = backend.status(book, dict(left))
+        stages = backend.status(records, dict(left))
         left = {name: handle for name, handle in left.items() if stages[name].stage not in ("ended", "unknown")}
     if left:
-        backend.cancel(book, left, force=True)
-    return {standing.run.name: standing.state for standing in chosen}
+        backend.cancel(records, left, force=True)
+    return {status.run.name: status.state for status in chosen}

@@ -232,6 +232,6 @@ def compare(one: Path, two: Path, root: Path) -> Comparison:
 def _facts(row: RunRow) -> dict[str, Any]:
     """What came of a run: state, how far it is, and its last figures."""
     last = last_row(RunFolder(row.folder).metrics) or {}
-    figures = {name: number_of(last, name) for name in SHOWN}
-    known = {name: value for name, value in figures.items() if value is not None}
+    metrics = {name: number_of(last, name) for name in SHOWN}
+    known = {name: value for name, value in metrics.items() if value is not None}
     return {"state": row.state, "env": row.env, row.unit: row.frames, **known, "bytes": row.bytes}

@@ -74,13 +74,13 @@ class Submission:
     count: int = 0
     """How often the run was handed in."""
     submitted: float = 0.0
-    forgiven: int = 0
+    failures_reset: int = 0
     """Failures that do not count any more: the user has asked to try again."""
     cancelled: bool = False
     """Not part of the file: whoever cancels is not the launcher, and each file has one writer."""
 
     @property
-    def handed_in(self) -> int:
+    def submitted_count(self) -> int:
         """How often the run surely was handed in: without a handle, the launcher may have been killed just before."""
         return self.count - (1 if self.handle is None and self.count else 0)
 
@@ -103,7 +103,7 @@ class Attempt:
     """Last lines of the output of an attempt that failed."""
 
 
-class Book:
+class LaunchRecords:
     """The launch folder of one experiment."""
 
     def __init__(self, experiment: Path) -> None:

@@ -12,7 +12,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.backends.base import BackEnd, JobStatus
 from rollmill.launch.progress import last_row, number_of
-from rollmill.launch.records import Attempt, Book, Handle, PlanRecord, RunRecord, Submission
+from rollmill.launch.records import Attempt, Handle, LaunchRecords, PlanRecord, RunRecord, Submission
 
 State = Literal["waiting", "queued", "running", "finished", "failed", "cancelled"]
 STATES: tuple[State, ...] = ("running", "queued", "waiting", "failed", "cancelled", "finished")
@@ -21,7 +21,7 @@ WRONG_CONFIG = 2
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """One run. ``state`` waiting: to be started, for the first time or once more."""
 
     run: RunRecord
@@ -68,40 +68,42 @@ class Standing:
         }
 
 
-def look(book: Book, plan: PlanRecord, backend: BackEnd, retries: int) -> list[Standing]:
+def look(records: LaunchRecords, plan: PlanRecord, backend: BackEnd, retries: int) -> list[RunStatus]:
     """All runs, in the order of the plan. Only reads."""
-    submissions = {run.name: book.submission(run.name) for run in plan.runs}
+    submissions = {run.name: records.submission(run.name) for run in plan.runs}
     asked = {name: s.handle for name, s in submissions.items() if s.count}
-    statuses = backend.status(book, asked)
+    statuses = backend.status(records, asked)
     found = []
     for run in plan.runs:
         submission = submissions[run.name]
         job = statuses.get(run.name)
-        if job is not None and job.stage == "ended" and book.job_alive(run.name):
-            job = _still_alive(book, run.name, backend)
-        found.append(stand(book, run, submission, job, retries))
+        if job is not None and job.stage == "ended" and records.job_alive(run.name):
+            job = _still_alive(records, run.name, backend)
+        found.append(run_status(records, run, submission, job, retries))
     return found
 
 
-def _still_alive(book: Book, run: str, backend: BackEnd) -> JobStatus:
+def _still_alive(records: LaunchRecords, run: str, backend: BackEnd) -> JobStatus:
     """The run holds its lock though its job has ended: another job of it is alive, or its node was given up early."""
-    found = backend.status(book, {run: None})[run]
-    attempts = book.attempts(run)
+    found = backend.status(records, {run: None})[run]
+    attempts = records.attempts(run)
     host = attempts[-1].process.host if attempts else ""
     return found if found.stage != "ended" else JobStatus("running", host, "alive, though its job has ended")
 
 
-def stand(book: Book, run: RunRecord, submission: Submission, job: JobStatus | None, retries: int) -> Standing:
+def run_status(
+    records: LaunchRecords, run: RunRecord, submission: Submission, job: JobStatus | None, retries: int
+) -> RunStatus:
     """One run."""
-    attempts = book.attempts(run.name)
+    attempts = records.attempts(run.name)
     folder = RunFolder(Path(run.folder))
     failures = _failures(attempts, submission) if job is None or job.stage == "ended" else 0
     last = attempts[-1] if attempts else None
     state, reason = _state(folder, attempts, submission, job, failures, retries)
     host = (job.host if job is not None and job.host else "") or (last.process.host if last else "")
     shows_tail = last is not None and state in ("failed", "waiting")
-    figures = _figures(folder, run, state)
-    return Standing(
+    metrics = _metrics(folder, run, state)
+    return RunStatus(
         run=run,
         state=state,
         attempts=len(attempts),
@@ -110,7 +112,7 @@ def stand(book: Book, run: RunRecord, submission: Submission, job: JobStatus | N
         reason=reason,
         tail=last.tail if last is not None and shows_tail else "",
         handle=(job.handle if job is not None and job.handle else submission.handle),
-        **figures,
+        **metrics,
     )
 
 
@@ -163,11 +165,11 @@ def _failures(attempts: Sequence[Attempt], submission: Submission) -> int:
         if attempt.exit_code != 0 and not requeued:
             bad += 1
     jobs = {attempt.job or attempt.number for attempt in attempts}
-    never_started = max(0, submission.handed_in - len(jobs))
-    return max(0, bad + never_started - submission.forgiven)
+    never_started = max(0, submission.submitted_count - len(jobs))
+    return max(0, bad + never_started - submission.failures_reset)
 
 
-def _figures(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
+def _metrics(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
     """What the last row of metrics says."""
     row = last_row(folder.metrics)
     if row is None:
@@ -187,7 +189,7 @@ def _figures(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
     }
 
 
-def count_states(standings: Sequence[Standing]) -> Mapping[str, int]:
+def count_states(statuses: Sequence[RunStatus]) -> Mapping[str, int]:
     """How many runs are in which state; states without any are left out."""
-    counts = Counter(standing.state for standing in standings)
+    counts = Counter(status.state for status in statuses)
     return {state: counts[state] for state in STATES if counts[state]}

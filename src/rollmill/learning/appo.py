@@ -18,12 +18,12 @@ from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import Array
 from rollmill.core.shapes import BYTES, Shape, check_shape
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
-from rollmill.learning.figures import Sums
 from rollmill.learning.guards import Alarms, explain_non_finite
+from rollmill.learning.metrics import Sums
 from rollmill.learning.normalise import normalise_advantages
-from rollmill.learning.ranks import Alone, Ranks, require_equal, rows_and_lag, shared_moments
+from rollmill.learning.ranks import Ranks, SingleRank, require_equal, rows_and_lag, shared_moments
 from rollmill.learning.settings import LearningSettings
-from rollmill.learning.step import FIGURES, GraphStep, Step
+from rollmill.learning.step import METRICS, GraphStep, Step
 from rollmill.learning.targets import gae
 from rollmill.learning.threaded_step import ThreadedStep
 from rollmill.models.acting.weights import WeightBoard
@@ -71,7 +71,7 @@ class Appo:
         self.version = 0
         self.optimizer_steps = 0
         self._board = board
-        self._ranks: Ranks = ranks or Alone()
+        self._ranks: Ranks = ranks or SingleRank()
         self.device = next(model.parameters()).device
         graph = self.device.type == "cuda"
         self._optimizer: Optimizer
@@ -89,7 +89,7 @@ class Appo:
             self._step = Step(model, self._optimizer, settings, self._ranks)
         self._generator = torch.Generator().manual_seed(seed)
         self._alarms = Alarms(settings.collapse_patience, settings.max_grad_norm)
-        self._sums = Sums(FIGURES)
+        self._sums = Sums(METRICS)
         self._rate = settings.learning_rate
 
     # -- one training step ---------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Appo:
         """Learn from segments ``[T + 1, B, ...]``; ``progress`` (0..1) moves the schedules."""
         self.model.train()
         self._set_rates(progress)
-        self._sums = Sums(FIGURES)
+        self._sums = Sums(METRICS)
         batch = load_batch(segments, self.settings, self.policy_id, self.version, self.device)
         pieces = self._prepare(batch)
         # All ranks must take as many steps: they count columns, not what is in them.
@@ -119,7 +119,7 @@ class Appo:
         s = self.settings
         if s.targets == "vtrace":
             return whole_segments(batch)
-        advantage, target = gae(batch.reward, batch.value, batch.terminated, batch.valid, s.gamma, s.lam)
+        advantage, target = gae(batch.reward, batch.value, batch.terminated, batch.valid, s.gamma, s.gae_lambda)
         if s.normalize_returns:
             with shared_moments(self._ranks, self.model.return_moments):
                 self.model.return_moments.update(target, batch.valid)
@@ -131,9 +131,9 @@ class Appo:
 
     def _optimize(self, minibatch: Pieces) -> None:
         """One optimizer step: gradients, a look at their norm, and only then the update."""
-        figures = self._step.gradients(minibatch)
-        self._sums.add(figures)
-        if not math.isfinite(self._step.grad_norm(figures)):
+        metrics = self._step.gradients(minibatch)
+        self._sums.add(metrics)
+        if not math.isfinite(self._step.grad_norm(metrics)):
             self._stop_at_non_finite(minibatch)
         self._step.apply()
         self.optimizer_steps += 1
@@ -175,7 +175,7 @@ class Appo:
     def _stop_at_non_finite(self, minibatch: Pieces) -> None:
         with torch.no_grad():
             _, sums = self._step.losses(minibatch, self.model)
-        terms = dict(zip(FIGURES[:-1], sums.tolist(), strict=True))
+        terms = dict(zip(METRICS[:-1], sums.tolist(), strict=True))
         place = self._ranks_say(explain_non_finite(self.model, minibatch, terms))
         raise NonFiniteError(
             f"NaN or infinity while learning (policy {self.policy_id}, batch {self.version + 1}, optimizer step "
@@ -188,7 +188,7 @@ class Appo:
             return place
         return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(self._ranks.gather_notes(place)))
 
-    # -- figures -------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------
 
     def _report(self, batch: Batch, epochs: int) -> dict[str, float]:
         metrics = self._sums.means()

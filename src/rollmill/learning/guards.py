@@ -46,7 +46,7 @@ class Alarms:
         """How many alarms are on right now (a metric)."""
 
     def check(self, metrics: Mapping[str, float], return_std: float, version: int) -> None:
-        """Look at one batch's figures; ``return_std`` is the run's deviation of returns (0 if unknown)."""
+        """Look at one batch's metrics; ``return_std`` is the run's deviation of returns (0 if unknown)."""
         usual = max(metrics["target_deviation"] ** 2, self.FLOOR * return_std**2)
         collapsed = metrics["error_deviation"] ** 2 > self.COLLAPSED * usual
         self._collapsed = self._collapsed + 1 if collapsed else 0

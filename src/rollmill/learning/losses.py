@@ -1,4 +1,4 @@
-"""The terms of the PPO loss and the figures that tell how training goes.
+"""The terms of the PPO loss and the metrics that tell how training goes.
 
 Losses are returned per sample; ``masked_mean`` reduces them over the rows that count. All results
 stay on their device, so that reading metrics is one transfer at the end.
@@ -42,7 +42,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def ratio_figures(log_ratio: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+def ratio_metrics(log_ratio: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
     """Per sample: an estimate of KL(old || new), whether the ratio was clipped (0 or 1), its distance from 1.
 
     The estimate is ``ratio - 1 - log_ratio`` (Schulman's k3): from actions of the old policy, its mean is the

@@ -8,9 +8,9 @@ shared   the same bits on every rank.
 
 Every rank holds the same weights and computes gradients of its share of the batch. ``share_gradients`` turns
 them into the gradients of the whole batch, so all optimizers take the same step. Whatever else steers a step must be
-shared as well: running moments, the scale of advantages, and the figures that stops and rates depend on.
+shared as well: running moments, the scale of advantages, and the metrics that stops and rates depend on.
 
-``Alone`` is a run of one rank: nothing is sent, nothing is copied. ``TorchRanks`` talks through torch.distributed.
+``SingleRank`` is a run of one rank: nothing is sent, nothing is copied. ``TorchRanks`` talks through torch.distributed.
 All ranks must make the same calls in the same order, each from its main thread.
 """
 
@@ -60,7 +60,7 @@ class Ranks(Protocol):
         """Overwrite tensors with those of rank 0."""
 
 
-class Alone:
+class SingleRank:
     """A run of one rank."""
 
     rank = 0
@@ -87,11 +87,11 @@ class TorchRanks:
     processes live), signals are served meanwhile, and after ``timeout`` seconds it fails.
     """
 
-    def __init__(self, rank: int, count: int, meeting_place: Path, timeout: float, cuda: str = "nccl") -> None:
-        """``meeting_place``: a file, not there yet, whose folder all ranks see; ``cuda``: what moves GPU tensors."""
+    def __init__(self, rank: int, count: int, rendezvous: Path, timeout: float, cuda: str = "nccl") -> None:
+        """``rendezvous``: a file, not there yet, whose folder all ranks see; ``cuda``: what moves GPU tensors."""
         self.rank, self.count = rank, count
         self.watch: Callable[[], None] | None = None
-        self._file, self._timeout, self._cuda = meeting_place, timeout, cuda
+        self._file, self._timeout, self._cuda = rendezvous, timeout, cuda
         self._connected = False
 
     def connect(self, device: torch.device) -> None:
@@ -217,16 +217,16 @@ def _first_line(error: BaseException) -> str:
 
 
 @torch.no_grad()
-def share_gradients(ranks: Ranks, model: nn.Module, figures: Tensor, rows: Tensor) -> Tensor:
+def share_gradients(ranks: Ranks, model: nn.Module, metrics: Tensor, rows: Tensor) -> Tensor:
     """Turn own gradients into those of the whole minibatch, and return the whole minibatch's figures.
 
-    Own gradients and ``figures`` ``[n]`` are means over this rank's ``rows`` that count; shared ones are means over
+    Own gradients and ``metrics`` ``[n]`` are means over this rank's ``rows`` that count; shared ones are means over
     the rows of all ranks, wherever they lie. One message each: gradients travel as one flat vector.
     """
     if ranks.count == 1:
-        return figures
-    own = rows.to(figures)
-    sums = ranks.total(torch.cat([figures * own, own[None]]))
+        return metrics
+    own = rows.to(metrics)
+    sums = ranks.total(torch.cat([metrics * own, own[None]]))
     rows_of_all = sums[-1].clamp(min=1)
     for parameter in model.parameters():
         if parameter.grad is None:

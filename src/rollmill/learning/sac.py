@@ -23,7 +23,7 @@ from rollmill.core.shapes import BYTES, FLOATS, Shape, check_shape
 from rollmill.core.slots import OBS
 from rollmill.learning.critics import Critics
 from rollmill.learning.experience import Experience, Transitions
-from rollmill.learning.figures import Sums
+from rollmill.learning.metrics import Sums
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.weights import WeightBoard
@@ -59,7 +59,7 @@ STATE_SHAPE: Shape = {
     "generator": BYTES,
     "replay": (REPLAY_SHAPE, None),
 }
-FIGURES = ("critic_loss", "q_mean", "critic_grad_norm", "policy_loss", "entropy", "grad_norm", "temperature")
+METRICS = ("critic_loss", "q_mean", "critic_grad_norm", "policy_loss", "entropy", "grad_norm", "temperature")
 """What one update reports, in this order."""
 
 
@@ -117,7 +117,7 @@ class Sac:
         self.model.train()
         self._set_rate(progress)
         rows = self.experience.add(segments, self.policy_id)
-        sums = Sums(FIGURES)
+        sums = Sums(METRICS)
         lag = self._lag(segments)
         updates = self._updates_for(rows)
         for _ in range(updates):
@@ -166,7 +166,7 @@ class Sac:
     # -- one optimizer step of each part -------------------------------------------------------
 
     def _update(self) -> Tensor:
-        """One step of the critics, the policy and the temperature; returns ``FIGURES``."""
+        """One step of the critics, the policy and the temperature; returns ``METRICS``."""
         batch = self.experience.sample(self.sac.minibatch, self.sac.n_step, self.device)
         seen = self.model.observation_moments(batch.obs)
         critic = self._critic_step(batch, seen)

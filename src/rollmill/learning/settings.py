@@ -49,7 +49,7 @@ class LearningSettings:
     gamma: float = 0.99
     """Discount per step."""
 
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """Lambda of GAE, and of V-trace (1 is the published V-trace)."""
 
     rho_bar: float = 1.0
@@ -142,7 +142,7 @@ class LearningSettings:
                 raise ValueError(f"{name} must be 0 (automatic) or positive")
         if self.threads > MOST_THREADS:
             raise ValueError(f"threads={self.threads}: {MOST_THREADS} are the most; one per core is enough")
-        for name in ("gamma", "lam"):
+        for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name):g}")
         for name in ("learning_rate", "clip", "adam_eps", "kl_target", "rho_bar", "c_bar", "rank_timeout"):

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD
 from rollmill.learning.batch import Pieces, micro_batches
-from rollmill.learning.figures import row_sums
-from rollmill.learning.losses import ppo_policy_loss, ratio_figures, value_loss
+from rollmill.learning.losses import ppo_policy_loss, ratio_metrics, value_loss
+from rollmill.learning.metrics import row_sums
 from rollmill.learning.normalise import normalise_advantages
-from rollmill.learning.ranks import Alone, Ranks, share_gradients, shared_moments
+from rollmill.learning.ranks import Ranks, SingleRank, share_gradients, shared_moments
 from rollmill.learning.settings import LearningSettings
 from rollmill.learning.targets import vtrace
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.memory import RecurrentMemory
 from rollmill.optim.adam import Optimizer
 
-FIGURES = (
+METRICS = (
     *("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "ratio_deviation", "value_mean"),
     *("target", "error", "target_square", "error_square", "grad_norm"),
 )
@@ -50,17 +50,17 @@ class Step:
         self.model = model
         self.optimizer = optimizer
         self.settings = settings
-        self.ranks: Ranks = ranks or Alone()
+        self.ranks: Ranks = ranks or SingleRank()
         self.device = next(model.parameters()).device
         self.entropy_weight = torch.zeros((), device=self.device)
         """Weight of the exploration term; a tensor, because it changes while graphs do not."""
         self._moments_lock = threading.Lock()
 
     def gradients(self, minibatch: Pieces) -> Tensor:
-        """Gradients of a minibatch (of all ranks), clipped; returns ``FIGURES`` as ``[n]``."""
+        """Gradients of a minibatch (of all ranks), clipped; returns ``METRICS`` as ``[n]``."""
         with self._moments_in_passing():
-            figures = self.own_gradients(minibatch)
-        return self._close(figures, minibatch)
+            metrics = self.own_gradients(minibatch)
+        return self._close(metrics, minibatch)
 
     def _moments_in_passing(self) -> contextlib.AbstractContextManager[None]:
         """V-trace updates the moments of returns while it computes the targets."""
@@ -68,7 +68,7 @@ class Step:
         return shared_moments(self.ranks, self.model.return_moments) if updates else contextlib.nullcontext()
 
     def own_gradients(self, minibatch: Pieces) -> Tensor:
-        """Gradients of this rank's minibatch, added up over micro-batches; returns all figures but the norm."""
+        """Gradients of this rank's minibatch, added up over micro-batches; returns all metrics but the norm."""
         self.optimizer.zero_grad(set_to_none=True)
         rows = minibatch.valid.sum().clamp(min=1)
         parts = micro_batches(minibatch, self.settings.micro_batch)
@@ -76,33 +76,33 @@ class Step:
         assert total is not None, "a minibatch has at least one piece"
         return total
 
-    def _close(self, figures: Tensor, minibatch: Pieces) -> Tensor:
-        """From own gradients and figures to those of all ranks; clips and appends the norm."""
-        figures = share_gradients(self.ranks, self.model, figures, minibatch.valid.sum())
-        return torch.cat([figures, self._clip_gradients().detach().double()[None]])
+    def _close(self, metrics: Tensor, minibatch: Pieces) -> Tensor:
+        """From own gradients and metrics to those of all ranks; clips and appends the norm."""
+        metrics = share_gradients(self.ranks, self.model, metrics, minibatch.valid.sum())
+        return torch.cat([metrics, self._clip_gradients().detach().double()[None]])
 
     def add_gradients(self, model: ActorCritic, parts: Iterable[Pieces], rows: Tensor) -> Tensor | None:
-        """Add the gradients of micro-batches to ``model``'s; returns their share of the figures (None: no parts).
+        """Add the gradients of micro-batches to ``model``'s; returns their share of the metrics (None: no parts).
 
         ``rows``: rows of the whole minibatch that count.
         """
         total: Tensor | None = None
         for pieces in parts:
-            loss, figures = self.losses(pieces, model)
+            loss, metrics = self.losses(pieces, model)
             torch.autograd.backward(loss / rows)
-            total = figures if total is None else total + figures
+            total = metrics if total is None else total + metrics
         return None if total is None else total / rows
 
-    def grad_norm(self, figures: Tensor) -> float:
-        """The gradient norm among ``FIGURES``, once it is known."""
-        return float(figures[-1])
+    def grad_norm(self, metrics: Tensor) -> float:
+        """The gradient norm among ``METRICS``, once it is known."""
+        return float(metrics[-1])
 
     def apply(self) -> None:
         """Let the optimizer use the gradients."""
         self.optimizer.step()
 
     def losses(self, pieces: Pieces, model: ActorCritic) -> tuple[Tensor, Tensor]:
-        """(loss, ``FIGURES`` but the last as ``[n]``) of some pieces, each the sum over the rows that count."""
+        """(loss, ``METRICS`` but the last as ``[n]``) of some pieces, each the sum over the rows that count."""
         s, head, valid = self.settings, model.head, pieces.valid
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=s.precision == "bfloat16", cache_enabled=self.compact
@@ -120,9 +120,9 @@ class Step:
         value = self._value_loss(values[:steps], pieces.value[:steps], target)
         loss = policy + s.value_coefficient * value - self.entropy_weight * explore
         predicted = self.model.denormalise(values[:steps].detach())
-        columns = (loss, policy, value, entropy, *ratio_figures(log_ratio.detach(), s.clip), predicted, target)
-        figures = row_sums([*(column.detach() for column in columns), target - predicted], valid)
-        return torch.where(valid, loss, 0.0).sum(), figures
+        columns = (loss, policy, value, entropy, *ratio_metrics(log_ratio.detach(), s.clip), predicted, target)
+        metrics = row_sums([*(column.detach() for column in columns), target - predicted], valid)
+        return torch.where(valid, loss, 0.0).sum(), metrics
 
     def _targets(self, pieces: Pieces, log_ratio: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """(advantages, value targets in units of the return) of some pieces."""
@@ -137,7 +137,7 @@ class Step:
             pieces.terminated,
             pieces.valid,
             s.gamma,
-            s.lam,
+            s.gae_lambda,
             s.rho_bar,
             s.c_bar,
         )
@@ -178,7 +178,7 @@ class GraphStep(Step):
                 module.by_steps = True  # packing fragments needs the host to look at the data
         self._plain_steps = 0
         self._inputs: Pieces | None = None
-        self._figures: Tensor | None = None
+        self._metrics: Tensor | None = None
         self._backward = torch.cuda.CUDAGraph()
         self._update = torch.cuda.CUDAGraph()
         # A thread that spins for the GPU takes a core from the simulators; this event lets it sleep.
@@ -191,17 +191,17 @@ class GraphStep(Step):
         if self._inputs is None:
             self._record(minibatch)
         assert self._inputs is not None
-        assert self._figures is not None
+        assert self._metrics is not None
         with self._moments_in_passing():
             self._inputs.copy_(minibatch)
             self._backward.replay()
-        figures = self._figures.clone()
-        return figures if self.ranks.count == 1 else self._close(figures, minibatch)
+        metrics = self._metrics.clone()
+        return metrics if self.ranks.count == 1 else self._close(metrics, minibatch)
 
-    def grad_norm(self, figures: Tensor) -> float:
+    def grad_norm(self, metrics: Tensor) -> float:
         self._known.record()
         self._known.synchronize()
-        return super().grad_norm(figures)
+        return super().grad_norm(metrics)
 
     def apply(self) -> None:
         if self._inputs is None:
@@ -217,6 +217,6 @@ class GraphStep(Step):
         with torch.cuda.graph(self._backward, capture_error_mode="thread_local"):
             # What goes to other ranks stays outside: a graph that waits for a dead one could not be stopped.
             alone = self.ranks.count == 1
-            self._figures = super().gradients(self._inputs) if alone else self.own_gradients(self._inputs)
+            self._metrics = super().gradients(self._inputs) if alone else self.own_gradients(self._inputs)
         with torch.cuda.graph(self._update, capture_error_mode="thread_local"):
             super().apply()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def gae(
-    rewards: Tensor, values: Tensor, terminated: Tensor, valid: Tensor, gamma: float, lam: float
+    rewards: Tensor, values: Tensor, terminated: Tensor, valid: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation.
 
@@ -31,7 +31,7 @@ def gae(
     _check_shapes(rewards, values, terminated, valid)
     discount = _discount(terminated, valid, gamma)
     delta = rewards + discount * values[1:] - values[:-1]
-    advantages = _backward_sum(torch.where(valid, delta, 0.0), discount * lam)
+    advantages = _backward_sum(torch.where(valid, delta, 0.0), discount * gae_lambda)
     return advantages, advantages + values[:-1]
 
 
@@ -43,7 +43,7 @@ def vtrace(
     terminated: Tensor,
     valid: Tensor,
     gamma: float,
-    lam: float = 1.0,
+    gae_lambda: float = 1.0,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def vtrace(
     ratio = torch.where(valid, log_ratio, 0.0).exp()
     rho = ratio.clamp(max=rho_bar)
     delta = rho * (rewards + discount * values[1:] - values[:-1])
-    correction = _backward_sum(torch.where(valid, delta, 0.0), discount * lam * ratio.clamp(max=c_bar))
+    correction = _backward_sum(torch.where(valid, delta, 0.0), discount * gae_lambda * ratio.clamp(max=c_bar))
     targets = values[:-1] + correction
     next_targets = torch.cat([targets[1:], values[-1:]])
     advantages = rho * (rewards + discount * next_targets - values[:-1])

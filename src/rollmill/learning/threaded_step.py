@@ -39,7 +39,7 @@ class ThreadedStep(Step):
         parts = deque(micro_batches(minibatch, self._part_rows(minibatch)))
         shares = [_take(parts) for _ in range(self.settings.threads)]
         found = self._replicas.gradients(lambda model, share: self.add_gradients(model, share, rows), shares)
-        return torch.stack([figures for figures in found if figures is not None]).sum(dim=0)
+        return torch.stack([metrics for metrics in found if metrics is not None]).sum(dim=0)
 
     def _part_rows(self, minibatch: Pieces) -> int:
         """Rows of a micro-batch: as set, or else one part for each thread."""

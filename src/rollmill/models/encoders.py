@@ -59,9 +59,9 @@ class ObservationNormaliser(nn.Module):
         floats = [field for field in fields if field.is_float]
         self.names = tuple(field.name for field in floats)
         self.moments = _modules(RunningMoments(field.shape) for field in floats)
-        pictures = [field for field in fields if field.is_image and images]
-        self.image_shapes = {field.name: field.shape for field in pictures}
-        self.pixels = _modules(PixelMoments() for _ in pictures)
+        image_fields = [field for field in fields if field.is_image and images]
+        self.image_shapes = {field.name: field.shape for field in image_fields}
+        self.pixels = _modules(PixelMoments() for _ in image_fields)
 
     def forward(self, obs: Observations) -> Observations:
         if not self.names and not self.image_shapes:

@@ -94,7 +94,7 @@ USAGE_ROWS = (
     Row("memory", "usage/memory_mb", lambda megabytes: bytes_text(megabytes * 1e6), in_line=False),
     Row("cores busy", "usage/cores", lambda cores: f"{cores:.1f}", in_line=False),
 )
-EPISODE_FIGURES = ("count", "return", "return_min", "return_max", "length")
+EPISODE_METRICS = ("count", "return", "return_min", "return_max", "length")
 """What every environment has; other names below ``episode/`` are its own statistics."""
 MAX_OWN = 6
 RECORDING_ROWS = (
@@ -168,13 +168,13 @@ class ConsoleSink:
         self.refresh()
 
     def tick(self, frames: int, metrics: Mapping[str, float]) -> None:
-        """Between two rows: how far the run is by now, and the few figures that are known at any time."""
+        """Between two rows: how far the run is by now, and the few metrics that are known at any time."""
         if self._is_due():
             self._frames, self._metrics = frames, {**self._metrics, **metrics}
             self._show()
 
     def end(self, frames: int, metrics: Mapping[str, float]) -> None:
-        """The figures with which the run has ended; ``close`` leaves them on the screen."""
+        """The metrics with which the run has ended; ``close`` leaves them on the screen."""
         self._frames, self._metrics = frames, {**self._metrics, **metrics}
         self._unshown = True
         if self._disk is not None:
@@ -245,7 +245,7 @@ class ConsoleSink:
         return head
 
     def _table(self) -> Table:
-        """Figures down the left side, then down the right side."""
+        """Metrics down the left side, then down the right side."""
         cells = [(Text(printable(row.label)), self._cell(row)) for row in (*self._rows, *self._own_rows())]
         cells.append((Text("time"), Text(duration_text(self._progress.elapsed()))))
         left = self._seconds_left()
@@ -266,7 +266,7 @@ class ConsoleSink:
 
     def _own_rows(self) -> list[Row]:
         """The first of the environment's own statistics of ended episodes."""
-        known = {f"episode/{name}" for name in EPISODE_FIGURES} | {row.metric for row in self._rows}
+        known = {f"episode/{name}" for name in EPISODE_METRICS} | {row.metric for row in self._rows}
         own = [name for name in self._metrics if name.startswith("episode/") and name not in known]
         return [Row(name.removeprefix("episode/")[:14], name) for name in own[:MAX_OWN]]
 

@@ -113,17 +113,17 @@ class Reporter:
         if self._console is not None:
             self._console.end(step, metrics)
 
-    def picture(self, step: int, name: str, pixels: Array) -> Path | None:
-        """Write a picture ``[H, W, 3]`` as PNG into the folder, and for TensorBoard; None where that failed."""
-        path = self._folder.pictures / f"{name}-{step:08d}.png"
+    def image(self, step: int, name: str, pixels: Array) -> Path | None:
+        """Write an image ``[H, W, 3]`` as PNG into the folder, and for TensorBoard; None where that failed."""
+        path = self._folder.images / f"{name}-{step:08d}.png"
         data = encode_png(pixels, level=6)
         try:
             path.parent.mkdir(exist_ok=True)
             atomic.write_bytes(path, [data])
             if self._tensorboard is not None:
-                self._tensorboard.picture(step, name, data, pixels.shape[:2])
+                self._tensorboard.image(step, name, data, pixels.shape[:2])
         except (OSError, RunFolderError) as error:
-            log.error("the picture %s could not be written, training goes on: %s", path, error)
+            log.error("the image %s could not be written, training goes on: %s", path, error)
             return None
         return path
 

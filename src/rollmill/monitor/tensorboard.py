@@ -56,8 +56,8 @@ class TensorBoardSink:
             raise ValueError(f"the event file in {self._folder} is closed")
         self._write(frames, [self._summary.Value(tag=name, simple_value=float(v)) for name, v in metrics.items()])
 
-    def picture(self, frames: int, name: str, png: bytes, size: tuple[int, ...]) -> None:
-        """An RGB picture, as a PNG file of ``size`` (height, width)."""
+    def image(self, frames: int, name: str, png: bytes, size: tuple[int, ...]) -> None:
+        """An RGB image, as a PNG file of ``size`` (height, width)."""
         if self._closed:
             raise ValueError(f"the event file in {self._folder} is closed")
         image = self._summary.Image(height=size[0], width=size[1], colorspace=3, encoded_image_string=png)

@@ -88,7 +88,7 @@ def tree_of(pid: int, among: Mapping[int, Process]) -> list[Process]:
 
 
 class Usage:
-    """Figures of a run's processes; looked up at most every ``every_s`` seconds, however often they are asked for."""
+    """Metrics of a run's processes; looked up at most every ``every_s`` seconds, however often they are asked for."""
 
     def __init__(
         self, root: int | None = None, every_s: float = LOOK_SECONDS, clock: Clock = time.monotonic, proc: Path = PROC
@@ -98,7 +98,7 @@ class Usage:
         self._looked_at: float | None = None
         self._cpu: dict[int, float] = {}
         self._cpu_at: float | None = None
-        self._figures: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
 
     def begin(self) -> None:
         """Count busy cores from now on."""
@@ -107,21 +107,21 @@ class Usage:
     def _note_cpu(self, found: Mapping[int, Process], now: float) -> None:
         self._cpu, self._cpu_at = {pid: process.cpu_seconds for pid, process in found.items()}, now
 
-    def figures(self, workers: Iterable[int] = ()) -> dict[str, float]:
+    def metrics(self, workers: Iterable[int] = ()) -> dict[str, float]:
         """``usage/*`` (see docs/metrics.md); ``workers``: process ids of the workers. Empty without ``/proc``."""
         now = self._clock()
         if self._looked_at is None or now - self._looked_at >= self._every_s:
             found = descendants(self._root, self._proc)
             if found:
-                self._figures = self._count(found, tuple(workers), now)
+                self._metrics = self._count(found, tuple(workers), now)
             self._looked_at = now
-        return dict(self._figures)
+        return dict(self._metrics)
 
     def _count(self, found: Mapping[int, Process], workers: tuple[int, ...], now: float) -> dict[str, float]:
         trees = [tree_of(pid, found) for pid in workers if pid in found]
         # Shared memory is the same for all who map it: the largest view of it counts, once.
         own, shared = sum(p.own_mb for p in found.values()), max(p.shared_mb for p in found.values())
-        figures = {
+        metrics = {
             "usage/processes": float(len(found)),
             "usage/threads": float(sum(p.threads for p in found.values())),
             "usage/threads_main": float(found[self._root].threads),
@@ -132,6 +132,6 @@ class Usage:
         }
         if self._cpu_at is not None and now > self._cpu_at:  # else there is nothing to compare with
             used = sum(process.cpu_seconds - self._cpu.get(pid, 0.0) for pid, process in found.items())
-            figures["usage/cores"] = max(0.0, used) / (now - self._cpu_at)
+            metrics["usage/cores"] = max(0.0, used) / (now - self._cpu_at)
         self._note_cpu(found, now)
-        return figures
+        return metrics

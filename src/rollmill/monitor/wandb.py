@@ -1,7 +1,7 @@
 """Metrics for Weights & Biases.
 
 The package is optional. It is looked for before anything starts, and imported when a run opens its sinks. Every row is
-sent with its frames as a column that all figures are drawn over: W&B's own step only goes up, a resumed run goes back.
+sent with its frames as a column that all metrics are drawn over: W&B's own step only goes up, a resumed run goes back.
 """
 
 from __future__ import annotations

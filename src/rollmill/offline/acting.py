@@ -22,8 +22,8 @@ from rollmill.optim.device import autocast
 
 
 @dataclass
-class Answer:
-    """Decisions for n lanes (``protocols.ActAnswer``)."""
+class SequenceOutput:
+    """Decisions for n lanes (``protocols.PolicyOutput``)."""
 
     action: Array
     log_prob: Array
@@ -70,12 +70,12 @@ class TargetPolicy:
     def refresh(self) -> int:
         return self.version
 
-    def act(self, request: ActRequest) -> Answer:
+    def act(self, request: ActRequest) -> SequenceOutput:
         reward = last_rewards(self._arena, request)[: len(request.lanes)]
         return self.decide(request.obs, request.first, request.lanes, reward)
 
     @torch.inference_mode()
-    def decide(self, obs: dict[str, Array], first: Array, lanes: Array, reward: Array) -> Answer:
+    def decide(self, obs: dict[str, Array], first: Array, lanes: Array, reward: Array) -> SequenceOutput:
         """Actions for lanes ``[n]`` that see ``obs``; ``reward`` ``[n]`` came of the last ones (unless ``first``)."""
         seen = {name: self._tensor(x) for name, x in obs.items()}
         begins, where = self._tensor(first), self._tensor(lanes)
@@ -87,7 +87,7 @@ class TargetPolicy:
             params.float(), seen.get("action_mask"), self._generator, self._deterministic
         )
         self._last[where] = action.to(self._last.dtype)
-        return Answer(action.cpu().numpy(), log_prob.cpu().numpy(), left.cpu().numpy())
+        return SequenceOutput(action.cpu().numpy(), log_prob.cpu().numpy(), left.cpu().numpy())
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

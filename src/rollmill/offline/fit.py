@@ -35,8 +35,8 @@ FIT_SHAPE: Shape = {
     "rng": BYTES,
     "cuda_rng": (BYTES, None),
 }
-MICRO_PICTURES = 256
-"""Pictures that go through the network at a time on a CPU: what they leave behind for the gradient stays in caches."""
+MICRO_IMAGES = 256
+"""Images that go through the network at a time on a CPU: what they leave behind for the gradient stays in caches."""
 VALIDATION_BATCHES = 8
 
 
@@ -71,7 +71,7 @@ class PolicyFitter(Fitter[SequencePolicy, Inputs]):
         windows = len(batch.mask)
         size = self.settings.micro_batch or windows
         if not self.settings.micro_batch and self.device.type == "cpu":
-            size = max(1, min(-(-windows // len(self.replicas.networks)), MICRO_PICTURES // self.loader.length))
+            size = max(1, min(-(-windows // len(self.replicas.networks)), MICRO_IMAGES // self.loader.length))
         return [batch.rows(slice(first, first + size)) for first in range(0, windows, size)]
 
     def piece_loss(

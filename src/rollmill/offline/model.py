@@ -170,7 +170,7 @@ class SequencePolicy(nn.Module):
         return token
 
     def _observe_windows(self, inputs: Inputs) -> Tensor:
-        """``[B, L, D]``; every picture of a window is encoded once, for all the decisions that see it."""
+        """``[B, L, D]``; every image of a window is encoded once, for all the decisions that see it."""
         if not self.compact:
             flat = {name: x.flatten(0, 1) for name, x in inputs.obs.items()}
             return self._observe(flat).reshape(*inputs.mask.shape, -1)

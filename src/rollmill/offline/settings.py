@@ -140,7 +140,7 @@ class FitSettings:
     """Windows of an optimizer step."""
 
     micro_batch: int = 0
-    """Windows that go through the network at a time; 0: some 256 pictures on a CPU, all on a GPU."""
+    """Windows that go through the network at a time; 0: some 256 images on a CPU, all on a GPU."""
 
     learning_rate: float = 6e-4
     """Highest learning rate, reached after the warm-up."""

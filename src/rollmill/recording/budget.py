@@ -28,7 +28,7 @@ FOLDER_BYTES = 128 << 10
 """For the folders themselves, small files beside the shards, and files that are being replaced."""
 
 SHARDS_PER_BUDGET = {"stop": 8, "thin": 16, "ring": 32}
-"""As many as this fill the budget: ``ring`` drops one at a time, ``thin`` all of a level."""
+"""As many as this fill the budget: ``notify`` drops one at a time, ``thin`` all of a level."""
 
 
 class BudgetReached(StoreError):
@@ -63,7 +63,7 @@ class Bounds:
 
     @cached_property
     def row(self) -> int:
-        """Of one step. A buffer that does not shrink is stored raw; a lossy one may grow, where pictures are noise."""
+        """Of one step. A buffer that does not shrink is stored raw; a lossy one may grow, where images are noise."""
         return sum((2 if c.lossy else 1) * c.row_bytes for c in self.schema.columns)
 
     @cached_property

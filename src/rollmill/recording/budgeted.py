@@ -37,7 +37,7 @@ _LEVEL = re.compile(r"-level(\d+)-\d+$")
 class BudgetedWriter:
     """Writes episodes (``EpisodeOut``), and drops others when there is no room for more.
 
-    ``at_budget``: with ``ring`` the oldest shards go. With ``thin`` a random half of all episodes goes: they were
+    ``at_budget``: with ``notify`` the oldest shards go. With ``thin`` a random half of all episodes goes: they were
     drawn into levels when they began (``choose.level_of``), and each level has shards of its own.
 
     ``before_rotation`` is called when everything that is open has to be ended, so that it can be dropped: only where
@@ -92,7 +92,7 @@ class BudgetedWriter:
             )
         return self._writers[level]
 
-    # -- figures -------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------
 
     @property
     def settled(self) -> int:

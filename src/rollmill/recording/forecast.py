@@ -41,7 +41,7 @@ class Forecast:
     budget: int
     upper: bool = False
     unlimited_run: bool = False
-    """The run has no known end: figures are per million frames."""
+    """The run has no known end: metrics are per million frames."""
 
     @property
     def budget_reached_at(self) -> float:

@@ -1,4 +1,4 @@
-"""Keeps the figures of all episodes of a run beside those that are recorded (``store.played``)."""
+"""Keeps the metrics of all episodes of a run beside those that are recorded (``store.played``)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rollmill.store.played import PlayedEpisodes
 log = logging.getLogger("rollmill")
 
 SAVE_SECONDS = 10.0
-"""A run that is killed loses the figures of at most so long."""
+"""A run that is killed loses the metrics of at most so long."""
 
 
 class PlayedLog:
-    """Takes in ended episodes, writes ``played.json`` now and then. A disk that is full costs figures, not the run."""
+    """Takes in ended episodes, writes ``played.json`` now and then. A disk that is full costs metrics, not the run."""
 
     def __init__(self, store: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
@@ -29,7 +29,7 @@ class PlayedLog:
         try:
             self._played = PlayedEpisodes.load(store) or PlayedEpisodes()
         except StoreError as error:
-            log.warning("recording: figures of what was played before are lost: %s", error)
+            log.warning("recording: metrics of what was played before are lost: %s", error)
             self._played = PlayedEpisodes()
 
     def add(self, ended: Sequence[EpisodeEnd]) -> None:
@@ -47,5 +47,5 @@ class PlayedLog:
             self._played.save(self._store)
         except OSError as error:
             if not self._complained:
-                log.error("recording: figures of what was played cannot be written: %s", error)
+                log.error("recording: metrics of what was played cannot be written: %s", error)
             self._complained = True

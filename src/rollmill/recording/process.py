@@ -16,7 +16,7 @@ from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, begin_child
 from rollmill.core.slots import Arena, SegmentLayout, SharedBlock
 from rollmill.recording.segment_queue import FULL, LEAVE, SegmentQueue
 from rollmill.recording.sink import COUNTS, SegmentSink, SinkPlan
-from rollmill.sampling.mailbox import Bell
+from rollmill.sampling.mailbox import Wakeup
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RecorderSetup:
     arena: tuple[int, int]  # fd, bytes
     queue: tuple[int, int]
     capacity: int
-    bell: tuple[int, int]
+    wakeup: tuple[int, int]
 
 
 class _EventLog(logging.Handler):
@@ -53,7 +53,7 @@ class RecorderProcess:
         self._queue = SegmentQueue(setup.capacity, block=queue_block)
         for block in (arena_block, queue_block):
             block.close_fd()
-        self._bell = Bell(*setup.bell)
+        self._wakeup = Wakeup(*setup.wakeup)
         self._parent = parent
         self._busy = 0.0
         self._sink = SegmentSink(setup.plan)
@@ -66,8 +66,8 @@ class RecorderProcess:
                 continue
             if self._queue.stop[0] and not self._work():  # looked once more: stop is written after the last entry
                 break
-            if self._bell.wait(PARENT_CHECK_SECONDS):
-                self._bell.hush()
+            if self._wakeup.wait(PARENT_CHECK_SECONDS):
+                self._wakeup.clear()
             elif self._parent.is_gone:
                 break  # the run is gone: seal what there is
         self._sink.close()

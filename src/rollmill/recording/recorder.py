@@ -30,7 +30,7 @@ from rollmill.recording.process import RecorderSetup
 from rollmill.recording.segment_queue import FULL, LEAVE, SegmentQueue
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.sink import COUNTS, STATES, SegmentSink, SinkPlan
-from rollmill.sampling.mailbox import Bell
+from rollmill.sampling.mailbox import Wakeup
 
 log = logging.getLogger("rollmill")
 
@@ -94,7 +94,7 @@ class Recorder(Protocol):
         """Look at finished segments in the order they ended; returns as many slots to give back in their place."""
 
     def counts(self) -> dict[str, int]:
-        """Figures of ``SegmentSink.counts``."""
+        """Metrics of ``SegmentSink.counts``."""
 
     def stop(self) -> None:
         """Write what waits, seal the shards."""
@@ -163,7 +163,7 @@ class ProcessRecorder:
         self._environment = dict(environment)
         # An entry for every held slot, and one that ends each: never more.
         self._queue = SegmentQueue(capacity=2 * len(spare) + 2)
-        self._bell = Bell.create()
+        self._wakeup = Wakeup.create()
         self._arena_fd = -1
         self._child: Child | None = None
         self._output = OutputLog("recorder")
@@ -210,7 +210,7 @@ class ProcessRecorder:
                 back.append(slot)
         if self._chooser.full and not self._held and self._queue.free:
             self._queue.push(FULL)
-        self._bell.ring()
+        self._wakeup.notify()
         return back
 
     def counts(self) -> dict[str, int]:
@@ -226,7 +226,7 @@ class ProcessRecorder:
             return
         self._look_after()
         self._queue.stop[0] = 1
-        self._bell.ring()
+        self._wakeup.notify()
         deadline = time.monotonic() + self._plan.settings.drain_seconds
         while self._child is not None and time.monotonic() < deadline:
             if self._wait(0.05):
@@ -243,7 +243,7 @@ class ProcessRecorder:
         self.tally.lost_segments += len(self._held)
         self._held.clear()
         self._output.close()
-        self._bell.close()
+        self._wakeup.close()
         self._queue.block.close_fd()
         os.close(self._arena_fd)
         self._arena_fd = -1
@@ -281,9 +281,9 @@ class ProcessRecorder:
             arena=(self._arena_fd, self._arena.block.nbytes),
             queue=(self._queue.block.fd, self._queue.block.nbytes),
             capacity=self._queue.capacity,
-            bell=(self._bell.fd, self._bell.ring_fd),
+            wakeup=(self._wakeup.fd, self._wakeup.notify_fd),
         )
-        inherit = {setup.arena[0], setup.queue[0], *setup.bell}
+        inherit = {setup.arena[0], setup.queue[0], *setup.wakeup}
         self._child = Child("rollmill.recording.process", setup, self._environment, inherit)
 
     def _look_after(self) -> None:
@@ -345,7 +345,7 @@ class ProcessRecorder:
         self._output.write(self._child.read_output())
 
 
-def figures(recorder: Recorder) -> dict[str, float]:
+def recorder_metrics(recorder: Recorder) -> dict[str, float]:
     """What a row of metrics says about the recording."""
     counts = recorder.counts()
     tally = recorder.tally.plus(counts)

@@ -2,7 +2,7 @@
 
 The main process puts entries in and raises ``put``. The recorder raises ``begun``, does the work, raises ``done``.
 So at any moment entries up to ``done`` are finished, and at most one is in the recorder's hands; a recorder that dies
-leaves nothing locked, and its successor goes on at ``begun``. The recorder's figures come back the same way.
+leaves nothing locked, and its successor goes on at ``begun``. The recorder's metrics come back the same way.
 """
 
 from __future__ import annotations

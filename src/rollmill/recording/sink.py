@@ -189,7 +189,7 @@ class SegmentSink:
         except StoreError as second:
             log.error("recording: the last shards could not be sealed: %s", second)
 
-    # -- figures -------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------
 
     def _note(self, writer: BudgetedWriter) -> None:
         counts, found = self._counts, self._filter
@@ -202,7 +202,7 @@ class SegmentSink:
             counts.rejected_episodes, counts.overflows = found.rejected, found.overflows
 
     def counts(self) -> dict[str, int]:
-        """The figures of ``SinkCounts``; all but the first three since this sink was opened."""
+        """The metrics of ``SinkCounts``; all but the first three since this sink was opened."""
         writer = self._writer
         if writer is not None:
             self._note(writer)

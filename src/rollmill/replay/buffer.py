@@ -150,7 +150,7 @@ class SegmentBuffer:
         return self._out
 
     def counts(self) -> dict[str, float]:
-        """Figures for the log (``docs/metrics.md``)."""
+        """Metrics for the log (``docs/metrics.md``)."""
         limiter = self.table.limiter
         return {
             "size": float(len(self.table)),

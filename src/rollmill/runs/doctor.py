@@ -72,7 +72,7 @@ class Finding:
     """What to do; empty where all is well."""
 
 
-def examine(run_dir: Path, need: Sequence[str] = ()) -> list[Finding]:
+def check_machine(run_dir: Path, need: Sequence[str] = ()) -> list[Finding]:
     """All findings; ``need``: extras without which the job would fail."""
     unknown = [name for name in need if name not in EXTRAS]
     if unknown:
@@ -190,7 +190,7 @@ def check_gpu() -> Iterator[Finding]:
         yield Finding("GPU", "good", f"no GPU here, learning runs on the cores; {build}")
 
 
-# -- pictures -------------------------------------------------------------------------------------------------
+# -- images -------------------------------------------------------------------------------------------------
 
 
 def check_display() -> Iterator[Finding]:
@@ -224,7 +224,7 @@ def _cannot_reach(display: str) -> str:
 
 
 def check_gl() -> Iterator[Finding]:
-    """Libraries that draw without a window: MuJoCo's pictures need one of them."""
+    """Libraries that draw without a window: MuJoCo's images need one of them."""
     found = {name: _loads(name) for name in ("EGL", "OSMesa", "GL")}
     there = [name for name, loads in found.items() if loads]
     wanted = {"egl": "EGL", "osmesa": "OSMesa", "glfw": "GL"}.get(os.environ.get("MUJOCO_GL", "").lower())
@@ -234,7 +234,7 @@ def check_gl() -> Iterator[Finding]:
     elif there:
         yield Finding("GL", "good", f"{', '.join(f'lib{name}' for name in there)} can be loaded")
     else:
-        text = "neither EGL, OSMesa nor GL: MuJoCo cannot draw pictures (training from states needs none)"
+        text = "neither EGL, OSMesa nor GL: MuJoCo cannot draw images (training from states needs none)"
         yield Finding("GL", "warn", text, f"apt install {_PACKAGE['EGL']}")
 
 

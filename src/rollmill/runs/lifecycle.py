@@ -221,7 +221,7 @@ class Life:
         state = "interrupted" if signal else "finished"
         return {"state": state, "reason": self.stop_reason, "folder": self.folder.path, "signal": int(signal or 0)}
 
-    def standing(self, error: BaseException | None) -> tuple[State, str]:
+    def status(self, error: BaseException | None) -> tuple[State, str]:
         """How the run has ended, and why."""
         if error is None:
             return "interrupted" if self.stopped else "finished", self.stop_reason
@@ -235,7 +235,7 @@ class Life:
         """Write down how it ended, as the last thing: all its processes are gone by then."""
         with Interrupt():  # a signal that comes now must not break off what is written down
             self.reporter.close()
-            state, reason = self.standing(error)
+            state, reason = self.status(error)
             level = logging.INFO if error is None else logging.ERROR
             log.log(level, "%s: %s (%s %s)", state, reason, f"{self.step:,}", self.kind.unit)
             if self.folder.lost():  # there is no place for it

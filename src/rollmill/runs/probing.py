@@ -9,7 +9,7 @@ from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
 
 
-def probe_beside(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
+def probe_in_child(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
     """An env's spec, from a process of its own while this one imports torch."""
     probe = Probe(env, environment)
     try:

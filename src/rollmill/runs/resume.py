@@ -67,7 +67,7 @@ KINDS: Mapping[str, Kind] = {
     "world": Kind("world", "a world model", "stages", extends=ALL),  # stage by stage: see below
     "collect": Kind("world collect", "a collection", "episodes", extends=("episodes",)),
     "vae": Kind("world vae", "an encoder's training", "updates", extends=("fit.steps",)),
-    "encode": Kind("world encode", "an encoding", "shards", free=ALL),  # depends on encoder and pictures alone
+    "encode": Kind("world encode", "an encoding", "shards", free=ALL),  # depends on encoder and images alone
     "dynamics": Kind("world dynamics", "a dynamics model's fit", "updates", extends=("steps", "seconds", "batch_size")),
     "controller": Kind(
         *("world controller", "a controller's search", "generations"),

@@ -139,7 +139,7 @@ class EvaluationSettings:
     """Frames between two evaluations; 0 is off. One that is due while another is running is left out and counted."""
 
     episodes: int = 10
-    """Episodes of each evaluation; always the same ones, so that figures compare."""
+    """Episodes of each evaluation; always the same ones, so that metrics compare."""
 
     envs: int = 4
     """Environments that play side by side, all in the one process."""
@@ -288,10 +288,10 @@ def _check_ranks(config: TrainConfig) -> None:
             f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
             "use sampling.mode=sync or async"
         )
-    by_observers = [name for name in config.env.dials if name != PROGRESS]
+    by_observers = [name for name in config.env.variables if name != PROGRESS]
     if by_observers:
         raise ConfigError(
-            f"env.dials.{by_observers[0]}: what observers set reaches the environments of rank 0 only: use "
+            f"env.variables.{by_observers[0]}: what observers set reaches the environments of rank 0 only: use "
             f"learning.ranks=1, not {ranks}"
         )
     if s.workers % ranks:

@@ -4,7 +4,7 @@
 are never changed. What it gives is what is printed, saved and resumed, so a run that continues elsewhere keeps them.
 
 ====================  ==========================================================================================
-workers               one per core; with a GPU one core (of each rank) stays free for the thread that answers, unless
+workers               one per core; with a GPU one core (of each rank) stays free for the inference thread, unless
                       that thread can share a core with a worker (async, one rank, images: simulators are slow).
                       Sync mode: as many as make a batch a whole number of rounds of all environments
 envs_per_worker       16, or fewer where that many would be working on more than ``FRESH_BATCHES`` at once, or do not
@@ -140,7 +140,7 @@ def _batch(config: TrainConfig, machine: Machine, agents: int) -> int:
 
 
 def _workers(machine: Machine, ranks: int, apart: bool) -> int:
-    """The same number for each rank, and at least one; ``apart``: the thread that answers wants a core of its own."""
+    """The same number for each rank, and at least one; ``apart``: the inference thread wants a core of its own."""
     cores = machine.cores // ranks
     spare = apart and cores >= SPARE_CORE_FROM
     return max(1, cores - 1 if spare else cores) * ranks

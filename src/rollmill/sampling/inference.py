@@ -71,7 +71,7 @@ class Inference:
         """Which of these ready groups have filled their segments."""
         return np.asarray(self._box.row[groups] + 1 == self._arena.layout.steps)
 
-    def answerable(self, groups: Array) -> Array:
+    def servable(self, groups: Array) -> Array:
         """Those ready groups that can go on: a full segment needs a free slot to continue in."""
         full = self.full(groups)
         if not full.any():
@@ -80,7 +80,7 @@ class Inference:
         chosen: Array = groups[~full | enough]
         return chosen
 
-    def answer(self, groups: Array) -> list[int]:
+    def infer(self, groups: Array) -> list[int]:
         """Decide for the newest row of each group; returns the slots that became finished segments."""
         box = self._box
         slots, rows = box.slot[groups], box.row[groups] + 1
@@ -103,7 +103,7 @@ class Inference:
         box.row[groups] = rows
         return [int(slot) for slot in finished]
 
-    def answer_again(self, groups: Array) -> None:
+    def infer_again(self, groups: Array) -> None:
         """Decide once more for rows that were decided and not sent yet: there are new weights."""
         self.frames -= groups.size * self._arena.layout.lanes * self._arena.layout.spec.frames_per_step
         self.decide(groups, self._box.slot[groups], self._box.row[groups], None)

@@ -1,11 +1,11 @@
-"""How the main process and the workers talk: numbers in shared memory, and bells.
+"""How the main process and the workers talk: numbers in shared memory, and wakeups.
 
 A command to a group is "step from row ``row`` of slot ``slot``" (row -1: reset into row 0). The main
 process writes slot and row, then raises ``command``; the worker does the work, then sets ``done`` to
 it. So a group is *ready* for an answer exactly when ``command == done``; there is no other state, and
-a dead worker leaves nothing locked. Bells only wake sleepers; the numbers are the truth.
+a dead worker leaves nothing locked. Wakeups only wake sleepers; the numbers are the truth.
 
-A bell is rung only for somebody who says that it may sleep (``listens``, ``asleep``): ringing is a system call, and
+A wakeup is rung only for somebody who says that it may sleep (``main_sleeping``, ``sleeping``): ringing is a system call, and
 in the main process each one lets another thread take the interpreter. So a sleeper first says so, then looks at the
 numbers once more, and then sleeps.
 """
@@ -22,8 +22,8 @@ from rollmill.core.fields import Array, Field
 from rollmill.core.slots import SharedBlock, layout_arrays
 
 GROUP_FIELDS = ("command", "done", "slot", "row")
-WORKER_FIELDS = ("since", "env", "episode", "step", "phase", "seconds_env", "seconds_wait", "asleep")
-SINCE, ENV, EPISODE, STEP, PHASE, SECONDS_ENV, SECONDS_WAIT, ASLEEP = range(8)
+WORKER_FIELDS = ("since", "env", "episode", "step", "phase", "seconds_env", "seconds_wait", "sleeping")
+SINCE, ENV, EPISODE, STEP, PHASE, SECONDS_ENV, SECONDS_WAIT, SLEEPING = range(8)
 """Their places in a worker's line."""
 AWAKE_SECONDS = 0.001
 """How long somebody with a core of its own looks out for news before it sleeps."""
@@ -52,20 +52,20 @@ class Mailbox:
     since: Array  # [W] float64, monotonic seconds when the phase began
     seconds_env: Array  # [W] float64, time spent stepping since the start
     seconds_wait: Array  # [W] float64, time spent waiting for actions
-    asleep: Array  # [W] int64, written by the worker: its bell must be rung for it to see a command
+    sleeping: Array  # [W] int64, written by the worker: its wakeup must be rung for it to see a command
     next_episode: Array  # [E] int64, first unused episode number of every env
-    dials: Array  # [D] float64, written by main: ``env.dials``, in the order of the config
+    variables: Array  # [D] float64, written by main: ``env.variables``, in the order of the config
     stop: Array  # [1] int64, written by main
-    wanted: Array  # [1] int64, written by main: ready groups it waits for; workers ring its bell from then on
-    listens: Array  # [1] int64, written by main: 0 while it looks at the numbers by itself before it sleeps
+    wanted: Array  # [1] int64, written by main: ready groups it waits for; workers ring its wakeup from then on
+    main_sleeping: Array  # [1] int64, written by main: 0 while it looks at the numbers by itself before it sleeps
 
     def __init__(
-        self, groups: int, workers: int, envs: int, block: SharedBlock | None = None, *, dials: int = 0
+        self, groups: int, workers: int, envs: int, block: SharedBlock | None = None, *, variables: int = 0
     ) -> None:
         fields = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
         fields += [(Field("next_episode", "int64"), (envs,))]
-        fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted", "listens")]
-        fields += [(Field("dials", "float64"), (dials,))]
+        fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted", "main_sleeping")]
+        fields += [(Field("variables", "float64"), (variables,))]
         offsets, nbytes = layout_arrays([(Field("lines", f"V{LINE_BYTES}"), (workers,)), *fields])
         self.block = block or SharedBlock.create(nbytes)
         for field, shape in fields:
@@ -76,7 +76,7 @@ class Mailbox:
         for name in WORKER_FIELDS:
             setattr(self, name, lines[name])
         if block is None:
-            self.listens[0] = 1
+            self.main_sleeping[0] = 1
 
     def numbers(self, name: str) -> memoryview:
         """The same as the array of int64 of that name, for who reads and writes few at a time."""
@@ -105,17 +105,17 @@ class Mailbox:
         self.command[groups] = self.done[groups] + 1
 
 
-class Bell:
+class Wakeup:
     """Wakes a sleeping process. Ringing twice before anybody wakes counts once."""
 
-    def __init__(self, fd: int, ring_fd: int | None = None) -> None:
+    def __init__(self, fd: int, notify_fd: int | None = None) -> None:
         self.fd = fd
-        self.ring_fd = fd if ring_fd is None else ring_fd
+        self.notify_fd = fd if notify_fd is None else notify_fd
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
     @classmethod
-    def create(cls) -> Bell:
+    def create(cls) -> Wakeup:
         if hasattr(os, "eventfd"):
             return cls(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         read, write = os.pipe()  # pragma: no cover - macOS
@@ -125,15 +125,15 @@ class Bell:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return (self.fd,) if self.fd == self.ring_fd else (self.fd, self.ring_fd)
+        return (self.fd,) if self.fd == self.notify_fd else (self.fd, self.notify_fd)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         try:
-            os.write(self.ring_fd, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            os.write(self.notify_fd, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         except BlockingIOError:
             return  # already ringing
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         """Forget past rings; called before looking at the numbers, so that no later ring is lost."""
         try:
             os.read(self.fd, 8)
@@ -141,7 +141,7 @@ class Bell:
             return  # nobody had rung
 
     def wait(self, timeout: float | None) -> bool:
-        """Sleep until the bell rings; False when the time-out (seconds) passed first."""
+        """Sleep until the wakeup rings; False when the time-out (seconds) passed first."""
         return bool(self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from rollmill.core.machine import available_cores, sleep_exactly, usable_cores
 from rollmill.core.process import MOST_READS, Child, OutputLog, Recent
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
-from rollmill.sampling.mailbox import AWAKE_SECONDS, Bell, Mailbox
+from rollmill.sampling.mailbox import AWAKE_SECONDS, Mailbox, Wakeup
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan
 
@@ -33,14 +33,14 @@ WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
 TELL_SECONDS = 5.0
 """Between two lines about workers that are being started."""
-NAP_SECONDS = 0.00005
-"""How long the thread that answers leaves its core to the worker there before it looks again, for each group that is
+POLL_INTERVAL = 0.00005
+"""How long the inference thread leaves its core to the worker there before it looks again, for each group that is
 still missing: a fraction of the time between two of them."""
-LONGEST_NAP_SECONDS = 0.0005
-LOOKS = 50
-"""Naps of the shortest kind before it waits for the bell."""
+LONGEST_POLL_INTERVAL = 0.0005
+SPIN_POLLS = 50
+"""Naps of the shortest kind before it waits for the wakeup."""
 SHARED_FROM = 4
-"""Cores from which on one belongs to the thread that answers, even where each has a worker."""
+"""Cores from which on one belongs to the inference thread, even where each has a worker."""
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Environment of workers, where the user's has none of these: libraries that start a thread per core in every worker
@@ -48,12 +48,12 @@ would fight for the cores that the workers share out among them."""
 
 
 EpisodeStats = dict[tuple[int, int], dict[str, float]]
-"""Envs' own figures of ended episodes, by (lane of the first agent, episode)."""
+"""Envs' own metrics of ended episodes, by (lane of the first agent, episode)."""
 
 
 @dataclass
-class CrewReport:
-    """What happened in the crew since the run began."""
+class PoolReport:
+    """What happened in the pool since the run began."""
 
     env_faults: int = 0
     worker_restarts: int = 0
@@ -76,12 +76,12 @@ class CrewReport:
         return found
 
 
-class Crew(Protocol):
-    report: CrewReport
+class WorkerPool(Protocol):
+    report: PoolReport
 
     def start(self) -> None: ...
 
-    def settle(self) -> None:
+    def pin_inference_thread(self) -> None:
         """The calling thread is the one that answers from now on: give it its place."""
 
     def post(self, groups: Array) -> None:
@@ -94,7 +94,7 @@ class Crew(Protocol):
         """Look after the workers; returns groups that a replaced worker lost (mailbox already reset)."""
 
     def pop_stats(self) -> EpisodeStats:
-        """The envs' own figures of ended episodes that have come in; only from the thread that runs the rounds.
+        """The envs' own metrics of ended episodes that have come in; only from the thread that runs the rounds.
 
         Workers tell them before they hand over the row in which the episode ended, so whoever calls this after a slot
         was finished has those of all episodes in it.
@@ -113,11 +113,11 @@ def _told(plans: Sequence[WorkerPlan]) -> Iterator[WorkerPlan]:
         yield plan
 
 
-class LocalCrew:
+class InProcessPool:
     """All workers inside this process, called in order: deterministic, and friendly to a debugger."""
 
     def __init__(self, plans: list[WorkerPlan], arena: Arena, box: Mailbox) -> None:
-        self.report = CrewReport()
+        self.report = PoolReport()
         self._plans, self._arena, self._box = plans, arena, box
         self.workers: list[Worker] = []
 
@@ -126,7 +126,7 @@ class LocalCrew:
         for plan in _told(self._plans):
             self.workers.append(Worker(plan, self._arena, self._box, NoWatch(), listener))
 
-    def settle(self) -> None:
+    def pin_inference_thread(self) -> None:
         """Nothing to do: everything happens in one thread."""
 
     def post(self, groups: Array) -> None:
@@ -157,7 +157,7 @@ class _Trouble:
     stack: str = ""
 
 
-class ProcessCrew:
+class ProcessPool:
     """One process per worker: watched, replaced when dead or hung, never waited for without end."""
 
     def __init__(
@@ -167,26 +167,26 @@ class ProcessCrew:
         box: Mailbox,
         settings: SamplingSettings,
         environment: Mapping[str, str],
-        stay_apart: bool = False,
+        pin_inference: bool = False,
     ) -> None:
-        """``stay_apart``: the thread that answers keeps to one core (``answering_place``). It pays where the network
+        """``pin_inference``: the inference thread keeps to one core (``choose_inference_core``). It pays where the network
         runs on a GPU: each time that thread runs beside a simulator, that one goes on with cold caches, and sleeping
         between answers costs time.
         """
-        self.report = CrewReport()
+        self.report = PoolReport()
         self._plans, self._arena, self._box, self._settings = plans, arena, box, settings
         self._environment = dict(environment)
-        self._bell = Bell.create()
-        self._bells = [Bell.create() for _ in plans]
+        self._wakeup = Wakeup.create()
+        self._wakeups = [Wakeup.create() for _ in plans]
         self._children: list[Child | None] = [None] * len(plans)
         self._restarts = [Recent() for _ in plans]
         self._output = [OutputLog(f"worker {index}") for index in range(len(plans))]
         self._poll = select.poll()
-        self._poll.register(self._bell.fd, select.POLLIN)
+        self._poll.register(self._wakeup.fd, select.POLLIN)
         self._next_check = 0.0
         self._stopping = False
         self._cores = usable_cores() if settings.affinity else []
-        self._place = answering_place(settings, len(plans)) if stay_apart else None
+        self._inference_core = choose_inference_core(settings, len(plans)) if pin_inference else None
 
     # -- what the sampler calls ----------------------------------------------------------------
 
@@ -194,25 +194,25 @@ class ProcessCrew:
         for plan in _told(self._plans):
             self._spawn(plan.index)
 
-    def settle(self) -> None:
-        if self._place is None:
+    def pin_inference_thread(self) -> None:
+        if self._inference_core is None:
             return
         # Whoever shared that core would not take its turn for microseconds: the scheduler deals out milliseconds.
-        keep_threads_to({*self._cores} - {self._place.core})
-        os.sched_setaffinity(0, {self._place.core})
+        keep_threads_to({*self._cores} - {self._inference_core.core})
+        os.sched_setaffinity(0, {self._inference_core.core})
         sleep_exactly()
 
     def post(self, groups: Array) -> None:
         for worker in set((groups // self._plans[0].groups).tolist()):
-            if self._box.asleep[worker]:
-                self._bells[worker].ring()
+            if self._box.sleeping[worker]:
+                self._wakeups[worker].notify()
 
     def wait(self, timeout: float) -> None:
-        if self._place is not None and timeout and self._watch_workers(self._place.pause):
+        if self._inference_core is not None and timeout and self._watch_workers(self._inference_core.pause):
             return
         for fd, _ in self._poll.poll(int(timeout * 1000)):
-            if fd == self._bell.fd:
-                self._bell.hush()
+            if fd == self._wakeup.fd:
+                self._wakeup.clear()
             else:
                 self._read(fd)
 
@@ -222,14 +222,14 @@ class ProcessCrew:
         missing = box.missing()
         if not missing:
             return False  # it is not workers that are waited for
-        box.listens[0] = 0
-        end = time.perf_counter() + AWAKE_SECONDS + LOOKS * pause
+        box.main_sleeping[0] = 0
+        end = time.perf_counter() + AWAKE_SECONDS + SPIN_POLLS * pause
         while missing and time.perf_counter() < end:
             # Others may have the interpreter meanwhile. The more are missing the longer it will take, and each look
             # costs the worker on this core more than the moment it takes.
-            time.sleep(min(pause * missing, LONGEST_NAP_SECONDS))
+            time.sleep(min(pause * missing, LONGEST_POLL_INTERVAL))
             missing = box.missing()
-        box.listens[0] = 1
+        box.main_sleeping[0] = 1
         return box.enough_ready()
 
     def check(self) -> Array:
@@ -238,8 +238,8 @@ class ProcessCrew:
             return np.zeros(0, np.int64)
         self._next_check = now + WATCH_SECONDS
         self.wait(0)  # a sampler that is never idle must still hear its workers
-        for bell in self._bells:
-            bell.ring()  # no worker sleeps longer than this, whatever came between it and a ring
+        for wakeup in self._wakeups:
+            wakeup.notify()  # no worker sleeps longer than this, whatever came between it and a ring
         lost = [self._replace(trouble) for trouble in self._troubles(now)]
         return np.concatenate(lost) if lost else np.zeros(0, np.int64)
 
@@ -251,8 +251,8 @@ class ProcessCrew:
         """Ask every worker to end, give them a moment, then end them."""
         self._stopping = True
         self._box.stop[0] = 1
-        for bell in self._bells:
-            bell.ring()
+        for wakeup in self._wakeups:
+            wakeup.notify()
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline and any(child and child.alive for child in self._children):
             self.wait(0.02)  # a worker that is held up by a full pipe could not end
@@ -261,14 +261,14 @@ class ProcessCrew:
                 self._end(index, child)
         for output in self._output:
             output.close()
-        for bell in (self._bell, *self._bells):
-            bell.close()
-        if self._place is not None:
+        for wakeup in (self._wakeup, *self._wakeups):
+            wakeup.close()
+        if self._inference_core is not None:
             keep_threads_to({*self._cores})
 
     def wake(self) -> None:
         """End a ``wait`` in another thread (a slot became free)."""
-        self._bell.ring()
+        self._wakeup.notify()
 
     def pids(self) -> list[int]:
         return [child.pid for child in self._children if child is not None]
@@ -354,14 +354,14 @@ class ProcessCrew:
             arena=(self._arena.block.fd, self._arena.block.nbytes),
             mailbox=(box.block.fd, box.block.nbytes),
             shape=(len(box.command), len(box.phase), len(box.next_episode)),
-            main_bell=(self._bell.fd, self._bell.ring_fd),
-            own_bell=(self._bells[index].fd, self._bells[index].ring_fd),
+            main_wakeup=(self._wakeup.fd, self._wakeup.notify_fd),
+            own_wakeup=(self._wakeups[index].fd, self._wakeups[index].notify_fd),
             core=core,
-            awake=self._place is not None,
-            guest=self._place is not None and core == self._place.core,
+            awake=self._inference_core is not None,
+            shares_inference_core=self._inference_core is not None and core == self._inference_core.core,
             nice=self._settings.nice,
         )
-        inherit = {setup.arena[0], setup.mailbox[0], *setup.main_bell, *setup.own_bell}
+        inherit = {setup.arena[0], setup.mailbox[0], *setup.main_wakeup, *setup.own_wakeup}
         child = Child("rollmill.sampling.worker", setup, ONE_THREAD | self._environment, inherit)
         for fd in (child.events.fd, child.output.fd):
             self._poll.register(fd, select.POLLIN)
@@ -419,15 +419,15 @@ class ProcessCrew:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the thread that answers runs."""
+class InferenceCore:
+    """Where the inference thread runs."""
 
     core: int
     pause: float
     """Shortest sleep in seconds between two looks at what it waits for; 0: the core is its own, and it stays awake."""
 
 
-def answering_place(settings: SamplingSettings, workers: int) -> Place | None:
+def choose_inference_core(settings: SamplingSettings, workers: int) -> InferenceCore | None:
     """A core without a worker when every worker is pinned to one; else the last one, whose worker steps aside.
 
     None where nobody can step aside: too few cores, or everybody has to wait for the slowest (sync mode).
@@ -435,10 +435,10 @@ def answering_place(settings: SamplingSettings, workers: int) -> Place | None:
     cores = usable_cores() if settings.affinity else []
     if workers < len(cores):
         # A container may see more cores than it may keep busy.
-        return Place(cores[workers], 0.0 if workers < available_cores() else NAP_SECONDS)
+        return InferenceCore(cores[workers], 0.0 if workers < available_cores() else POLL_INTERVAL)
     if settings.mode != "async" or len(cores) < SHARED_FROM:
         return None
-    return Place(cores[-1], NAP_SECONDS)
+    return InferenceCore(cores[-1], POLL_INTERVAL)
 
 
 def keep_threads_to(cores: set[int]) -> None:

@@ -30,7 +30,7 @@ from rollmill.envs.batch import EnvBatch
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
-from rollmill.sampling.pool import Crew, LocalCrew, ProcessCrew
+from rollmill.sampling.pool import InProcessPool, ProcessPool, WorkerPool
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import WorkerPlan
@@ -61,7 +61,7 @@ EXACT_SHAPE: Shape = {
     ],
 }
 GATHER_SECONDS = 0.02
-"""How long ready groups wait for others to be answered together with them (``sampling.answer_share``)."""
+"""How long ready groups wait for others to be answered together with them (``sampling.inference_batch_share``)."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class SamplerPlan:
     environment: Mapping[str, str] | None = None
     workers_before: int = 0
     """Workers of other samplers of the same run (ranks) that come before this one's."""
-    stay_apart: bool = False
-    """Give the thread that answers a core that others leave or step aside from (``crew.answering_place``)."""
+    pin_inference: bool = False
+    """Give the inference thread a core that others leave or step aside from (``pool.choose_inference_core``)."""
     on_policy: bool = False
     """Every row of a segment is decided by the weights that are the newest when the segment is taken: groups that have
     filled theirs wait for all others, and go on when the learner has been there. Sync mode's promise."""
@@ -142,7 +142,7 @@ def default_workers() -> int:
 
 
 class Sampler:
-    """Owns the arena, the mailbox, the crew and the acting side of the policies."""
+    """Owns the arena, the mailbox, the pool and the acting side of the policies."""
 
     def __init__(self, plan: SamplerPlan, policies: Sequence[Actor]) -> None:
         settings = plan.settings
@@ -152,8 +152,8 @@ class Sampler:
         )
         self.arena = Arena(layout, plan.slots + plan.spare_slots)
         envs = plan.workers * settings.envs_per_worker
-        self.box = Mailbox(plan.groups, plan.workers, envs, dials=len(plan.env.dials))
-        self.box.dials[:] = list(plan.env.dials.values())
+        self.box = Mailbox(plan.groups, plan.workers, envs, variables=len(plan.env.variables))
+        self.box.variables[:] = list(plan.env.variables.values())
         self.policies = policies
         try:
             for policy in policies:
@@ -164,7 +164,7 @@ class Sampler:
         self.inference = Inference(self.arena, self.box, policies)
         self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
         """Slots that are free for whoever returns as many others (``release``)."""
-        self.crew = self._build_crew()
+        self.pool = self._build_pool()
         self._dismissed = False
         self.finished: deque[int] = deque()
         self.episodes: deque[EpisodeEnd] = deque(maxlen=100_000)
@@ -175,7 +175,7 @@ class Sampler:
         self.lost_segments = 0
         self.rounds = 0
         """Rounds in which something was answered."""
-        self.seconds_answer = 0.0
+        self.seconds_inference = 0.0
         """Time spent answering (gathering, network, writing), as opposed to waiting for rows."""
         self._any_finished = threading.Condition()
         self._wanted = 0
@@ -187,20 +187,20 @@ class Sampler:
         """When some groups became ready, but fewer than wanted."""
 
     @property
-    def dials(self) -> dict[str, float]:
-        """``env.dials`` as they stand; envs take them over when their next episode begins."""
-        return dict(zip(self.plan.env.dials, self.box.dials.tolist(), strict=True))
+    def variables(self) -> dict[str, float]:
+        """``env.variables`` as they stand; envs take them over when their next episode begins."""
+        return dict(zip(self.plan.env.variables, self.box.variables.tolist(), strict=True))
 
-    def set_dial(self, name: str, value: float) -> None:
-        """Turn one of ``env.dials``, for all envs."""
-        self.box.dials[tuple(self.plan.env.dials).index(name)] = value
+    def set_variable(self, name: str, value: float) -> None:
+        """Turn one of ``env.variables``, for all envs."""
+        self.box.variables[tuple(self.plan.env.variables).index(name)] = value
 
     @property
     def frames(self) -> int:
         """Simulator frames in finished segments."""
         return self.steps * self.plan.spec.frames_per_step
 
-    def _build_crew(self) -> Crew:
+    def _build_pool(self) -> WorkerPool:
         plan, settings = self.plan, self.plan.settings
         serial = settings.mode == "serial"
         plans = [
@@ -226,8 +226,8 @@ class Sampler:
                 plan.env.id,
             )
         if serial:
-            return LocalCrew(plans, self.arena, self.box)
-        return ProcessCrew(plans, self.arena, self.box, settings, plan.environment or os.environ, plan.stay_apart)
+            return InProcessPool(plans, self.arena, self.box)
+        return ProcessPool(plans, self.arena, self.box, settings, plan.environment or os.environ, plan.pin_inference)
 
     # -- the cycle -----------------------------------------------------------------------------
 
@@ -236,8 +236,8 @@ class Sampler:
         self._poison_fresh()
         self.box.row[:] = -1
         self.box.command[:] = self.box.done + 1
-        self.crew.start()
-        self.crew.post(np.arange(self.plan.groups))
+        self.pool.start()
+        self.pool.post(np.arange(self.plan.groups))
 
     def _poison_fresh(self) -> None:
         if self.plan.settings.poison:
@@ -246,42 +246,42 @@ class Sampler:
 
     def round(self, timeout: float = 0.1) -> int:
         """Answer whatever is ready, waiting up to ``timeout`` seconds; returns the groups answered."""
-        lost = self.crew.check()
+        lost = self.pool.check()
         if lost.size:
             self.lost_segments += int(lost.size)
             self._waiting = np.setdiff1d(self._waiting, lost)
-            self.crew.post(lost)
+            self.pool.post(lost)
         if self._waiting.size:
             return self._go_on()
-        groups = self._answerable()
+        groups = self._servable()
         if not groups.size:
-            self.crew.wait(timeout if self._short_since is None else min(timeout, GATHER_SECONDS))
-            groups = self._answerable()
+            self.pool.wait(timeout if self._short_since is None else min(timeout, GATHER_SECONDS))
+            groups = self._servable()
         if groups.size:
             begun = time.perf_counter()
             self._short_since = None
-            finished = self._answer(groups)
+            finished = self._infer(groups)
             for slot in finished:
                 self._finish(slot)
             self.rounds += 1
-            self.seconds_answer += time.perf_counter() - begun
+            self.seconds_inference += time.perf_counter() - begun
         return int(groups.size)
 
-    def _answer(self, groups: Array) -> list[int]:
+    def _infer(self, groups: Array) -> list[int]:
         if self.plan.on_policy and groups.size == self.plan.groups and self.inference.full(groups).all():
             for policy in self._with_memory:
                 policy.remember()
             self._waiting = groups
-            return self.inference.answer(groups)
-        self.box.listens[0] = 0
-        finished = self.inference.answer(groups)
+            return self.inference.infer(groups)
+        self.box.main_sleeping[0] = 0
+        finished = self.inference.infer(groups)
         self._send(groups)
         return finished
 
     def _send(self, groups: Array) -> None:
         self.box.command[groups] += 1
-        self.box.listens[0] = 1
-        self.crew.post(groups)
+        self.box.main_sleeping[0] = 1
+        self.pool.post(groups)
 
     def _go_on(self) -> int:
         """The learner has been there: what waits is decided anew if there are new weights, and steps on."""
@@ -290,19 +290,19 @@ class Sampler:
         if [policy.refresh() for policy in self.policies] != before:
             for policy in self._with_memory:
                 policy.rewind()
-            self.inference.answer_again(groups)
+            self.inference.infer_again(groups)
         self._send(groups)
         self.rounds += 1
-        self.seconds_answer += time.perf_counter() - begun
+        self.seconds_inference += time.perf_counter() - begun
         return int(groups.size)
 
     def _want(self, active: int) -> None:
-        """So many groups are being stepped: wait for a share of them, and let workers ring the bell from then on."""
-        wanted = max(1, math.ceil(self.plan.settings.answer_share * active))
+        """So many groups are being stepped: wait for a share of them, and let workers ring the wakeup from then on."""
+        wanted = max(1, math.ceil(self.plan.settings.inference_batch_share * active))
         if wanted != self._wanted:
             self.box.wanted[0] = self._wanted = wanted
 
-    def _answerable(self) -> Array:
+    def _servable(self) -> Array:
         ready = self.box.ready()
         if self.plan.lockstep and ready.size < self.plan.groups:
             return ready[:0]
@@ -314,7 +314,7 @@ class Sampler:
                 ready = stepping if full < self.plan.groups else ready
             else:
                 self._want(self.plan.groups)
-        return self.inference.answerable(ready) if self._enough(ready.size) else ready[:0]
+        return self.inference.servable(ready) if self._enough(ready.size) else ready[:0]
 
     def _enough(self, ready: int) -> bool:
         """Whether to answer now: enough groups are ready, or the first of them has waited long enough."""
@@ -382,14 +382,14 @@ class Sampler:
             if self.plan.settings.poison:
                 self.arena.poison(slot)
             self.inference.free.append(slot)
-        if isinstance(self.crew, ProcessCrew):
-            self.crew.wake()
+        if isinstance(self.pool, ProcessPool):
+            self.pool.wake()
 
     def dismiss(self) -> None:
         """End the workers. What they have written stays, and the policies can still be asked about it."""
         if not self._dismissed:
             self._dismissed = True
-            self.crew.stop()
+            self.pool.stop()
 
     def stop(self) -> None:
         self.dismiss()
@@ -416,14 +416,14 @@ class Sampler:
         self.box.next_episode[:] = used if same else int(used.max())
 
     def _counts(self) -> dict[str, Any]:
-        report = self.crew.report
+        report = self.pool.report
         return {
             "steps": self.steps,
             "frames_decided": self.inference.frames,
             "lost_segments": self.lost_segments,
             "env_faults": report.env_faults,
             "worker_restarts": report.worker_restarts,
-            "dials": self.dials,
+            "dials": self.variables,
             # Ended, but not yet counted by whoever reports.
             "episodes": [asdict(episode) for episode in self.episodes.copy()],
         }
@@ -432,11 +432,11 @@ class Sampler:
         self.steps = state["steps"]
         self.inference.frames = state["frames_decided"]
         self.lost_segments = state["lost_segments"]
-        self.crew.report.env_faults = state["env_faults"]
-        self.crew.report.worker_restarts = state["worker_restarts"]
+        self.pool.report.env_faults = state["env_faults"]
+        self.pool.report.worker_restarts = state["worker_restarts"]
         for name, value in state.get("dials", {}).items():
-            if name in self.plan.env.dials:
-                self.set_dial(name, value)
+            if name in self.plan.env.variables:
+                self.set_variable(name, value)
         self.episodes.extend(EpisodeEnd(**episode) for episode in state["episodes"])
 
     # -- deterministic resume (serial mode) ----------------------------------------------------
@@ -462,7 +462,7 @@ class Sampler:
         self.box.next_episode[:] = state["next_episode"]
         self._first_frames[:] = state.get("first_frames", -1)
         self.box.row[:] = -1
-        self.crew.start()
+        self.pool.start()
         for group, (batch, env_state) in enumerate(zip(self._local_batches(), state["envs"], strict=True)):
             held = state["held"][group]
             if held["row"] >= 0:
@@ -477,8 +477,8 @@ class Sampler:
             self.finished.append(slot)
 
     def _local_batches(self) -> list[EnvBatch]:
-        assert isinstance(self.crew, LocalCrew), "only serial mode can be continued bit for bit"
-        batches = [batch for worker in self.crew.workers for batch in worker.batches]
+        assert isinstance(self.pool, InProcessPool), "only serial mode can be continued bit for bit"
+        batches = [batch for worker in self.pool.workers for batch in worker.batches]
         assert all(isinstance(batch, EnvBatch) for batch in batches), "a vector env cannot be replayed"
         return [batch for batch in batches if isinstance(batch, EnvBatch)]
 
@@ -527,7 +527,7 @@ class SamplerThread:
 
     def _run(self) -> None:
         try:
-            self._sampler.crew.settle()
+            self._sampler.pool.pin_inference_thread()
             while not self._stop.is_set():
                 self._sampler.round()
         except BaseException as error:  # noqa: BLE001 - handed to the main thread by check()

@@ -24,7 +24,7 @@ class SamplingSettings:
     """Parts of a worker's envs that take turns: one is stepped while the others wait for actions; 0: automatic, 2,
     or 4 with a GPU and without images."""
 
-    answer_share: float = 0.25
+    inference_batch_share: float = 0.25
     """Share of all groups that are answered together: fewer, larger passes through the network. Nobody waits longer
     than 20 ms for others; 0 answers whatever is ready at once."""
 
@@ -70,8 +70,8 @@ class SamplingSettings:
             raise ValueError(
                 f"envs_per_worker={self.envs_per_worker} cannot be split into groups={self.groups} equal parts"
             )
-        if not 0 <= self.answer_share <= 1:
-            raise ValueError("answer_share is a share of the groups, from 0 to 1")
+        if not 0 <= self.inference_batch_share <= 1:
+            raise ValueError("inference_batch_share is a share of the groups, from 0 to 1")
         if not 0 <= self.nice <= 19:
             raise ValueError("nice goes from 0 (like other processes) to 19 (only where nobody else wants the core)")
         for name in (

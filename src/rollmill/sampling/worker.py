@@ -1,4 +1,4 @@
-"""The worker: steps its groups of envs when told to, writes into the slots, rings the bell.
+"""The worker: steps its groups of envs when told to, writes into the slots, rings the wakeup.
 
 The same ``Worker`` object serves a process of its own (``python -m rollmill.sampling.worker``) and
 serial mode, where the sampler calls ``work`` directly. It never imports torch.
@@ -21,12 +21,12 @@ from rollmill.core.errors import RollmillError, trace_text
 from rollmill.core.exits import leave
 from rollmill.core.machine import step_aside, wait_for_turn
 from rollmill.core.seeds import Seeds
-from rollmill.core.slots import ANSWER_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
+from rollmill.core.slots import OUTPUT_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actions
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.variables import Dials
-from rollmill.sampling.mailbox import ASLEEP, AWAKE_SECONDS, SECONDS_ENV, SECONDS_WAIT, Bell, Mailbox, SharedWatch
+from rollmill.envs.variables import EnvVariables
+from rollmill.sampling.mailbox import AWAKE_SECONDS, SECONDS_ENV, SECONDS_WAIT, SLEEPING, Mailbox, SharedWatch, Wakeup
 from rollmill.sampling.schedule import EpisodeSchedule
 
 if TYPE_CHECKING:
@@ -103,10 +103,14 @@ class Worker:
 
     def _build(self, plan: WorkerPlan, group: int, watch: Watch, listener: Listener) -> EnvBatch | VectorBatch:
         envs = plan.envs_of(group)
-        dials = tuple(Dials(tuple(plan.env.dials), self._box.dials) for _ in envs) if plan.env.dials else ()
+        variables = (
+            tuple(EnvVariables(tuple(plan.env.variables), self._box.variables) for _ in envs)
+            if plan.env.variables
+            else ()
+        )
         setup = BatchSetup(
             spec=plan.layout.spec,
-            make=lambda env: make_env(plan.env, plan.instance(env), dials[env - envs.start] if dials else None),
+            make=lambda env: make_env(plan.env, plan.instance(env), variables[env - envs.start] if variables else None),
             envs=envs,
             seeds=plan.seeds.branch("worker", plan.index),
             watch=watch,
@@ -116,7 +120,7 @@ class Worker:
             decorrelate_steps=plan.decorrelate_steps,
             keep_actions=plan.keep_actions,
             seed_of=plan.schedule.env_seed if plan.schedule is not None else None,
-            dials=dials,
+            variables=variables,
         )
         if not plan.env.vector:
             return EnvBatch(plan.env, setup)
@@ -157,7 +161,7 @@ class Worker:
         """Act at random until the segment is full; returns the last row that was stepped from."""
         arena, layout = self._arena, self._arena.layout
         spec, rows = layout.spec, range(row + 1, layout.steps)
-        for field in ANSWER_FIELDS:
+        for field in OUTPUT_FIELDS:
             arena[field.name][slot, rows.start : rows.stop] = 0
         actions = arena["action"][slot]
         if not spec.masked:
@@ -193,13 +197,13 @@ class ProcessSetup:
     arena: tuple[int, int]  # fd, bytes
     mailbox: tuple[int, int]
     shape: tuple[int, int, int]  # groups, workers, envs of the whole run
-    main_bell: tuple[int, int]
-    own_bell: tuple[int, int]
+    main_wakeup: tuple[int, int]
+    own_wakeup: tuple[int, int]
     core: int | None
     awake: bool
     """Nobody else needs the core while this worker has nothing to do: look out for commands before sleeping."""
-    guest: bool
-    """The thread that answers has this core, too, and comes first."""
+    shares_inference_core: bool
+    """The inference thread has this core, too, and comes first."""
     nice: int
 
 
@@ -210,9 +214,9 @@ class WorkerProcess:
         self._parent = parent
         self._awake = setup.awake
         arena_block, box_block = SharedBlock(*setup.arena), SharedBlock(*setup.mailbox)
-        self._box = Mailbox(*setup.shape, block=box_block, dials=len(setup.plan.env.dials))
-        self._main_bell = Bell(*setup.main_bell)
-        self._own_bell = Bell(*setup.own_bell)
+        self._box = Mailbox(*setup.shape, block=box_block, variables=len(setup.plan.env.variables))
+        self._main_wakeup = Wakeup(*setup.main_wakeup)
+        self._own_wakeup = Wakeup(*setup.own_wakeup)
         index = setup.plan.index
         line = self._box.line(index)
         self._seconds, self._numbers = line.cast("d"), line.cast("q")
@@ -229,14 +233,14 @@ class WorkerProcess:
 
     def serve(self) -> None:
         box, seconds = self._box, self._seconds
-        stop, listens = box.numbers("stop"), box.numbers("listens")
+        stop, main_sleeping = box.numbers("stop"), box.numbers("main_sleeping")
         idle_since = time.perf_counter()
         while not stop[0]:
             begun = time.perf_counter()
             if self._worker.work():
                 seconds[SECONDS_WAIT] += begun - idle_since
-                if listens[0] and box.enough_ready():
-                    self._main_bell.ring()
+                if main_sleeping[0] and box.enough_ready():
+                    self._main_wakeup.notify()
                 idle_since = time.perf_counter()
                 seconds[SECONDS_ENV] += idle_since - begun
             elif not self._sleep() and self._parent.is_gone:
@@ -247,12 +251,12 @@ class WorkerProcess:
         """Wait for a command; False when none came for a while."""
         if self._awake and self._look_out():
             return True
-        self._numbers[ASLEEP] = 1
-        rung = self._worker.has_work() or self._own_bell.wait(PARENT_CHECK_SECONDS)
-        self._numbers[ASLEEP] = 0
-        if rung:
-            self._own_bell.hush()  # before looking at the numbers: what is rung for later wakes again
-        return rung
+        self._numbers[SLEEPING] = 1
+        notified = self._worker.has_work() or self._own_wakeup.wait(PARENT_CHECK_SECONDS)
+        self._numbers[SLEEPING] = 0
+        if notified:
+            self._own_wakeup.clear()  # before looking at the numbers: what is rung for later wakes again
+        return notified
 
     def _look_out(self) -> bool:
         """Stay awake for a moment; False when sleeping is better."""
@@ -270,13 +274,13 @@ def main(setup_fd: int) -> int:
         os.sched_setaffinity(0, {setup.core})
     os.nice(setup.nice)
     wait_for_turn()
-    for fd in (*setup.main_bell, *setup.own_bell):
+    for fd in (*setup.main_wakeup, *setup.own_wakeup):
         os.set_inheritable(fd, False)
     try:
         process = WorkerProcess(setup, parent)
         gc.collect()
         gc.freeze()  # what stands by now stays; going through it again and again would evict the simulators' data
-        if setup.guest:
+        if setup.shares_inference_core:
             step_aside()  # only now: on a busy machine, building the envs would time out
         process.serve()
     except RollmillError as error:

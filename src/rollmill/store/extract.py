@@ -146,7 +146,7 @@ class EpisodeExtractor:
         return self._step_limit is not None and self.steps >= self._step_limit
 
     def take(self, segment: Rows, group: int, stats: Mapping[tuple[int, int], Stats]) -> None:
-        """Write what a segment of a group adds; ``stats``: envs' own figures by (lane of the first agent, episode)."""
+        """Write what a segment of a group adds; ``stats``: envs' own metrics by (lane of the first agent, episode)."""
         self._stats.update(stats)
         first = group * segment["valid"].shape[1]
         for piece in find_pieces(segment).listed():
@@ -186,7 +186,7 @@ class EpisodeExtractor:
         return True
 
     def _forget_stats(self, lane: int, episode: int) -> None:
-        """Figures of the env's earlier episodes are used up (or were of none that is kept)."""
+        """Metrics of the env's earlier episodes are used up (or were of none that is kept)."""
         if lane % self._agents == 0:
             for key in [key for key in self._stats if key[0] == lane and key[1] < episode]:
                 del self._stats[key]
@@ -255,12 +255,12 @@ class ProgressFile:
         except OSError as error:
             raise StoreError(f"{self.path.parent}: cannot be created: {error.strerror or error}") from error
 
-    def write(self, state: str, figures: Mapping[str, Any], now: bool = False) -> None:
+    def write(self, state: str, metrics: Mapping[str, Any], now: bool = False) -> None:
         """Every two seconds, or ``now``."""
         if not now and self._clock() < self._due:
             return
         self._due = self._clock() + PROGRESS_SECONDS
-        value = {"state": state, "time": datetime.now(UTC).isoformat(timespec="seconds"), "pid": os.getpid(), **figures}
+        value = {"state": state, "time": datetime.now(UTC).isoformat(timespec="seconds"), "pid": os.getpid(), **metrics}
         try:
             # No sync: it is a note for whoever looks, and the episodes themselves are what must survive.
             temporary = self.path.with_suffix(".tmp")

@@ -1,7 +1,7 @@
-"""Which columns of a store can be looked at, and how a row becomes an RGB picture.
+"""Which columns of a store can be looked at, and how a row becomes an RGB image.
 
-A picture is a uint8 column ``[height, width]``, ``[height, width, channels]`` or ``[channels, height, width]``. One
-with 1 or 3 channels is shown as it is. More channels are several pictures in one row (a stack): the last, newest one
+An image is a uint8 column ``[height, width]``, ``[height, width, channels]`` or ``[channels, height, width]``. One
+with 1 or 3 channels is shown as it is. More channels are several images in one row (a stack): the last, newest one
 is shown.
 """
 
@@ -19,13 +19,13 @@ from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.reader import Store
 
 SMALLEST = 8
-"""Pixels of the shorter side below which an array is a map or a vector, not a picture."""
+"""Pixels of the shorter side below which an array is a map or a vector, not an image."""
 _NOT_SEEN = ("depth", "label", "segment", "mask", "automap")
 """Words in names of one-channel fields that hold no view: H x W numbers of another kind."""
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageColumn:
     """A column that can be shown."""
 
     column: Column
@@ -45,7 +45,7 @@ class Picture:
     def why_not(self) -> str:
         """Why nobody should take this for what the agent saw, unless told to; "" if it can be."""
         if self.channels not in (1, 3):
-            return f"{self.channels} channels are several pictures stacked, not a view"
+            return f"{self.channels} channels are several images stacked, not a view"
         if self.channels == 1 and any(word in self.name.lower() for word in _NOT_SEEN):
             return "by its name it holds depth or labels, not a view"
         return ""
@@ -66,9 +66,9 @@ class Picture:
         return to_rgb(rows)
 
 
-def to_rgb(pictures: Array) -> Array:
-    """Pictures ``[..., height, width, channels]`` as RGB; of a stack the last one is shown."""
-    newest = pictures[..., -_shown(pictures.shape[-1]) :]
+def to_rgb(images: Array) -> Array:
+    """Images ``[..., height, width, channels]`` as RGB; of a stack the last one is shown."""
+    newest = images[..., -_shown(images.shape[-1]) :]
     return np.ascontiguousarray(np.broadcast_to(newest, (*newest.shape[:-1], 3)))
 
 
@@ -76,64 +76,66 @@ def _shown(channels: int) -> int:
     return 3 if channels % 3 == 0 else 1
 
 
-def picture_of(column: Column) -> Picture | None:
-    """How to show a column; None if it is no picture."""
+def image_of(column: Column) -> ImageColumn | None:
+    """How to show a column; None if it is no image."""
     shape = column.shape
     if column.dtype != "uint8" or len(shape) not in (2, 3):
         return None
     if len(shape) == 2:
-        return Picture(column, 1, False) if min(shape) >= SMALLEST else None
+        return ImageColumn(column, 1, False) if min(shape) >= SMALLEST else None
     # The channels are the short axis; in doubt the last one.
     first = shape[0] < shape[2]
     height, width = shape[1:] if first else shape[:2]
     if min(height, width) < SMALLEST:
         return None
-    return Picture(column, shape[0] if first else shape[2], first)
+    return ImageColumn(column, shape[0] if first else shape[2], first)
 
 
-def pictures(schema: StoreSchema) -> list[Picture]:
-    found = (picture_of(column) for column in schema.columns)
-    return [picture for picture in found if picture is not None]
+def images(schema: StoreSchema) -> list[ImageColumn]:
+    found = (image_of(column) for column in schema.columns)
+    return [image for image in found if image is not None]
 
 
-def choose_picture(schema: StoreSchema, field: str | None) -> Picture:
-    """The picture to film: the one asked for, else the only view, colours before grey.
+def choose_image(schema: StoreSchema, field: str | None) -> ImageColumn:
+    """The image to show in a video: the one asked for, else the only view, colours before grey.
 
-    Depth and stacked pictures are taken only when they are asked for.
+    Depth and stacked images are taken only when they are asked for.
     """
-    known = {picture.name: picture for picture in pictures(schema)}
+    known = {image.name: image for image in images(schema)}
     names = ", ".join(known) or "none"
     if field is not None:
         if field.removeprefix(OBS) not in known:
-            raise StoreError(f"there is no picture {field!r} in this store (pictures: {names})")
+            raise StoreError(f"there is no image {field!r} in this store (images: {names})")
         return known[field.removeprefix(OBS)]
     if not known:
         columns = ", ".join(column.name.removeprefix(OBS) for column in schema.obs_columns)
-        raise StoreError(f"this store holds no pictures (observations: {columns}); there is nothing to film")
-    views = [picture for picture in known.values() if not picture.why_not]
+        raise StoreError(f"this store holds no images (observations: {columns}); there is nothing to show in a video")
+    views = [image for image in known.values() if not image.why_not]
     if not views:
-        reasons = "; ".join(f"{picture.name}: {picture.why_not}" for picture in known.values())
-        raise StoreError(f"no picture of this store is a view ({reasons}); name one with --field to film it anyway")
-    best = [picture for picture in views if picture.shown == 3] or views
+        reasons = "; ".join(f"{image.name}: {image.why_not}" for image in known.values())
+        raise StoreError(
+            f"no image of this store is a view ({reasons}); name one with --field to show it in a video anyway"
+        )
+    best = [image for image in views if image.shown == 3] or views
     if len(best) > 1:
-        raise StoreError(f"several pictures can be filmed, choose one with --field: {', '.join(p.name for p in best)}")
+        raise StoreError(f"several images can be shown, choose one with --field: {', '.join(p.name for p in best)}")
     return best[0]
 
 
-def read_pictures(store: Store, i: int, picture: Picture) -> Iterator[Array]:
-    """All pictures of episode ``i`` in pieces ``[k, height, width, 3]``: one more than steps if they are
+def read_images(store: Store, i: int, image: ImageColumn) -> Iterator[Array]:
+    """All images of episode ``i`` in pieces ``[k, height, width, 3]``: one more than steps if they are
     observations. Memory is that of one block.
     """
-    name, length = picture.column.name, int(store.table.length[i])
+    name, length = image.column.name, int(store.table.length[i])
     block = int(store.table["block"][i])
     for start in range(0, length, block):
         stop = min(start + block, length)
-        yield picture.rgb(store.read(i, start, stop, [name], next_obs=stop == length)[name])
+        yield image.rgb(store.read(i, start, stop, [name], next_obs=stop == length)[name])
 
 
-def read_picture(store: Store, i: int, row: int, picture: Picture) -> Array:
-    """Picture ``row`` of episode ``i``, ``[height, width, 3]``; row ``length`` is the final observation."""
-    name, length = picture.column.name, int(store.table.length[i])
+def read_image(store: Store, i: int, row: int, image: ImageColumn) -> Array:
+    """Image ``row`` of episode ``i``, ``[height, width, 3]``; row ``length`` is the final observation."""
+    name, length = image.column.name, int(store.table.length[i])
     stop = min(row + 1, length)
     rows = store.read(i, min(row, stop), stop, [name], next_obs=row == length)[name]
-    return np.asarray(picture.rgb(rows)[-1])
+    return np.asarray(image.rgb(rows)[-1])

@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass
 class StoreInfo:
-    """Figures of a store; ``to_dict`` is what ``--json`` prints."""
+    """Metrics of a store; ``to_dict`` is what ``--json`` prints."""
 
     path: Path
     env_id: str

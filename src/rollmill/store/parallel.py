@@ -45,12 +45,12 @@ def map_unordered(
         for item in items:
             yield item, function(item)
         return
-    crew = [_Child(function) for _ in range(count)]
+    children = [_Child(function) for _ in range(count)]
     try:
         waiting = list(reversed(items))
-        for child in crew:
+        for child in children:
             child.give(waiting.pop())
-        busy = {child.pipe: child for child in crew}
+        busy = {child.pipe: child for child in children}
         while busy:
             for ready in wait(list(busy)):
                 child = busy[ready]  # type: ignore[index]
@@ -61,7 +61,7 @@ def map_unordered(
                     del busy[child.pipe]
                 yield item, result
     finally:
-        for child in crew:
+        for child in children:
             child.end()
 
 

@@ -1,4 +1,4 @@
-"""What was played while a store was recorded: figures of all episodes, also of those that were not kept.
+"""What was played while a store was recorded: metrics of all episodes, also of those that were not kept.
 
 A run is cut into parts by the frame at which an episode began. Of each part: how many episodes ended, mean and variance
 of their returns and lengths, and a random sample of them. ``played.json`` in the store's folder holds it; it stays

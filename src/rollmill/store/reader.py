@@ -27,14 +27,14 @@ from rollmill.store.format import framing as frames
 from rollmill.store.format.blocks import block_rows, decode_column
 from rollmill.store.format.codec import CodecError
 from rollmill.store.format.index import ShardIndex
-from rollmill.store.format.read_column import skim_block, skim_column
+from rollmill.store.format.read_column import read_block_column, read_column
 from rollmill.store.format.records import Block, RecordError, parse, parse_block
 from rollmill.store.format.schema import DERIVED, Column, load_schema, store_at
 from rollmill.store.format.shards import Problem, ShardRef
 from rollmill.store.table import EpisodeTable
 from rollmill.store.views import Episodes, Transitions, Windows
 
-SKIM_BYTES = 16 << 10
+COLUMN_READ_BYTES = 16 << 10
 """Blocks below this are read whole: that costs no more than reading two parts of them."""
 WARNED = 20
 """Problems of an opened store that are warned of one by one."""
@@ -206,24 +206,24 @@ class Store:
         a block with a damaged place, which raises ``BadBlock`` then.
         """
         i = self._number(i)
-        found = self._skim_rewards(i)
+        found = self._read_rewards(i)
         return self.read(i, 0, int(self._length[i]), ["reward"])["reward"] if found is None else found
 
-    def _skim_rewards(self, i: int) -> Array | None:
+    def _read_rewards(self, i: int) -> Array | None:
         """The rewards, checked; None if whole blocks have to be read for them."""
         number, size, first = int(self.table.shard[i]), int(self._block[i]), int(self._start[i])
         places = self._indexes[number].places[first : first + int(self._blocks[i])].tolist()
-        if any(length < SKIM_BYTES for _, length, _ in places[:-1] or places):
+        if any(length < COLUMN_READ_BYTES for _, length, _ in places[:-1] or places):
             return None
         handle, column = self._handles.get(self.shards[number]), self.schema["reward"]
         rewards = np.empty((int(self._length[i]), *column.shape), column.numpy)
         try:
             for k, (offset, length, _) in enumerate(places):
-                block, begin = skim_block(handle.fd, offset, length)
+                block, begin = read_block_column(handle.fd, offset, length)
                 part = rewards[k * size : (k + 1) * size]
                 if self._misplaced(i, k, block) or block.steps != len(part):
                     return None
-                skim_column(handle.fd, block, begin, self._positions["reward"], column, part, verify=self.verify)
+                read_column(handle.fd, block, begin, self._positions["reward"], column, part, verify=self.verify)
         except (RecordError, CodecError, OSError):
             return None  # reading all of it says what is wrong and where
         return rewards

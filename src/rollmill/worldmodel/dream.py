@@ -14,7 +14,7 @@ from torch import Tensor
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
-from rollmill.worldmodel.controller.model import Mind
+from rollmill.worldmodel.controller.model import ControllerState
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.controller.trials import Played
 from rollmill.worldmodel.dynamics.mixture import draw
@@ -63,9 +63,14 @@ class DreamTrials:
     """Plays generations of controllers in dreams; members of a generation begin at the same places."""
 
     def __init__(
-        self, settings: ControllerSettings, dream: DreamSettings, dynamics: Dynamics, mind: Mind, first_generation: int
+        self,
+        settings: ControllerSettings,
+        dream: DreamSettings,
+        dynamics: Dynamics,
+        state: ControllerState,
+        first_generation: int,
     ) -> None:
-        self._settings, self._mind = settings, mind
+        self._settings, self._state = settings, state
         self._dream = Dream(dynamics, dream, settings.population * settings.trials)
         self._limit = min(dream.max_steps, settings.max_steps or dream.max_steps)
         self._seeds = Seeds(settings.seed).branch("dreams")
@@ -85,11 +90,11 @@ class DreamTrials:
         noise = torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).repeat(s.population, 1)
         lanes = torch.arange(dream.lanes, device=device)
         dream.reset(lanes, starts.to(device), noise.to(device))
-        self._mind.take(lanes, torch.from_numpy(np.asarray(members, np.float32)).repeat_interleave(s.trials, 0))
+        self._state.take(lanes, torch.from_numpy(np.asarray(members, np.float32)).repeat_interleave(s.trials, 0))
         returns = torch.zeros(dream.lanes, dtype=torch.float64, device=device)
         steps = 0
         for _ in range(self._limit):
-            reward, ended, truncated = dream.step(lanes, self._mind.decide(lanes, dream.latents[lanes]))
+            reward, ended, truncated = dream.step(lanes, self._state.decide(lanes, dream.latents[lanes]))
             returns[lanes] += reward
             steps += len(lanes)
             lanes = lanes[~(ended | truncated)]

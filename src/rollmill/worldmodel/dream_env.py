@@ -20,7 +20,7 @@ from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.worldmodel.controller.model import picture_field
+from rollmill.worldmodel.controller.model import image_field
 from rollmill.worldmodel.controller.settings import DreamSettings
 from rollmill.worldmodel.dream import Dream
 from rollmill.worldmodel.dynamics.model import load_dynamics
@@ -107,7 +107,7 @@ class LatentEnv:
         torch.set_num_threads(1)
         self._env = make_env(EnvSettings(id=env, args=env_args or {}), instance)
         self._encoder, self._dynamics = load_encoder(encoder), load_dynamics(dynamics)
-        self._field = picture_field(self._env.spec, self._encoder)
+        self._field = image_field(self._env.spec, self._encoder)
         self._max_steps, self._steps = max_episode_steps, 0
         self._memory = self._dynamics.begin(1)
         self._latent = torch.zeros(1, self._encoder.size)

@@ -136,8 +136,8 @@ def test_info(call: Call, store: Path) -> None:
     assert result.code == 0
     for text in ("63 steps in 6 episodes", "1 sealed, 0 open", "obs:obs", "36x40x3", "max 30.00", "3 terminated"):
         assert text in result.out
-    figures = call("info", "store", "--json").json
-    assert (figures["episodes"], figures["rows"]) == (6, 63)
+    metrics = call("info", "store", "--json").json
+    assert (metrics["episodes"], metrics["rows"]) == (6, 63)
     only_shard(store).index_path.unlink()
     result = call("info", "store")
     assert result.code == 1
@@ -153,9 +153,9 @@ def test_verify_names_the_place(call: Call, store: Path) -> None:
     assert result.code == 1
     assert f"BAD {ref.path}, record {record} at byte {offset}: " in result.out
     assert "1 damaged episodes" in result.out
-    figures = call("verify", "store", "--json", "--workers", "1").json
-    assert not figures["good"]
-    problems = figures["problems"]
+    metrics = call("verify", "store", "--json", "--workers", "1").json
+    assert not metrics["good"]
+    problems = metrics["problems"]
     assert isinstance(problems, list)
     assert problems[0] == {
         "file": str(ref.path),
@@ -175,8 +175,8 @@ def test_repair(call: Call, store: Path) -> None:
     assert f"LOST episode {1003:016x} in shard {ref.name}: 30 steps lost" in result.out
     assert "5 whole episodes, 0 partial ones" in result.out
     assert call("verify", "good").code == 0
-    figures = call("repair", "store", "--out", "salvaged", "--salvage", "--json").json
-    assert (figures["kept"], figures["salvaged"]) == (5, 1)
+    metrics = call("repair", "store", "--out", "salvaged", "--salvage", "--json").json
+    assert (metrics["kept"], metrics["salvaged"]) == (5, 1)
     assert call("repair", "good", "--out", "again").code == 0
     assert "exists; choose another" in call("repair", "store", "--out", "good").err
 
@@ -260,9 +260,9 @@ def test_export(call: Call, store: Path, name: str) -> None:
     again = call("export", "store", "--format", name, "--out", "x-v0")
     assert again.code == 1
     assert "nothing is overwritten" in again.err
-    figures = call("export", "store", "--format", name, "--out", "y-v0", "--json").json
-    assert figures["episodes"] == 6
-    assert isinstance(figures["bytes"], int)
+    metrics = call("export", "store", "--format", name, "--out", "y-v0", "--json").json
+    assert metrics["episodes"] == 6
+    assert isinstance(metrics["bytes"], int)
 
 
 def test_there_and_back(call: Call, store: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_killed_merge_command_is_continued(rollmill: Run, tmp_path: Path) -> N
     assert np.array_equal(store.episode(5).actions, make_episode(schema, 20, 5).actions)
 
 
-def test_figures_of_empty_stores_can_be_printed(call: Call, tmp_path: Path) -> None:
+def test_metrics_of_empty_stores_can_be_printed(call: Call, tmp_path: Path) -> None:
     write_episodes(tmp_path / "empty", small_schema(), [])
     assert call("info", "empty").code == 0
     assert data_check._range(None, None) == "-"

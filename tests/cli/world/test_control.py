@@ -1,4 +1,4 @@
-"""``rollmill world dynamics``, ``controller``, ``dream``, ``film`` and ``eval`` as a user calls them."""
+"""``rollmill world dynamics``, ``controller``, ``dream``, ``video`` and ``eval`` as a user calls them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_dynamics(call: Call, tmp_path: Path) -> None:
 def test_controller_and_eval(call: Call, models: Path) -> None:
     said = call("world", "controller", str(models), "--dynamics", str(models), "--out", "ctl", *SEARCH, "--json")
     assert said.code == 0, said.err
-    figures = json.loads(said.out)
-    assert figures["generations"] == 2
-    assert figures["final_episodes"] == 2
+    metrics = json.loads(said.out)
+    assert metrics["generations"] == 2
+    assert metrics["final_episodes"] == 2
     played = call("world", "eval", "ctl", "--episodes", "3", "--envs", "3", "--workers", "1", "--json")
     assert played.code == 0, played.err
     assert json.loads(played.out)["episodes"] == 3
@@ -62,8 +62,8 @@ def test_dream(call: Call, models: Path) -> None:
     assert " env.id=toy_image " in said.out
 
 
-def test_film(call: Call, models: Path, tmp_path: Path) -> None:
+def test_video(call: Call, models: Path, tmp_path: Path) -> None:
     store = line_store(tmp_path / "latents", 3)
-    wrong = call("world", "film", str(store), str(models), str(models), "--out", "film.mp4")
+    wrong = call("world", "video", str(store), str(models), str(models), "--out", "video.mp4")
     assert wrong.code == 2
     assert "latents of 2 numbers" in wrong.err

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from picturing import damage_pictures, picture_store, tiny_encoder
+from image_stores import damage_images, image_store, tiny_encoder
 from running import Call
 
 from rollmill.cli.world.verbs import SUBVERBS, load
@@ -29,7 +29,7 @@ def test_every_verb_resolves_and_explains_itself(call: Call, name: str) -> None:
 
 
 def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
-    picture_store(tmp_path / "raw", 6)
+    image_store(tmp_path / "raw", 6)
     trained = call("world", "vae", "raw", "--out", "vae", *SMALL)
     assert trained.code == 0
     assert "encoder: vae/encoder.bin" in trained.out
@@ -52,9 +52,9 @@ def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
 
 
 def test_shares_are_encoded_one_by_one_and_damage_is_named(call: Call, tmp_path: Path) -> None:
-    store = picture_store(tmp_path / "raw", 5, shard_bytes=1)
+    store = image_store(tmp_path / "raw", 5, shard_bytes=1)
     tiny_encoder(tmp_path / "e.bin")
-    bad = damage_pictures(store, 3)
+    bad = damage_images(store, 3)
     first = call("world", "encode", "raw", "e.bin", "--out", "z", "--shards", "2", "--shard", "0")
     assert first.code == 0
     second = call("world", "encode", "raw", "e.bin", "--out", "z", "--shards", "2", "--shard", "1")

@@ -68,7 +68,7 @@ def reference(game: str, *, frame_skip: int, stack: int, noop_max: int, **kwargs
         ("Breakout", "breakout", {}, {"mode": 4, "difficulty": 1}),
     ],
 )
-def test_pictures_and_rewards_are_those_of_gymnasium(
+def test_images_and_rewards_are_those_of_gymnasium(
     name: str, game: str, rules: dict[str, int], more: dict[str, int]
 ) -> None:
     rules = {"frame_skip": 4, "stack": 4, "noop_max": 30, **rules}
@@ -76,16 +76,16 @@ def test_pictures_and_rewards_are_those_of_gymnasium(
     obs, rng = new_obs(ours), np.random.default_rng(1)
     assert ours.spec.action.nvec == (theirs.action_space.n,)
     for seed in (11, 12):
-        picture, _ = theirs.reset(seed=seed)
+        image, _ = theirs.reset(seed=seed)
         ours.reset(seed, obs)
-        np.testing.assert_array_equal(np.moveaxis(picture, 0, -1), obs["obs"][0])
+        np.testing.assert_array_equal(np.moveaxis(image, 0, -1), obs["obs"][0])
         for _ in range(250):
             action = rng.integers(theirs.action_space.n, size=1)
-            picture, *outcome, _ = theirs.step(action[0])
+            image, *outcome, _ = theirs.step(action[0])
             assert ours.step(action, obs)[:3] == tuple(outcome)
             if outcome[1] or outcome[2]:
                 break
-            np.testing.assert_array_equal(np.moveaxis(picture, 0, -1), obs["obs"][0])
+            np.testing.assert_array_equal(np.moveaxis(image, 0, -1), obs["obs"][0])
     theirs.close()
 
 
@@ -129,17 +129,17 @@ def test_noops_come_from_the_seed_and_can_be_off() -> None:
 # -- options -----------------------------------------------------------------------------------------
 
 
-def test_the_stack_begins_with_the_first_picture_and_ends_with_the_newest() -> None:
+def test_the_stack_begins_with_the_first_image_and_ends_with_the_newest() -> None:
     env = AtariEnv(game="pong")
     obs = new_obs(env)
     env.reset(0, obs)
-    pictures = [obs["obs"][0, ..., -1].copy()] * 4
-    assert all((obs["obs"][0, ..., k] == pictures[0]).all() for k in range(4))
+    images = [obs["obs"][0, ..., -1].copy()] * 4
+    assert all((obs["obs"][0, ..., k] == images[0]).all() for k in range(4))
     for t in range(6):
         env.step(np.array([2 + t % 2]), obs)
-        pictures.append(obs["obs"][0, ..., -1].copy())
-        np.testing.assert_array_equal(obs["obs"][0], np.stack(pictures[-4:], axis=-1))
-    assert (pictures[-1] != pictures[-2]).any()
+        images.append(obs["obs"][0, ..., -1].copy())
+        np.testing.assert_array_equal(obs["obs"][0], np.stack(images[-4:], axis=-1))
+    assert (images[-1] != images[-2]).any()
 
 
 def test_sticky_actions_repeat_what_was_done() -> None:
@@ -219,7 +219,7 @@ def test_without_it_a_lost_life_ends_nothing() -> None:
     assert env._ale.lives() == 0
 
 
-def test_the_limit_truncates_with_the_true_last_picture() -> None:
+def test_the_limit_truncates_with_the_true_last_image() -> None:
     env = AtariEnv(game="pong", max_frames=100, noop_max=0)
     seen = walk(env, 0, 100)
     assert len(seen) == 1 + 25
@@ -237,9 +237,9 @@ def test_sizes_and_frames_are_in_the_spec() -> None:
     assert env.spec.observation[0].shape == (105, 64, 3)
     assert env.spec.frames_per_step == 2
     walk(env, 0, 3)
-    picture = env.render()
-    assert picture is not None
-    assert picture.shape == (210, 160, 3)
+    image = env.render()
+    assert image is not None
+    assert image.shape == (210, 160, 3)
 
 
 def test_named_games() -> None:

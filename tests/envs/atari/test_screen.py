@@ -1,4 +1,4 @@
-"""The Atari picture, worked out from what changed, against the whole screen at once."""
+"""The Atari image, worked out from what changed, against the whole screen at once."""
 
 from typing import Any
 
@@ -39,8 +39,8 @@ class Console:
 
 def whole(console: Console, earlier: Array, last: Array, width: int, height: int) -> Array:
     pooled = np.maximum(console.grays[earlier], console.grays[last])
-    picture: Array = cv2.resize(pooled, (width, height), interpolation=cv2.INTER_AREA)
-    return picture
+    image: Array = cv2.resize(pooled, (width, height), interpolation=cv2.INTER_AREA)
+    return image
 
 
 def changes(rows: int) -> st.SearchStrategy[list[tuple[int, int, int]]]:
@@ -50,11 +50,11 @@ def changes(rows: int) -> st.SearchStrategy[list[tuple[int, int, int]]]:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), rows=st.sampled_from([210, 250, 214]), size=st.sampled_from([(84, 84), (64, 96), (80, 105)]))
-def test_the_picture_is_that_of_the_whole_screen(data: st.DataObject, rows: int, size: tuple[int, int]) -> None:
+def test_the_image_is_that_of_the_whole_screen(data: st.DataObject, rows: int, size: tuple[int, int]) -> None:
     screen = data.draw(arrays.arrays(np.uint8, (rows, 160), elements=st.integers(0, 255), fill=st.just(7)))
     console = Console(screen)
     seen = Screen(console, cv2, *size)
-    np.testing.assert_array_equal(seen.picture(), whole(console, screen, screen, *size))
+    np.testing.assert_array_equal(seen.image(), whole(console, screen, screen, *size))
     for _ in range(3):
         frames = []
         for take in (seen.take_earlier, seen.take_last):
@@ -63,7 +63,7 @@ def test_the_picture_is_that_of_the_whole_screen(data: st.DataObject, rows: int,
                 console.screen[row, column] = colour
             take()
             frames.append(console.screen)
-        np.testing.assert_array_equal(seen.picture(), whole(console, *frames, *size))
+        np.testing.assert_array_equal(seen.image(), whole(console, *frames, *size))
 
 
 def test_random_screens_agree_too() -> None:
@@ -76,7 +76,7 @@ def test_random_screens_agree_too() -> None:
         seen.take_earlier()
         console.screen = last
         seen.take_last()
-        np.testing.assert_array_equal(seen.picture(), whole(console, earlier, last, 84, 84))
+        np.testing.assert_array_equal(seen.image(), whole(console, earlier, last, 84, 84))
 
 
 def test_a_frame_alone_is_not_mixed_with_the_one_before() -> None:
@@ -85,15 +85,15 @@ def test_a_frame_alone_is_not_mixed_with_the_one_before() -> None:
     seen = Screen(console, cv2, 84, 84)
     console.screen = np.full((210, 160), 10, np.uint8)
     seen.take_last()
-    assert (seen.picture() == 200).all()
+    assert (seen.image() == 200).all()
     seen.take_alone()
-    assert (seen.picture() == 10).all()
+    assert (seen.image() == 10).all()
 
 
 def test_only_changed_rows_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(np.zeros((210, 160), np.uint8))
     seen = Screen(console, cv2, 84, 84)
-    seen.picture()
+    seen.image()
     worked: list[int] = []
 
     def resize(image: Array, *args: Any) -> Any:
@@ -102,14 +102,14 @@ def test_only_changed_rows_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(seen, "_resize", resize)
     seen.take_alone()
-    seen.picture()
+    seen.image()
     assert worked == []
     console.screen[17, 3] = 1
     seen.take_alone()
-    seen.picture()
+    seen.image()
     console.screen[[30, 44], 100] = 1
     seen.take_alone()
-    seen.picture()
+    seen.image()
     assert worked == [5, 15]
 
 
@@ -136,12 +136,12 @@ def test_colours_are_learnt_once_each(grays: Array | None, learnt: list[int]) ->
         console.screen = console.screen.copy()
         console.screen[0, :80] = colour
         seen.take_alone()
-        np.testing.assert_array_equal(seen.picture(), whole(console, console.screen, console.screen, 84, 84))
+        np.testing.assert_array_equal(seen.image(), whole(console, console.screen, console.screen, 84, 84))
     assert learnt == list(range(1, 257))
 
 
 @pytest.mark.parametrize(
-    ("screen", "picture", "blocks"),
+    ("screen", "image", "blocks"),
     [
         ((210, 160), (84, 84), 42),
         ((210, 160), (105, 80), 105),
@@ -151,5 +151,5 @@ def test_colours_are_learnt_once_each(grays: Array | None, learnt: list[int]) ->
         ((210, 160), (84, 200), 1),
     ],
 )
-def test_blocks(screen: tuple[int, int], picture: tuple[int, int], blocks: int) -> None:
-    assert count_blocks(screen, picture) == blocks
+def test_blocks(screen: tuple[int, int], image: tuple[int, int], blocks: int) -> None:
+    assert count_blocks(screen, image) == blocks

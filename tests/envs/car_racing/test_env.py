@@ -1,4 +1,4 @@
-"""Our CarRacing against Gymnasium's: the same episodes, nearly the same pictures; and its promises beyond that."""
+"""Our CarRacing against Gymnasium's: the same episodes, nearly the same images; and its promises beyond that."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ car_racing = pytest.importorskip("gymnasium.envs.box2d.car_racing")
 
 STEERING, STRAIGHT = np.array([0.1, 0.4, 0.0], np.float32), np.array([0.0, 0.3, 0.0], np.float32)
 BOUND_OPENING, BOUND = 1.0, 0.5
-"""Mean absolute difference of a picture, of 255 levels; in the opening zoom everything is small and edges are many."""
+"""Mean absolute difference of an image, of 255 levels; in the opening zoom everything is small and edges are many."""
 
 
 class Undrawn(car_racing.CarRacing):  # type: ignore[misc, name-defined]
-    """The stock environment, drawing only when asked: its pictures take 98 % of its time."""
+    """The stock environment, drawing only when asked: its images take 98 % of its time."""
 
     def _render(self, mode: str) -> Any:
         self.shown = self.reward  # a step draws before it counts its own cost
         return None
 
-    def picture(self, size: int = 96) -> Array:
+    def image(self, size: int = 96) -> Array:
         now, self.reward = self.reward, self.shown
         super()._render("state_pixels")
         self.reward = now
-        picture: Array = self._create_image_array(self.surf, (size, size))
-        return picture
+        image: Array = self._create_image_array(self.surf, (size, size))
+        return image
 
 
 def new_obs(env: CarRacingEnv) -> Obs:
@@ -73,7 +73,7 @@ def test_tracks_rewards_and_ends_are_those_of_the_stock_environment(continuous: 
 
 @pytest.mark.parametrize("size", [96, 64])
 @pytest.mark.parametrize("randomize", [False, True])
-def test_pictures_are_nearly_those_of_the_stock_environment(size: int, randomize: bool) -> None:
+def test_images_are_nearly_those_of_the_stock_environment(size: int, randomize: bool) -> None:
     for seed in (3, 4):
         stock = Undrawn(domain_randomize=randomize)
         ours = CarRacingEnv(size=size, domain_randomize=randomize)
@@ -82,7 +82,7 @@ def test_pictures_are_nearly_those_of_the_stock_environment(size: int, randomize
         ours.reset(seed, obs)
         for step in range(161):
             if step in (0, 5, 25, 60, 110, 160):
-                difference = np.abs(stock.picture(size).astype(int) - obs["obs"][0])
+                difference = np.abs(stock.image(size).astype(int) - obs["obs"][0])
                 assert difference.mean() < (BOUND_OPENING if step < 50 else BOUND), (seed, step)
                 assert (difference <= 2).mean() > (0.9 if step < 50 else 0.95), (seed, step)
             stock.step(STEERING)
@@ -100,12 +100,12 @@ def test_a_touched_tile_changes_its_colour_in_a_patch_that_is_painted_already() 
         stock_road, road = stock.road_poly, ours._game.road_poly
         assert all(np.array_equal(a[1], b[1]) for a, b in zip(stock_road, road, strict=True))
     behind, ahead = slice(79, 83), slice(20, 60)
-    picture, wanted = obs["obs"][0].astype(int), stock.picture().astype(int)
-    np.testing.assert_allclose(picture[behind, 46:50], wanted[behind, 46:50], atol=1)
+    image, wanted = obs["obs"][0].astype(int), stock.image().astype(int)
+    np.testing.assert_allclose(image[behind, 46:50], wanted[behind, 46:50], atol=1)
     assert len(np.unique(wanted[ahead, 48])) > len(np.unique(wanted[behind, 48])) == 1
 
 
-def test_render_is_the_stock_picture() -> None:
+def test_render_is_the_stock_image() -> None:
     stock, ours = Undrawn(), CarRacingEnv()
     assert ours.render() is None
     stock.reset(seed=6)
@@ -232,9 +232,9 @@ def test_gymnasium_makes_it_by_id() -> None:
 def test_a_score_is_drawn_after_somebody_else_quit_pygame() -> None:
     import pygame
 
-    from rollmill.envs.car_racing.draw import score_picture  # needs the extra
+    from rollmill.envs.car_racing.draw import score_image  # needs the extra
 
-    before = score_picture("0123", 96)
+    before = score_image("0123", 96)
     pygame.quit()  # the font that is kept does not work any more
-    score_picture.cache_clear()
-    np.testing.assert_array_equal(score_picture("0123", 96), before)
+    score_image.cache_clear()
+    np.testing.assert_array_equal(score_image("0123", 96), before)

@@ -16,7 +16,7 @@ import pytest
 from running import wait_until
 
 from rollmill.core.errors import ConfigError, MissingExtraError
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.envs.check import main as check_main
 from rollmill.envs.check import runner as check
 from rollmill.envs.check.calls import Beat, Findings
@@ -253,7 +253,7 @@ def test_a_crash_is_named_with_its_stack() -> None:
 
 def test_what_is_left_running_is_named_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANNOUNCE", str(tmp_path / "pids"))
-    with household() as environment:
+    with process_scope() as environment:
         report = check_env(EnvSettings(id="broken_envs:Leaves"), OPTIONS, environment)
         pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
         assert all(map(lives, pids))
@@ -264,7 +264,7 @@ def test_what_is_left_running_is_named_and_ended(tmp_path: Path, monkeypatch: py
 
 
 def test_nothing_is_left_by_a_sound_environment() -> None:
-    with household() as environment:
+    with process_scope() as environment:
         assert check_env(EnvSettings(id="broken_envs:Sound"), OPTIONS, environment).findings == ()
 
 

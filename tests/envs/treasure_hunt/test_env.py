@@ -133,7 +133,7 @@ def test_weights_of_terms() -> None:
 
 def test_steps_cost_nothing_before_their_time() -> None:
     variables = {"progress": 0.2}
-    env = TreasureHuntEnv(rewards={**dict.fromkeys(TERMS, 0), "step": 1.0}, step_from=0.5, dials=variables)
+    env = TreasureHuntEnv(rewards={**dict.fromkeys(TERMS, 0), "step": 1.0}, step_from=0.5, variables=variables)
     env.reset(seed=0)
     assert env.step(0)[1] == 0
     variables["progress"] = 0.5
@@ -142,20 +142,20 @@ def test_steps_cost_nothing_before_their_time() -> None:
 
 def test_a_list_of_counts_follows_the_progress() -> None:
     variables = {"progress": 0.0}
-    env = TreasureHuntEnv(treasure_num=[1, 5, 13], dials=variables)
+    env = TreasureHuntEnv(treasure_num=[1, 5, 13], variables=variables)
     for progress, count in ((0.0, 1), (0.4, 5), (0.7, 13), (1.0, 13)):
         variables["progress"] = progress
         env.reset(seed=0)
         assert env.world.treasures[0].sum() == count
 
 
-def test_a_picture() -> None:
+def test_an_image() -> None:
     env = TreasureHuntEnv(render_mode="rgb_array")
     env.reset(seed=0)
-    picture = env.render()
-    assert picture.dtype == np.uint8
-    assert picture.shape[0] == 512
-    before = picture.copy()
+    image = env.render()
+    assert image.dtype == np.uint8
+    assert image.shape[0] == 512
+    before = image.copy()
     env.step(0)
     assert (env.render() != before).any()
 

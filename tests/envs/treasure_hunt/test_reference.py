@@ -44,7 +44,7 @@ def test_players_reach_what_the_routes_promise(guide: Guide, how: str, count: in
 
 
 def test_the_standard_task(guide: Guide) -> None:
-    """The shipped map's own figures: they must never change, or results no longer compare."""
+    """The shipped map's own metrics: they must never change, or results no longer compare."""
     treasures = list(range(3, 16))
     assert guide.oracle(2, 1, treasures).steps == 466
     assert guide.nearest_first(2, 1, treasures).steps == 572

@@ -118,12 +118,12 @@ def test_the_screen_is_written_straight_into_the_slot(basic: DoomEnv) -> None:
     screen = basic.render()
     assert screen is not None
     assert screen.shape == (120, 160, 3)
-    # nearest pixels: every row and column of the small picture is one of the large picture's
+    # nearest pixels: every row and column of the small image is one of the large image's
     columns = np.arange(128) * 160 // 128
     assert (rows[1] == screen[np.arange(72) * 120 // 72][:, columns]).all()
 
 
-def test_the_picture_is_rgb(basic: DoomEnv) -> None:
+def test_the_image_is_rgb(basic: DoomEnv) -> None:
     obs = new_obs()
     basic.reset(0, obs)
     red, _, blue = obs["obs"].reshape(-1, 3).mean(axis=0)

@@ -21,9 +21,9 @@ from rollmill.core.identity import Identity
 from rollmill.launch.backends.local import LocalBackEnd, make_slots
 from rollmill.launch.launcher import Launcher, cancel
 from rollmill.launch.params import ParamGrid, ParamList
-from rollmill.launch.records import Attempt, Book, Submission
+from rollmill.launch.records import Attempt, LaunchRecords, Submission
 from rollmill.launch.settings import LocalSettings
-from rollmill.launch.status import Standing
+from rollmill.launch.status import RunStatus
 
 
 @pytest.fixture
@@ -31,15 +31,15 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def until(made: Launcher, name: str, attempts: int = 1) -> Standing:
+def until(made: Launcher, name: str, attempts: int = 1) -> RunStatus:
     """Tick until the run has begun so many attempts and waits at its gate."""
 
-    def ready() -> Standing | None:
-        standing = next(s for s in made.tick() if s.run.name == name)
-        halfway = standing.frames is not None and any(Path(standing.run.folder, "checkpoints").glob("*.ckpt"))
-        return standing if standing.attempts >= attempts and halfway and standing.state == "running" else None
+    def ready() -> RunStatus | None:
+        status = next(s for s in made.tick() if s.run.name == name)
+        halfway = status.frames is not None and any(Path(status.run.folder, "checkpoints").glob("*.ckpt"))
+        return status if status.attempts >= attempts and halfway and status.state == "running" else None
 
-    found: Standing = wait_until(ready, what=f"attempt {attempts} of {name}")
+    found: RunStatus = wait_until(ready, what=f"attempt {attempts} of {name}")
     return found
 
 
@@ -57,12 +57,12 @@ def test_a_grid_with_faults_is_seen_through(tmp_path: Path, gate: Path) -> None:
     gate.touch()
 
     seen: list[int] = []
-    standings = made.run(lambda now: seen.append(sum(s.state == "running" for s in now)))
+    statuses = made.run(lambda now: seen.append(sum(s.state == "running" for s in now)))
 
     assert max(seen) <= 2
-    bad = {s.run.params["learning.gamma"]: s for s in standings if s.state == "failed"}
+    bad = {s.run.params["learning.gamma"]: s for s in statuses if s.state == "failed"}
     assert sorted(bad) == [0.5, 0.6]
-    assert sum(s.state == "finished" for s in standings) == 10
+    assert sum(s.state == "finished" for s in statuses) == 10
     assert bad[0.5].attempts == 2, "tried once more"
     assert bad[0.5].reason.startswith("failed: EnvError: broken on purpose")
     assert "broken on purpose" in bad[0.5].tail
@@ -70,7 +70,7 @@ def test_a_grid_with_faults_is_seen_through(tmp_path: Path, gate: Path) -> None:
     assert bad[0.6].reason == "exit code 2: this is the end: 2"
     starts = sessions(Path(made.plan.runs[0].folder))
     assert [s["frames_at_start"] for s in starts] == [0, 50], "the killed run went on from its checkpoint"
-    assert made.book.attempts(first)[0].reason == "killed by SIGKILL"
+    assert made.records.attempts(first)[0].reason == "killed by SIGKILL"
 
 
 def test_a_killed_launcher_is_followed_by_one_that_repeats_and_loses_nothing(tmp_path: Path, gate: Path) -> None:
@@ -78,17 +78,17 @@ def test_a_killed_launcher_is_followed_by_one_that_repeats_and_loses_nothing(tmp
     made = launcher(tmp_path, what, "local.parallel=2")
     code = (
         "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path\n"
-        "from rollmill.launch.records import Book; from rollmill.launch.launcher import Launcher, settings_of\n"
-        "book = Book(Path(sys.argv[1])); plan = book.read_plan()\n"
-        "with book.as_launcher(): Launcher(book, plan, settings_of(plan)).run()\n"
+        "from rollmill.launch.records import LaunchRecords; from rollmill.launch.launcher import Launcher, settings_of\n"
+        "records = LaunchRecords(Path(sys.argv[1])); plan = records.read_plan()\n"
+        "with records.as_launcher(): Launcher(records, plan, settings_of(plan)).run()\n"
     )
     folder = tmp_path / "tests"
     process = subprocess.Popen([sys.executable, "-c", code, str(folder), str(SUPPORT)])
     names = [run.name for run in made.plan.runs]
     try:
         wait_until(lambda: [s.state for s in made.look()].count("running") == 2 and _at_gate(made, names[:2]))
-        assert Book(folder).launcher_alive()
-        with pytest.raises(LaunchError, match="launches it already"), Book(folder).as_launcher():
+        assert LaunchRecords(folder).launcher_alive()
+        with pytest.raises(LaunchError, match="launches it already"), LaunchRecords(folder).as_launcher():
             pass
     finally:
         process.kill()
@@ -97,35 +97,35 @@ def test_a_killed_launcher_is_followed_by_one_that_repeats_and_loses_nothing(tmp
     assert all(Path(f"/proc/{pid}").exists() for pid in pids), "they go on without their launcher"
     assert states(made.tick()) == dict(zip(names, ["running", "running", "waiting", "waiting"]))
     gate.touch()
-    standings = made.run()
-    assert states(standings) == dict.fromkeys(names, "finished")
+    statuses = made.run()
+    assert states(statuses) == dict.fromkeys(names, "finished")
     for name in names:
         assert len(sessions(folder / name)) == 1
-        assert len(made.book.attempts(name)) == 1
+        assert len(made.records.attempts(name)) == 1
 
 
 def _at_gate(made: Launcher, names: list[str]) -> bool:
-    return all(any((made.book.experiment / name / "checkpoints").glob("*.ckpt")) for name in names)
+    return all(any((made.records.experiment / name / "checkpoints").glob("*.ckpt")) for name in names)
 
 
 def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, gate: Path) -> None:
     made = launcher(tmp_path, experiment(settings={"env.args.gate": str(gate)}))
     name = made.plan.runs[0].name
     until(made, name)
-    before = made.book.submission(name)
-    made.book.write_submission(name, type(before)(handle=None, count=1))  # as a launcher killed while it started it
+    before = made.records.submission(name)
+    made.records.write_submission(name, type(before)(handle=None, count=1))  # as a launcher killed while it started it
     assert states(made.tick()) == {name: "running"}
-    assert made.book.submission(name).handle == before.handle
+    assert made.records.submission(name).handle == before.handle
     gate.touch()
     assert states(made.run()) == {name: "finished"}
-    assert len(made.book.attempts(name)) == 1
+    assert len(made.records.attempts(name)) == 1
 
 
 def test_a_second_job_of_a_living_run_leaves_it_alone(tmp_path: Path, gate: Path) -> None:
     made = launcher(tmp_path, experiment(settings={"env.args.gate": str(gate)}))
     name = made.plan.runs[0].name
     until(made, name)
-    command = [sys.executable, "-m", "rollmill.launch.job", str(made.book.folder), name]
+    command = [sys.executable, "-m", "rollmill.launch.job", str(made.records.folder), name]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 75
     assert "another job of this run is alive" in done.stderr
@@ -137,21 +137,21 @@ def test_cancelled_runs_save_and_are_only_started_again_when_asked(tmp_path: Pat
     made = launcher(tmp_path, experiment(ParamGrid({"env.args.gate": [str(gate)]}), seeds=2))
     first, second = (run.name for run in made.plan.runs)
     until(made, first)
-    assert cancel(made.book, made.plan, made.backend, [first, second]) == {first: "running", second: "waiting"}
+    assert cancel(made.records, made.plan, made.backend, [first, second]) == {first: "running", second: "waiting"}
     assert states(made.run()) == {first: "cancelled", second: "cancelled"}
     assert sessions(tmp_path / "tests" / first)[-1]["how"] == "interrupted"
     gate.touch()
-    assert made.forgive() == [first, second]
+    assert made.reset_failures() == [first, second]
     assert states(made.run()) == {first: "finished", second: "finished"}
     assert [s["frames_at_start"] for s in sessions(tmp_path / "tests" / first)] == [0, 50]
     with pytest.raises(LaunchError, match="no run called nothing"):
-        cancel(made.book, made.plan, made.backend, ["nothing"])
+        cancel(made.records, made.plan, made.backend, ["nothing"])
 
 
 def test_what_failed_is_not_called_cancelled(tmp_path: Path) -> None:
     made = launcher(tmp_path, experiment(settings={"env.args.code": 2}))
     (name,) = states(made.run())
-    assert cancel(made.book, made.plan, made.backend, [name]) == {}
+    assert cancel(made.records, made.plan, made.backend, [name]) == {}
     assert states(made.look()) == {name: "failed"}
 
 
@@ -159,22 +159,22 @@ def test_runs_of_another_host_cannot_be_cancelled_from_here(tmp_path: Path) -> N
     made = launcher(tmp_path, experiment())
     process = {"host": "elsewhere", "boot": "", "pid": 1, "started": 1}
     with pytest.raises(LaunchError, match="started on elsewhere: cancel it there"):
-        made.backend.cancel(made.book, {"a": {"kind": "local", "slot": 0, "process": process}})
+        made.backend.cancel(made.records, {"a": {"kind": "local", "slot": 0, "process": process}})
 
 
 def test_a_living_job_of_another_back_end_is_left_alone(tmp_path: Path) -> None:
     """Handed in to a cluster by a launcher that was killed; the next launcher is a local one."""
     made = launcher(tmp_path, experiment())
     (name,) = (run.name for run in made.plan.runs)
-    made.book.write_job(name, {"command": ["true"]})
-    made.book.write_submission(name, Submission(count=1))
+    made.records.write_job(name, {"command": ["true"]})
+    made.records.write_submission(name, Submission(count=1))
     me = Identity.of(os.getpid())
     assert me is not None
-    made.book.write_attempt(name, Attempt(1, 0.0, me, "7_0", "new"))
-    with open(made.book.attempts_folder(name) / ".lock", "w") as file:
+    made.records.write_attempt(name, Attempt(1, 0.0, me, "7_0", "new"))
+    with open(made.records.attempts_folder(name) / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        (standing,) = made.tick()
-    assert (standing.state, standing.reason) == ("queued", "alive, but started by another back end")
+        (status,) = made.tick()
+    assert (status.state, status.reason) == ("queued", "alive, but started by another back end")
 
 
 def test_a_program_that_ignores_the_request_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_program_that_ignores_the_request_is_killed_after_the_grace(tmp_path: 
     made.tick()
     wait_until(lambda: (tmp_path / "deaf").exists(), what="the program to start")
     name = made.plan.runs[0].name
-    cancel(made.book, made.plan, made.backend, [name], grace=0.3)
+    cancel(made.records, made.plan, made.backend, [name], grace=0.3)
     wait_until(lambda: states(made.look()) == {name: "cancelled"}, what="its end")
 
 
@@ -202,10 +202,10 @@ def test_what_is_in_the_folder_decides_how_a_run_starts(tmp_path: Path) -> None:
     os.rename(other.plan.runs[0].folder, finished)
     foreign.mkdir()
     (foreign / "config.yaml").write_text("run: {}\n")
-    standings = made.run()
-    assert [s.state for s in standings] == ["finished", "failed"]
-    assert "this launch did not start" in standings[1].reason
-    assert standings[0].attempts == 0, "it was finished before"
+    statuses = made.run()
+    assert [s.state for s in statuses] == ["finished", "failed"]
+    assert "this launch did not start" in statuses[1].reason
+    assert statuses[0].attempts == 0, "it was finished before"
     assert (foreign / "config.yaml").read_text() == "run: {}\n"
 
 
@@ -263,7 +263,7 @@ def test_more_runs_than_slots_are_refused(tmp_path: Path) -> None:
 
     jobs = [JobRequest(name, {}) for name in ("a", "b")]
     with pytest.raises(LaunchError, match="1 of 1 slots"):
-        LocalBackEnd(LocalSettings(), cores=[0]).submit(Book(tmp_path), jobs, [])
+        LocalBackEnd(LocalSettings(), cores=[0]).submit(LaunchRecords(tmp_path), jobs, [])
 
 
 def test_the_pause_between_two_starts_is_kept(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_the_pause_between_two_starts_is_kept(tmp_path: Path) -> None:
     waits: list[float] = []
     now = [100.0]
     backend = LocalBackEnd(LocalSettings(parallel=2, pause=7), clock=lambda: now[0], sleep=waits.append)
-    Launcher(made.book, made.plan, made.settings, backend).tick()
+    Launcher(made.records, made.plan, made.settings, backend).tick()
     assert waits == [7.0]
     made.run()
 
@@ -279,6 +279,6 @@ def test_the_pause_between_two_starts_is_kept(tmp_path: Path) -> None:
 def test_a_run_of_another_machine_is_left_alone(tmp_path: Path) -> None:
     handle = {"kind": "local", "slot": 0, "gpu": None}
     handle["process"] = {"host": "elsewhere", "boot": "x", "pid": 1, "started": 1}  # type: ignore[assignment]
-    status = LocalBackEnd(LocalSettings()).status(Book(tmp_path), {"run": handle})["run"]
+    status = LocalBackEnd(LocalSettings()).status(LaunchRecords(tmp_path), {"run": handle})["run"]
     assert status.stage == "unknown"
     assert "elsewhere" in status.reason

@@ -11,7 +11,7 @@ from launching import experiment, launcher, states
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.launch.backends.base import JobRequest
 from rollmill.launch.backends.ngc import NgcBackEnd, run_command
-from rollmill.launch.records import Book
+from rollmill.launch.records import LaunchRecords
 from rollmill.launch.settings import NgcSettings
 
 GOLDEN = Path(__file__).with_name("ngc_commands.txt")
@@ -20,12 +20,12 @@ JOB = JobRequest("gamma-0.9_s0", {"cwd": "/ws/my project"})
 
 
 def test_commands_are_those_of_the_golden_file() -> None:
-    book = Book(Path("/ws/runs/gammas"))
+    records = LaunchRecords(Path("/ws/runs/gammas"))
     own = "submit --as {name} -- {command}"
     made = [
-        run_command(SETTINGS, book, JOB),
-        run_command(NgcSettings(**{**vars(SETTINGS), "team": "rl"}), book, JOB),
-        run_command(NgcSettings(**{**vars(SETTINGS), "template": own}), book, JOB),
+        run_command(SETTINGS, records, JOB),
+        run_command(NgcSettings(**{**vars(SETTINGS), "team": "rl"}), records, JOB),
+        run_command(NgcSettings(**{**vars(SETTINGS), "template": own}), records, JOB),
     ]
     assert [shlex.join(command) for command in made] == GOLDEN.read_text().splitlines()
     assert shlex.split(made[0][-1])[:2] == ["bash", "-c"], "the command inside is one word of the command outside"
@@ -33,7 +33,7 @@ def test_commands_are_those_of_the_golden_file() -> None:
 
 def test_a_template_with_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\{machine\}; there are command, image"):
-        run_command(NgcSettings(template="ngc {machine}"), Book(Path("/x")), JOB)
+        run_command(NgcSettings(template="ngc {machine}"), LaunchRecords(Path("/x")), JOB)
 
 
 @pytest.mark.parametrize("missing", ["image", "workspace"])
@@ -66,7 +66,7 @@ def test_a_run_is_handed_in_and_seen_to_end(tmp_path: Path, monkeypatch: pytest.
     assert states(made.run()) == {"tests_s0": "finished"}
     calls = (tmp_path / "calls").read_text()
     assert "batch run --name tests-tests_s0" in calls
-    made.backend.cancel(made.book, {"tests_s0": {"kind": "ngc", "id": "77"}})
+    made.backend.cancel(made.records, {"tests_s0": {"kind": "ngc", "id": "77"}})
     assert "batch kill 77" in (tmp_path / "calls").read_text()
 
 
@@ -76,20 +76,20 @@ def test_a_run_is_handed_in_and_seen_to_end(tmp_path: Path, monkeypatch: pytest.
 )
 def test_states_are_understood(tmp_path: Path, state: str, stage: str, reason: str) -> None:
     backend = NgcBackEnd(NgcSettings(**{**vars(SETTINGS), "program": stand_in(tmp_path, state)}))
-    found = backend.status(Book(tmp_path), {"a": {"kind": "ngc", "id": "1"}, "lost": None})
+    found = backend.status(LaunchRecords(tmp_path), {"a": {"kind": "ngc", "id": "1"}, "lost": None})
     assert (found["a"].stage, found["a"].reason) == (stage, reason)
     assert found["lost"].stage == "ended"
 
 
 def test_a_program_that_fails_or_is_missing(tmp_path: Path) -> None:
     backend = NgcBackEnd(NgcSettings(**{**vars(SETTINGS), "program": "ngc-is-not-here"}))
-    assert "is not installed" in backend.status(Book(tmp_path), {"a": {"kind": "ngc", "id": "1"}})["a"].reason
+    assert "is not installed" in backend.status(LaunchRecords(tmp_path), {"a": {"kind": "ngc", "id": "1"}})["a"].reason
     failing = NgcSettings(**{**vars(SETTINGS), "template": "false {name}"})
     with pytest.raises(LaunchError, match="exit code 1"):
-        NgcBackEnd(failing).submit(Book(tmp_path), [JOB], [])
+        NgcBackEnd(failing).submit(LaunchRecords(tmp_path), [JOB], [])
     silent = NgcSettings(**{**vars(SETTINGS), "template": "true {name}"})
     with pytest.raises(LaunchError, match="no number of a job"):
-        NgcBackEnd(silent).submit(Book(tmp_path), [JOB], [])
+        NgcBackEnd(silent).submit(LaunchRecords(tmp_path), [JOB], [])
 
 
 @pytest.mark.parametrize("template", ["ngc {", "ngc 'x"])

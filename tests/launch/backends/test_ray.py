@@ -69,14 +69,14 @@ def test_a_cluster_that_does_not_answer_leaves_runs_unknown(tmp_path: Path) -> N
     backend = RayBackEnd(RaySettings())
     backend._client = Silent()
     made.backend = backend
-    assert backend.status(made.book, {"run": None})["run"].stage == "unknown"
+    assert backend.status(made.records, {"run": None})["run"].stage == "unknown"
     with pytest.raises(LaunchError, match="did not take tests_s0: nobody there"):
         made.tick()
 
 
 def test_the_name_of_a_job_follows_from_the_run(tmp_path: Path) -> None:
     made = launcher(tmp_path, experiment())
-    made.book.write_submission("a b", Submission(count=2, submitted=1.5))
-    assert submission_id(made.book, "a b") == "rollmill-tests-a-b-2-5dc"
-    made.book.write_submission("a b", Submission(count=2, submitted=1.501))
-    assert submission_id(made.book, "a b") == "rollmill-tests-a-b-2-5dd", "another launch of the same name"
+    made.records.write_submission("a b", Submission(count=2, submitted=1.5))
+    assert submission_id(made.records, "a b") == "rollmill-tests-a-b-2-5dc"
+    made.records.write_submission("a b", Submission(count=2, submitted=1.501))
+    assert submission_id(made.records, "a b") == "rollmill-tests-a-b-2-5dd", "another launch of the same name"

@@ -22,7 +22,7 @@ from rollmill.launch.experiment import Experiment
 from rollmill.launch.launcher import Launcher, cancel
 from rollmill.launch.params import ParamGrid
 from rollmill.launch.settings import SlurmSettings
-from rollmill.launch.status import Standing
+from rollmill.launch.status import RunStatus
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +48,15 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def settled(made: Launcher, **wanted: int) -> list[Standing]:
+def settled(made: Launcher, **wanted: int) -> list[RunStatus]:
     """Look until there are so many runs in each state."""
 
-    def counted() -> list[Standing] | None:
+    def counted() -> list[RunStatus] | None:
         now = made.look()
         found = [s.state for s in now]
         return now if all(found.count(state) == count for state, count in wanted.items()) else None
 
-    result: list[Standing] = wait_until(counted, what=f"{wanted}")
+    result: list[RunStatus] = wait_until(counted, what=f"{wanted}")
     return result
 
 
@@ -67,18 +67,18 @@ def at_gate(run: Path) -> bool:
 def test_an_array_is_handed_in_watched_and_cancelled(cluster: Cluster, tmp_path: Path, gate: Path) -> None:
     what = experiment(ParamGrid({"env.args.gate": [str(gate)]}), seeds=12)
     made = launcher(tmp_path, what, "backend=slurm")
-    with made.book.as_launcher():
+    with made.records.as_launcher():
         made.tick()
-    standings = settled(made, running=3, queued=9)
-    handles = [made.book.submission(run.name).handle or {} for run in made.plan.runs]
+    statuses = settled(made, running=3, queued=9)
+    handles = [made.records.submission(run.name).handle or {} for run in made.plan.runs]
     assert len({handle["job"] for handle in handles}) == 1, "one array"
     assert [handle["task"] for handle in handles] == list(range(12))
-    assert {s.host for s in standings if s.state == "running"} == {"n1", "n2", "n3"}
-    running = [s.run.name for s in standings if s.state == "running"]
-    queued = [s.run.name for s in standings if s.state == "queued"]
+    assert {s.host for s in statuses if s.state == "running"} == {"n1", "n2", "n3"}
+    running = [s.run.name for s in statuses if s.state == "running"]
+    queued = [s.run.name for s in statuses if s.state == "queued"]
     wait_until(lambda: all(at_gate(tmp_path / "tests" / name) for name in running))
 
-    assert sorted(cancel(made.book, made.plan, made.backend, [running[0], queued[0]])) == sorted(
+    assert sorted(cancel(made.records, made.plan, made.backend, [running[0], queued[0]])) == sorted(
         [running[0], queued[0]]
     )
     gate.touch()
@@ -101,9 +101,9 @@ def test_a_run_whose_node_dies_goes_on_elsewhere(cluster: Cluster, tmp_path: Pat
     name, folder = made.plan.runs[0].name, Path(made.plan.runs[0].folder)
     made.tick()
     wait_until(lambda: at_gate(folder))
-    (standing,) = settled(made, running=1)
-    node, job = standing.host, place(folder)["SLURM_JOB_ID"]
-    attempt = made.book.attempts(name)[0]
+    (status,) = settled(made, running=1)
+    node, job = status.host, place(folder)["SLURM_JOB_ID"]
+    attempt = made.records.attempts(name)[0]
     try:
         # The machine is gone: first those that could still tell the controller how the job ended, then the job.
         for parent in psutil.Process(attempt.process.pid).parents():
@@ -113,16 +113,16 @@ def test_a_run_whose_node_dies_goes_on_elsewhere(cluster: Cluster, tmp_path: Pat
         cluster.kill_node(node)
         settled(made, queued=1)
         cluster.start_now(job)
-        wait_until(lambda: len(made.book.attempts(name)) == 2, what="the second attempt")
-        (standing,) = settled(made, running=1)
-        assert standing.host != node
-        assert standing.reason == "before: killed"
+        wait_until(lambda: len(made.records.attempts(name)) == 2, what="the second attempt")
+        (status,) = settled(made, running=1)
+        assert status.host != node
+        assert status.reason == "before: killed"
         gate.touch()
         assert states(made.run()) == {name: "finished"}
     finally:
         cluster.revive_node(node)
     assert [s["frames_at_start"] for s in sessions(folder)] == [0, 50]
-    assert made.book.submission(name).count == 1, "SLURM started it again, not the launcher"
+    assert made.records.submission(name).count == 1, "SLURM started it again, not the launcher"
 
 
 def test_a_run_that_outlives_its_job_is_not_started_twice(cluster: Cluster, tmp_path: Path, gate: Path) -> None:
@@ -131,11 +131,11 @@ def test_a_run_that_outlives_its_job_is_not_started_twice(cluster: Cluster, tmp_
     name, folder = made.plan.runs[0].name, Path(made.plan.runs[0].folder)
     made.tick()
     wait_until(lambda: at_gate(folder))
-    (standing,) = settled(made, running=1)
+    (status,) = settled(made, running=1)
     job = place(folder)["SLURM_JOB_ID"]
     try:
-        number = (made.book.submission(name).handle or {})["job"]
-        cluster.kill_node(standing.host)
+        number = (made.records.submission(name).handle or {})["job"]
+        cluster.kill_node(status.host)
         wait_until(lambda: query({number})[number, 0].state == "PENDING", what="the job to be queued again")
         cluster.start_now(job)
         wait_until(lambda: query({number})[number, 0].state == "FAILED", what="the second job to step back")
@@ -143,7 +143,7 @@ def test_a_run_that_outlives_its_job_is_not_started_twice(cluster: Cluster, tmp_
         gate.touch()
         assert states(made.run()) == {name: "finished"}
     finally:
-        cluster.revive_node(standing.host)
+        cluster.revive_node(status.host)
     assert len(sessions(folder)) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_preempted_training_resumes_from_its_checkpoint(cluster: Cluster, tmp_
     name, folder = made.plan.runs[0].name, Path(made.plan.runs[0].folder)
     made.tick()
     wait_until(lambda: at_gate(folder), what="a checkpoint")
-    number = (made.book.submission(name).handle or {})["job"]
+    number = (made.records.submission(name).handle or {})["job"]
     cluster.call("scontrol", "requeue", f"{number}_0")
     wait_until(lambda: query({number})[number, 0].state == "PENDING", what="the job to be queued again")
     gate.touch()
@@ -178,14 +178,14 @@ def test_a_run_near_its_time_limit_goes_back_into_the_queue(cluster: Cluster, tm
     made.tick()
     wait_until(lambda: at_gate(folder))
     assert Path(place(folder)["TMPDIR"]).parent == temp
-    number = (made.book.submission(name).handle or {})["job"]
+    number = (made.records.submission(name).handle or {})["job"]
     cluster.call("scancel", "--batch", "--signal=USR1", f"{number}_0")
     wait_until(lambda: query({number})[number, 0].state == "PENDING", what="the job to be queued again")
     gate.touch()
     cluster.start_now(f"{number}_0")
     assert states(made.run()) == {name: "finished"}
     assert [s["frames_at_start"] for s in sessions(folder)] == [0, 50]
-    assert made.book.attempts(name)[0].reason == "interrupted: signal 15"
+    assert made.records.attempts(name)[0].reason == "interrupted: signal 15"
     wait_until(lambda: not list(temp.iterdir()), what="temporary folders to be removed")
 
 
@@ -197,15 +197,15 @@ def test_jobs_that_were_not_written_down_are_found_by_their_name(
     monkeypatch.chdir(root)
     made = launcher(root, experiment(settings={"env.args.gate": str(gate)}, seeds=2), "backend=slurm")
     made.tick()
-    before = {run.name: made.book.submission(run.name) for run in made.plan.runs}
+    before = {run.name: made.records.submission(run.name) for run in made.plan.runs}
     for name in before:
-        made.book.write_submission(name, type(before[name])(handle=None, count=1))
+        made.records.write_submission(name, type(before[name])(handle=None, count=1))
     made.tick()
-    assert {name: made.book.submission(name).handle for name in before} == {n: s.handle for n, s in before.items()}
+    assert {name: made.records.submission(name).handle for name in before} == {n: s.handle for n, s in before.items()}
     gate.touch()
     assert set(states(made.run()).values()) == {"finished"}
-    assert all(len(made.book.attempts(name)) == 1 for name in before)
-    logs = {path.name for path in (made.book.folder / "slurm").glob("*.out")}
+    assert all(len(made.records.attempts(name)) == 1 for name in before)
+    logs = {path.name for path in (made.records.folder / "slurm").glob("*.out")}
     tokens = {(submission.handle or {})["token"] for submission in before.values()}
     assert logs == {f"{token}-{index}.out" for token in tokens for index in (0, 1)}
 
@@ -242,7 +242,7 @@ def test_a_controller_that_does_not_answer_leaves_runs_unknown(tmp_path: Path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     backend = SlurmBackEnd(SlurmSettings())
     made = launcher(tmp_path, experiment())
-    found = backend.status(made.book, {"run": {"kind": "slurm", "job": "1", "task": 0, "token": "x"}})
+    found = backend.status(made.records, {"run": {"kind": "slurm", "job": "1", "task": 0, "token": "x"}})
     assert found["run"].stage == "unknown"
     assert "squeue is not installed" in found["run"].reason
 

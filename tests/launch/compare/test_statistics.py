@@ -55,7 +55,7 @@ def atari() -> list[np.ndarray]:
 
 
 def test_a_published_table() -> None:
-    """The paper's own figures: IQM 0.501, median 0.289, mean 1.046."""
+    """The paper's own metrics: IQM 0.501, median 0.289, mean 1.046."""
     games = atari()
     found = iqm_of(games)
     assert round(found.value, 3) == 0.501

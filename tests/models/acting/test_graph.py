@@ -57,7 +57,7 @@ def run(spec: EnvSpec, memory: str, kind: str, device: torch.device = CPU) -> tu
         groups = np.array([[0, 1, 2], [1], [0, 2, 3, 4, 1]][step % 3])
         for group in groups:
             fill_row(arena, int(box.slot[group]), int(box.row[group]) + 1, rng)
-        inference.answer(groups)
+        inference.infer(groups)
     return arena, policy
 
 

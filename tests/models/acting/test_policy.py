@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field
-from rollmill.models.acting.policy import Answer, TorchPolicy
+from rollmill.models.acting.policy import TorchOutput, TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.models.settings import ModelSettings
@@ -42,7 +42,7 @@ def policy_of(model: ActorCritic, seed: int = 0, **options: bool) -> TorchPolicy
     return TorchPolicy(copy.deepcopy(model), WeightBoard(model), LANES, seed, **options)
 
 
-def assert_same_answer(one: Answer, two: Answer) -> None:
+def assert_same_output(one: TorchOutput, two: TorchOutput) -> None:
     for name in ("action", "log_prob", "value", "state"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name), name)
 
@@ -63,7 +63,7 @@ def test_the_same_seed_decides_the_same() -> None:
     for step in range(20):
         request = request_of(list(range(LANES)), step)
         first, second = one.act(request), two.act(request)
-        assert_same_answer(first, second)
+        assert_same_output(first, second)
         actions.append((first.action == other.act(request).action).all())
     assert not all(actions)
 
@@ -107,7 +107,7 @@ def test_the_likeliest_action_is_always_the_same() -> None:
     policies = [policy_of(model, seed, deterministic=True) for seed in (1, 2)]
     request = request_of(list(range(LANES)))
     one, two = (policy.act(request) for policy in policies)
-    assert_same_answer(one, two)
+    assert_same_output(one, two)
     with torch.no_grad():
         output = model.step(
             {"obs": torch.from_numpy(request.obs["obs"])}, torch.zeros(LANES, dtype=torch.bool), torch.zeros(LANES, 0)
@@ -155,7 +155,7 @@ def test_state_and_back_again_decides_the_same(memory: str) -> None:
         one.act(request_of(list(range(LANES)), step))
     two.load_state(one.state())
     request = request_of(list(range(LANES)), 7)
-    assert_same_answer(one.act(request), two.act(request))
+    assert_same_output(one.act(request), two.act(request))
 
 
 def test_a_saved_state_does_not_change_afterwards() -> None:

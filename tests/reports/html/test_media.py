@@ -1,4 +1,4 @@
-"""Films and pictures stand in the page as long as they are small, and come from the run's folder only."""
+"""Videos and images stand in the page as long as they are small, and come from the run's folder only."""
 
 import base64
 from pathlib import Path
@@ -15,23 +15,23 @@ def write(path: Path, data: bytes) -> Path:
 
 def test_small_files_are_inside_and_large_ones_linked(tmp_path: Path) -> None:
     shown = Media(tmp_path)
-    film = shown.figure(write(tmp_path / "videos" / "a<b.mp4", b"12345"), "what <it> shows")
-    assert "data:video/mp4;base64,MTIzNDU=" in film
-    assert "what &lt;it&gt; shows" in film
-    assert '<a href="videos/a&lt;b.mp4">' in film
+    video = shown.figure(write(tmp_path / "videos" / "a<b.mp4", b"12345"), "what <it> shows")
+    assert "data:video/mp4;base64,MTIzNDU=" in video
+    assert "what &lt;it&gt; shows" in video
+    assert '<a href="videos/a&lt;b.mp4">' in video
     large = shown.figure(write(tmp_path / "large.mp4", bytes(FILE_BYTES + 1)), "too large")
     assert "data:" not in large
     assert "too large" in large
     assert '<a href="large.mp4">large.mp4</a> (8.00 MB)' in large
-    picture = shown.figure(write(tmp_path / "a.png", b"png"), "a sheet")
-    assert f'<img src="data:image/png;base64,{base64.b64encode(b"png").decode()}" alt="a sheet"' in picture
+    image = shown.figure(write(tmp_path / "a.png", b"png"), "a sheet")
+    assert f'<img src="data:image/png;base64,{base64.b64encode(b"png").decode()}" alt="a sheet"' in image
 
 
 def test_all_files_of_a_page_share_a_limit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(media, "PAGE_BYTES", 12)
     shown = Media(tmp_path)
-    films = [shown.figure(write(tmp_path / f"{k}.mp4", b"12345")) for k in range(4)]
-    assert ["<video" in film for film in films] == [True, True, False, False]
+    videos = [shown.figure(write(tmp_path / f"{k}.mp4", b"12345")) for k in range(4)]
+    assert ["<video" in video for video in videos] == [True, True, False, False]
 
 
 def test_what_lies_elsewhere_is_not_given_away(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_lies_elsewhere_is_not_given_away(tmp_path: Path) -> None:
     assert "data:video/mp4" in Media(folder).figure(folder / "same.mp4"), "a link within the folder leads nowhere else"
 
 
-def test_a_filmstrip_shows_small_pictures_pixel_by_pixel() -> None:
+def test_a_filmstrip_shows_small_images_pixel_by_pixel() -> None:
     text = filmstrip("lowest <return>", [(b"a", (16, 12), "step 0"), (b"b", (640, 480), "step 9")])
     assert "lowest &lt;return&gt;" in text
     assert 'width="16" height="12" alt="step 0" class="small"' in text

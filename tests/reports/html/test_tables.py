@@ -11,7 +11,7 @@ def test_names_are_broken_between_their_words_and_only_where_they_are_long() -> 
     assert breakable("<&" * 13).replace("<wbr/>", "") == "&lt;&amp;" * 13
 
 
-def test_columns_of_text_wrap_and_figures_do_not() -> None:
+def test_columns_of_text_wrap_and_metrics_do_not() -> None:
     text = table(("a", "b", "c"), [("n", "words", "1")], left=2)
     assert '<td class="l name">n</td><td class="l">words</td><td>1</td>' in text
 

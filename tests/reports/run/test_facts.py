@@ -186,7 +186,7 @@ def test_a_run_that_has_written_nothing_yet(copy: Path) -> None:
     assert '<span class="unknown">unknown</span>' in text
 
 
-def test_figures_that_are_no_numbers(copy: Path) -> None:
+def test_metrics_that_are_no_numbers(copy: Path) -> None:
     rows = [{"frames": k, "time": 0.0, "episode/return": None, "learn/kl": None if k else 0.5} for k in range(3)]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "No episode has ended" in page_of(copy)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollmill.reports.html.document import kind_of
-from rollmill.reports.run.offline import Film, write_comparison
+from rollmill.reports.run.offline import Video, write_comparison
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import Results, Row
 
@@ -34,12 +34,12 @@ def test_a_loss_that_has_risen_is_told(tmp_path: Path, rising: bool) -> None:
     assert "It was not evaluated in its environment" in text
 
 
-def test_policies_side_by_side_with_their_films(tmp_path: Path) -> None:
-    film = tmp_path / "report" / "one.mp4"
-    film.parent.mkdir()
-    film.write_bytes(b"film")
+def test_policies_side_by_side_with_their_videos(tmp_path: Path) -> None:
+    video = tmp_path / "report" / "one.mp4"
+    video.parent.mkdir()
+    video.write_bytes(b"film")
     results = Results("an <env>", [Row.of("dt", [1.0, 2.0], target=2.0), Row.of("random", [0.0, 1.0])])
-    page = write_comparison(tmp_path / "report.html", results, [Film("dt, asked for 2", film)], "2 episodes")
+    page = write_comparison(tmp_path / "report.html", results, [Video("dt, asked for 2", video)], "2 episodes")
     text = page.read_text()
     assert kind_of(page) == "comparison"
     assert "<title>an &lt;env&gt;</title>" in text

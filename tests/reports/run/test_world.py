@@ -44,8 +44,8 @@ def test_metrics_that_exist_on_one_side_only_say_which() -> None:
     assert metric_curves([{"frames": 1, "learn/loss": 2.0, "learn/learning_rate": 1.0}]) == "", "one point is no curve"
 
 
-def test_figures_that_have_a_curve_are_not_drawn_again(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("encoder: {}\npictures: {}\n")
+def test_metrics_that_have_a_curve_are_not_drawn_again(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("encoder: {}\nimages: {}\n")
     metrics = [{**row, "learn/learning_rate": 0.1, "time/seconds": 1.0} for row in rows(2.0)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     text = write_run_report(tmp_path).read_text()

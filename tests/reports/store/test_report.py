@@ -39,7 +39,7 @@ def view_schema(name: str = "view", **options: Any) -> StoreSchema:
 
 
 def view_episode(schema: StoreSchema, steps: int, k: int, **info: Any) -> Episode:
-    """Every pixel of picture t of episode k is (k, t, 0)."""
+    """Every pixel of image t of episode k is (k, t, 0)."""
     rng = np.random.default_rng(k)
     screen = np.zeros((steps + 1, 12, 16, 3), np.uint8)
     screen[..., 0] = k
@@ -73,29 +73,29 @@ def words(root: ElementTree.Element) -> str:
     return " ".join(root.itertext())
 
 
-def test_the_page_and_its_figures(tmp_path: Path) -> None:
+def test_the_page_and_its_metrics(tmp_path: Path) -> None:
     store = write_views(tmp_path / "data")
     done = write_report(store)
     assert done.html == tmp_path / "data" / "report.html"
     root = parse(done.html)
     sections = [title.text for title in root.iter("h2")]
-    wanted = ["Checks", "Returns over time", "Episodes", "Actions and rewards", "Pictures"]
+    wanted = ["Checks", "Returns over time", "Episodes", "Actions and rewards", "Images"]
     assert sections == [*wanted, "Policy versions", "Side by side", "Columns", "Shards"]
-    figures = json.loads(done.json.read_text())
-    assert figures == json.loads(json.dumps(done.figures))
-    assert figures["rows"]["steps"] == 240
+    metrics = json.loads(done.json.read_text())
+    assert metrics == json.loads(json.dumps(done.metrics))
+    assert metrics["rows"]["steps"] == 240
     assert "240" in words(root)
     assert "returns rise with the global step: rank correlation +1.00 over 30 whole episodes" in words(root)
     Store(tmp_path / "data")  # the report lies beside the shards and disturbs nobody
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_store_without_pictures_and_one_without_anything(tmp_path: Path) -> None:
+def test_a_store_without_images_and_one_without_anything(tmp_path: Path) -> None:
     write_episodes(tmp_path / "small", SCHEMA, [5, 9])
     StoreWriter(tmp_path / "empty", SCHEMA).close()
     for name in ("small", "empty"):
         done = write_report(Store(tmp_path / name), tmp_path / f"{name}.html")
-        assert "Pictures" not in [title.text for title in parse(done.html).iter("h2")]
+        assert "Images" not in [title.text for title in parse(done.html).iter("h2")]
         assert done.json == tmp_path / f"{name}.json"
 
 
@@ -151,8 +151,8 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     assert all(link.startswith("data:image/png;base64,") for link in found.links[1:])
     assert found.handlers == []
     assert not found.tags & {"script", "iframe", "object", "embed", "form", "base", "a"}
-    without_pictures = re.sub(r'src="data:[^"]*"', "", text)
-    assert not re.search(r"https?:|url\(|@import|//[a-z]", without_pictures)
+    without_images = re.sub(r'src="data:[^"]*"', "", text)
+    assert not re.search(r"https?:|url\(|@import|//[a-z]", without_images)
     assert "default-src &#x27;none&#x27;" in text
 
 
@@ -183,7 +183,7 @@ def test_one_episode_is_shown_once(tmp_path: Path) -> None:
     assert pick_by_return(write_views(tmp_path, 1)) == {"lowest return": 0}
 
 
-def test_a_damaged_picture_is_a_problem_not_the_end(tmp_path: Path) -> None:
+def test_a_damaged_image_is_a_problem_not_the_end(tmp_path: Path) -> None:
     store = write_views(tmp_path, 3)
     path = store.shards[0].path
     data = bytearray(path.read_bytes())
@@ -191,10 +191,10 @@ def test_a_damaged_picture_is_a_problem_not_the_end(tmp_path: Path) -> None:
     data[offset + 12 + length // 2] ^= 1
     path.write_bytes(data)
     done = write_report(Store(tmp_path))
-    assert any("picture of episode 0" in problem for problem in done.figures["problems"])
+    assert any("image of episode 0" in problem for problem in done.metrics["problems"])
     assert "checksum" in words(parse(done.html))
     assert "Problems" in [title.text for title in parse(done.html).iter("h2")]
-    assert checks(done.figures)[0][0] == "bad"
+    assert checks(done.metrics)[0][0] == "bad"
 
 
 def test_long_tables_are_cut_and_say_so(tmp_path: Path) -> None:
@@ -204,21 +204,21 @@ def test_long_tables_are_cut_and_say_so(tmp_path: Path) -> None:
             info = EpisodeInfo(uid=k, worker=k)
             writer.add_episode(make_episode(schema, 3, k, info))
     done = write_report(Store(tmp_path))
-    assert done.figures["groups"]["worker"]["total"] == 150
+    assert done.metrics["groups"]["worker"]["total"] == 150
     assert "100 more rows" in words(parse(done.html))
 
 
 def test_checks_name_what_is_wrong(tmp_path: Path) -> None:
-    figures = describe(write_views(tmp_path, 3))
-    assert {level for level, _ in checks(figures)} == {"good", "unknown"}
-    figures["episodes"] |= {"partial": 1, "partial_end": 1, "unfinished": 2}
-    figures["rewards"]["non_finite"] = 4
-    figures["actions"]["components"] = [{"other": 5, "never": 6}]
-    figures["order"]["step_goes_back"] = 7
-    figures["duplicates"] |= {"copies": 8, "same_uid": 9, "not_compared": 10, "groups": [[0, 1]], "group_count": 1}
-    figures["problems"] = ["broken"]
-    figures["arrow_of_time"] |= {"verdict": "falling", "reason": "it falls"}
-    said = [f"{level} {text}" for level, text in checks(figures)]
+    metrics = describe(write_views(tmp_path, 3))
+    assert {level for level, _ in checks(metrics)} == {"good", "unknown"}
+    metrics["episodes"] |= {"partial": 1, "partial_end": 1, "unfinished": 2}
+    metrics["rewards"]["non_finite"] = 4
+    metrics["actions"]["components"] = [{"other": 5, "never": 6}]
+    metrics["order"]["step_goes_back"] = 7
+    metrics["duplicates"] |= {"copies": 8, "same_uid": 9, "not_compared": 10, "groups": [[0, 1]], "group_count": 1}
+    metrics["problems"] = ["broken"]
+    metrics["arrow_of_time"] |= {"verdict": "falling", "reason": "it falls"}
+    said = [f"{level} {text}" for level, text in checks(metrics)]
     for start in (
         "bad 1 problems",
         "bad arrow of time: it falls",
@@ -234,19 +234,19 @@ def test_checks_name_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_no_rise_is_expected_of_a_policy_that_never_changed(tmp_path: Path) -> None:
-    figures = describe(write_views(tmp_path, 3))
-    figures["arrow_of_time"] |= {"verdict": "flat", "reason": "flat"}
-    assert checks(figures)[1][0] == "warn"
-    figures["versions"] = figures["versions"][:1]
-    assert checks(figures)[1][0] == "good"
+    metrics = describe(write_views(tmp_path, 3))
+    metrics["arrow_of_time"] |= {"verdict": "flat", "reason": "flat"}
+    assert checks(metrics)[1][0] == "warn"
+    metrics["versions"] = metrics["versions"][:1]
+    assert checks(metrics)[1][0] == "good"
 
 
 def test_every_kind_of_action_is_drawn(tmp_path: Path) -> None:
-    figures = describe(write_views(tmp_path, 3))
+    metrics = describe(write_views(tmp_path, 3))
     part = {"start": 0, "counts": [3] * 1000, "other": 0, "never": 0, "evenness": 1.0}
     none = {**part, "counts": [0, 0]}
-    figures["actions"] = {"kind": "multi_discrete", "rows": 3, "components": [part, none] * 15}
-    page = render.render(figures, [], "x.json")
+    metrics["actions"] = {"kind": "multi_discrete", "rows": 3, "components": [part, none] * 15}
+    page = render.render(metrics, [], "x.json")
     root = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
     assert "6 more components" in words(root)
     assert "No value lies within the action space" in words(root)

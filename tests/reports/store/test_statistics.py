@@ -69,11 +69,11 @@ def test_bins_of_whole_numbers_hold_equally_many() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.sampled_from([1.0, 1.0 + 1e-12, np.nan, 1e-300]), min_size=1, max_size=60))
-def test_a_growing_histogram_agrees_with_plain_figures(values: list[float]) -> None:
+def test_a_growing_histogram_agrees_with_plain_metrics(values: list[float]) -> None:
     grown = GrowingHistogram(bins=8)
     for part in np.array_split(np.array(values), 5):
         grown.add(part)
-    found = grown.figures()
+    found = grown.metrics()
     finite = np.array([v for v in values if np.isfinite(v)])
     assert found["non_finite"] == len(values) - len(finite)
     assert sum(found["counts"]) == found["count"] == len(finite)
@@ -94,9 +94,9 @@ def test_a_growing_histogram_agrees_with_plain_figures(values: list[float]) -> N
 def test_few_different_values_are_counted_one_by_one() -> None:
     grown = GrowingHistogram()
     grown.add(np.array([1.0, 0.0, 1.0]))
-    assert grown.figures()["distinct"] == [[0.0, 1], [1.0, 2]]
+    assert grown.metrics()["distinct"] == [[0.0, 1], [1.0, 2]]
     grown.add(np.arange(DISTINCT + 1))
-    assert grown.figures()["distinct"] is None
+    assert grown.metrics()["distinct"] is None
 
 
 def test_values_too_large_for_bins_are_counted_apart() -> None:
@@ -105,10 +105,10 @@ def test_values_too_large_for_bins_are_counted_apart() -> None:
     assert (grown.count, grown.non_finite) == (1, 2)
 
 
-# ------------------------------------------------------------------------------------------- figures of the table
+# ------------------------------------------------------------------------------------------- metrics of the table
 
 
-def test_figures_are_those_of_plain_loops(tmp_path: Path) -> None:
+def test_metrics_are_those_of_plain_loops(tmp_path: Path) -> None:
     episodes = write_episodes(tmp_path, SCHEMA, LENGTHS, block=8, shard_bytes=6000)
     store = Store(tmp_path)
     found = describe(store)
@@ -157,7 +157,7 @@ def test_unfinished_episodes_are_counted(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_an_empty_store_has_figures_too(tmp_path: Path) -> None:
+def test_an_empty_store_has_metrics_too(tmp_path: Path) -> None:
     StoreWriter(tmp_path, SCHEMA).close()
     found = describe(Store(tmp_path))
     assert found["returns"]["mean"] is None
@@ -284,7 +284,7 @@ def test_choices_are_counted_per_component(tmp_path: Path) -> None:
 def test_actions_outside_their_space_are_counted() -> None:
     counts = ActionCounts(ActionSpec("discrete", nvec=(3,), start=(0,)), (), floats=False)
     counts.add(np.array([0, 2, 2, 7, -1]))
-    (part,) = counts.figures()["components"]
+    (part,) = counts.metrics()["components"]
     assert part["counts"] == [1, 0, 2]
     assert (part["other"], part["never"]) == (2, 1)
 
@@ -293,7 +293,7 @@ def test_choices_of_an_unknown_space() -> None:
     counts = ActionCounts(ActionSpec("discrete"), (), floats=False)
     counts.add(np.array([0, 2]))
     counts.add(np.array([5, 1 << 40]))
-    (part,) = counts.figures()["components"]
+    (part,) = counts.metrics()["components"]
     assert part["counts"] == [1, 0, 1, 0, 0, 1]
     assert part["other"] == 1
 
@@ -304,7 +304,7 @@ def test_vectors_are_measured_per_component() -> None:
     actions = np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
     for part in np.array_split(actions, 7):
         counts.add(part)
-    first, second = counts.figures()["components"]
+    first, second = counts.metrics()["components"]
     assert first["outside"] == int((np.abs(actions[:, 0]) > 1).sum())
     assert (first["low"], first["high"]) == (-1.0, 1.0)
     assert (second["low"], second["outside"]) == (None, 0)

@@ -13,10 +13,10 @@ from rollmill.core.errors import BadBlock, ConfigError, StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.reports.video import panel
 from rollmill.reports.video.panel import HEIGHT, Panel, draw_text, text_mask, text_width
-from rollmill.reports.video.stored_episodes import FilmOptions, choose_episodes, film_episodes
+from rollmill.reports.video.stored_episodes import VideoOptions, choose_episodes, write_videos
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import Column, StoreSchema
-from rollmill.store.images import choose_picture, picture_of, pictures, read_picture, read_pictures
+from rollmill.store.images import choose_image, image_of, images, read_image, read_images
 from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
 
@@ -30,7 +30,7 @@ def schema_of(*fields: Field, action: ActionSpec = DISCRETE, extra: tuple[Column
 
 
 def episode_of(schema: StoreSchema, steps: int, k: int = 0, **options: Any) -> Episode:
-    """Every value of picture t is 20 t + k."""
+    """Every value of image t is 20 t + k."""
     columns = {}
     for column in schema.columns:
         rows = steps + (column.per == "obs")
@@ -56,9 +56,9 @@ def frames_of(path: Path) -> list[np.ndarray[Any, Any]]:
 VIEW = schema_of(Field("screen", "uint8", (24, 32, 3)))
 
 
-def test_a_film_has_a_picture_per_observation(tmp_path: Path) -> None:
+def test_a_video_has_an_image_per_observation(tmp_path: Path) -> None:
     store = write(tmp_path / "data", VIEW, [10, 6])
-    files = film_episodes(store, [0, 1], tmp_path / "films")
+    files = write_videos(store, [0, 1], tmp_path / "videos")
     assert [file.name for file in files] == [
         "episode-000000-0000000000000000.mp4",
         "episode-000001-0000000000000001.mp4",
@@ -70,12 +70,12 @@ def test_a_film_has_a_picture_per_observation(tmp_path: Path) -> None:
         for t, frame in enumerate(frames):
             assert abs(frame[:240].mean() - (20 * t + int(file.name[8:14]))) < 3
             assert frame[240:].std() > 5  # the panel
-    assert sorted(path.name for path in (tmp_path / "films").iterdir()) == [file.name for file in files]
+    assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == [file.name for file in files]
 
 
 def test_speed_scale_and_panel_are_knobs(tmp_path: Path) -> None:
     store = write(tmp_path / "data", schema_of(Field("screen", "uint8", (21, 33, 3))), [5])
-    (file,) = film_episodes(store, [0], tmp_path, FilmOptions(fps=7.5, scale=3, panel=False))
+    (file,) = write_videos(store, [0], tmp_path, VideoOptions(fps=7.5, scale=3, panel=False))
     with av.open(str(file)) as container:
         stream = container.streams.video[0]
         assert float(stream.average_rate) == 7.5
@@ -83,12 +83,12 @@ def test_speed_scale_and_panel_are_knobs(tmp_path: Path) -> None:
         assert stream.frames == 6
 
 
-def test_films_are_replaced_and_nothing_half_done_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_are_replaced_and_nothing_half_done_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = write(tmp_path / "data", VIEW, [5])
-    out = tmp_path / "films"
-    (file,) = film_episodes(store, [0], out)
+    out = tmp_path / "videos"
+    (file,) = write_videos(store, [0], out)
     before = file.read_bytes()
-    film_episodes(store, [0], out)
+    write_videos(store, [0], out)
     assert file.read_bytes() == before
     (shard,) = (tmp_path / "data" / "shards").iterdir()
     data = bytearray(shard.read_bytes())
@@ -96,7 +96,7 @@ def test_films_are_replaced_and_nothing_half_done_stays(tmp_path: Path, monkeypa
     data[offset + 12 + length // 2] ^= 1
     shard.write_bytes(data)
     with pytest.raises(BadBlock):
-        film_episodes(Store(tmp_path / "data"), [0], out)
+        write_videos(Store(tmp_path / "data"), [0], out)
     assert [path.name for path in out.iterdir()] == [file.name]
     assert file.read_bytes() == before
 
@@ -105,80 +105,80 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     store = write(tmp_path / "data", VIEW, [5])
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
-        film_episodes(store, [0], tmp_path / "file")
+        write_videos(store, [0], tmp_path / "file")
 
 
 def test_progress_is_told_between_episodes(tmp_path: Path) -> None:
     store = write(tmp_path / "data", VIEW, [5, 3])
     seen: list[tuple[int, int]] = []
-    film_episodes(store, [1, 0], tmp_path, progress=lambda done, total: seen.append((done, total)))
+    write_videos(store, [1, 0], tmp_path, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 8), (3, 8), (8, 8)]
 
 
-# ------------------------------------------------------------------------------------------- which picture
+# ------------------------------------------------------------------------------------------- which image
 
 
 def test_colours_come_before_grey(tmp_path: Path) -> None:
     schema = schema_of(
         Field("grey", "uint8", (20, 20)), Field("colour", "uint8", (20, 20, 3)), Field("x", "float32", (3,))
     )
-    assert [picture.name for picture in pictures(schema)] == ["grey", "colour"]
-    assert choose_picture(schema, None).name == "colour"
-    assert choose_picture(schema, "grey").name == "grey"
-    assert choose_picture(schema, "obs:grey").name == "grey"
-    assert choose_picture(schema_of(Field("grey", "uint8", (20, 20))), None).name == "grey"
+    assert [image.name for image in images(schema)] == ["grey", "colour"]
+    assert choose_image(schema, None).name == "colour"
+    assert choose_image(schema, "grey").name == "grey"
+    assert choose_image(schema, "obs:grey").name == "grey"
+    assert choose_image(schema_of(Field("grey", "uint8", (20, 20))), None).name == "grey"
 
 
-def test_depth_and_stacks_are_filmed_only_when_asked_for(tmp_path: Path) -> None:
+def test_depth_and_stacks_are_shown_only_when_asked_for(tmp_path: Path) -> None:
     schema = schema_of(Field("stack", "uint8", (20, 20, 4)), Field("depth_buffer", "uint8", (20, 20, 1)))
     with pytest.raises(StoreError, match=r"stack: 4 channels are .* stacked.*depth_buffer: .*--field"):
-        choose_picture(schema, None)
-    assert choose_picture(schema, "depth_buffer").name == "depth_buffer"
-    stack = choose_picture(schema, "stack")
+        choose_image(schema, None)
+    assert choose_image(schema, "depth_buffer").name == "depth_buffer"
+    stack = choose_image(schema, "stack")
     assert stack.note == "the last channel of 4"
     rows = np.arange(2 * 20 * 20 * 4, dtype=np.uint8).reshape(2, 20, 20, 4)
     assert np.array_equal(stack.rgb(rows), np.repeat(rows[..., 3:], 3, axis=-1))
-    (file,) = film_episodes(write(tmp_path / "data", schema, [4]), [0], tmp_path, FilmOptions(field="stack"))
+    (file,) = write_videos(write(tmp_path / "data", schema, [4]), [0], tmp_path, VideoOptions(field="stack"))
     assert len(frames_of(file)) == 5
 
 
 def test_stacks_of_colours_show_the_newest() -> None:
-    picture = picture_of(Column("obs:frames", "uint8", (12, 20, 24), per="obs"))
-    assert picture is not None
-    assert (picture.channel_first, picture.channels) == (True, 12)
-    assert picture.why_not
+    image = image_of(Column("obs:frames", "uint8", (12, 20, 24), per="obs"))
+    assert image is not None
+    assert (image.channel_first, image.channels) == (True, 12)
+    assert image.why_not
     rows = np.arange(12 * 20 * 24, dtype=np.uint8).reshape(1, 12, 20, 24)
-    assert np.array_equal(picture.rgb(rows)[0], rows[0, 9:].transpose(1, 2, 0))
+    assert np.array_equal(image.rgb(rows)[0], rows[0, 9:].transpose(1, 2, 0))
 
 
 def test_several_views_must_be_told_apart() -> None:
     schema = schema_of(Field("left", "uint8", (20, 20, 3)), Field("right", "uint8", (20, 20, 3)))
     with pytest.raises(StoreError, match="--field: left, right"):
-        choose_picture(schema, None)
-    with pytest.raises(StoreError, match=r"no picture 'top'.*left, right"):
-        choose_picture(schema, "top")
+        choose_image(schema, None)
+    with pytest.raises(StoreError, match=r"no image 'top'.*left, right"):
+        choose_image(schema, "top")
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (7, 7, 3), (2, 3, 4, 5)])
-def test_small_grids_and_vectors_are_no_pictures(shape: tuple[int, ...]) -> None:
-    assert picture_of(Column("obs:x", "uint8", shape, per="obs")) is None
-    assert picture_of(Column("obs:x", "float32", (20, 20, 3), per="obs")) is None
+def test_small_grids_and_vectors_are_no_images(shape: tuple[int, ...]) -> None:
+    assert image_of(Column("obs:x", "uint8", shape, per="obs")) is None
+    assert image_of(Column("obs:x", "float32", (20, 20, 3), per="obs")) is None
 
 
-def test_a_store_of_vectors_cannot_be_filmed(tmp_path: Path) -> None:
+def test_a_store_of_vectors_cannot_be_shown(tmp_path: Path) -> None:
     store = write(tmp_path, schema_of(Field("x", "float32", (4,))), [4])
-    with pytest.raises(StoreError, match=r"holds no pictures \(observations: x\)"):
-        film_episodes(store, [0], tmp_path / "films")
+    with pytest.raises(StoreError, match=r"holds no images \(observations: x\)"):
+        write_videos(store, [0], tmp_path / "videos")
 
 
-def test_pictures_of_an_episode_by_row_and_in_pieces(tmp_path: Path) -> None:
+def test_images_of_an_episode_by_row_and_in_pieces(tmp_path: Path) -> None:
     schema = schema_of(Field("screen", "uint8", (24, 32, 3)), extra=(Column("render", "uint8", (24, 32, 3)),))
     store = write(tmp_path, schema, [9])
-    screen, drawn = (choose_picture(schema, name) for name in ("screen", "render"))
-    assert [int(read_picture(store, 0, row, screen)[0, 0, 0]) for row in (0, 5, 8, 9)] == [0, 100, 160, 180]
-    assert [int(p[0, 0, 0]) for part in read_pictures(store, 0, screen) for p in part] == list(range(0, 200, 20))
-    assert len([p for part in read_pictures(store, 0, drawn) for p in part]) == 9
-    assert int(read_picture(store, 0, 8, drawn)[0, 0, 0]) == 160
+    screen, drawn = (choose_image(schema, name) for name in ("screen", "render"))
+    assert [int(read_image(store, 0, row, screen)[0, 0, 0]) for row in (0, 5, 8, 9)] == [0, 100, 160, 180]
+    assert [int(p[0, 0, 0]) for part in read_images(store, 0, screen) for p in part] == list(range(0, 200, 20))
+    assert len([p for part in read_images(store, 0, drawn) for p in part]) == 9
+    assert int(read_image(store, 0, 8, drawn)[0, 0, 0]) == 160
 
 
 # ------------------------------------------------------------------------------------------- which episodes
@@ -233,7 +233,7 @@ def test_there_must_be_something_to_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"scale": -1}, {"scale": 99}, {"fps": 0}, {"fps": float("nan")}])
 def test_wrong_knobs_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        FilmOptions(**options)
+        VideoOptions(**options)
 
 
 # ------------------------------------------------------------------------------------------- drawing
@@ -251,16 +251,16 @@ def test_letters_are_different_and_fit() -> None:
 
 def test_text_is_cut_at_the_edges() -> None:
     for x, y in ((0, 0), (-3, -2), (18, 5), (90, 90), (-90, -90)):
-        picture = np.zeros((8, 20, 3), np.uint8)
-        draw_text(picture, x, y, "W8", (9, 9, 9))
+        image = np.zeros((8, 20, 3), np.uint8)
+        draw_text(image, x, y, "W8", (9, 9, 9))
         large = np.zeros((300, 300, 3), np.uint8)
         draw_text(large, x + 100, y + 100, "W8", (9, 9, 9))
-        assert np.array_equal(picture, large[100:108, 100:120])
+        assert np.array_equal(image, large[100:108, 100:120])
 
 
 def said_on(monkeypatch: pytest.MonkeyPatch, store: Store, row: int, width: int = 640) -> list[str]:
     texts: list[str] = []
-    monkeypatch.setattr(panel, "draw_text", lambda picture, x, y, text, ink, scale: texts.append(text))
+    monkeypatch.setattr(panel, "draw_text", lambda image, x, y, text, ink, scale: texts.append(text))
     Panel(store, 0, width).draw(row)
     return [text for text in texts if text]
 
@@ -325,9 +325,9 @@ def test_many_choices_and_strange_returns_are_drawn(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- the rest
 
 
-def test_the_command_films_what_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_videos_what_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "data", VIEW, [2, 5, 3])
-    words = ["data", "play", str(tmp_path / "data"), "--out", str(tmp_path / "films")]
+    words = ["data", "play", str(tmp_path / "data"), "--out", str(tmp_path / "videos")]
     assert main([*words, "--episodes", "best", "0", "--json", "length_max=4"]) == 0
     assert [row["episode"] for row in json.loads(capsys.readouterr().out)] == [2, 0]
     assert main([*words, "--plain", "--fps", "5"]) == 0
@@ -336,10 +336,10 @@ def test_the_command_films_what_passes(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*words, "--field", "depth"]) == 1
 
 
-def test_the_command_refuses_what_cannot_be_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_what_cannot_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     StoreWriter(tmp_path / "empty", VIEW).close()
     assert main(["data", "play", str(tmp_path / "empty"), "--out", str(tmp_path)]) == 2
     assert "no episodes" in capsys.readouterr().err
     write_episodes(tmp_path / "small", small_schema(), [3])
     assert main(["data", "play", str(tmp_path / "small"), "--out", str(tmp_path)]) == 1
-    assert "no pictures" in capsys.readouterr().err
+    assert "no images" in capsys.readouterr().err

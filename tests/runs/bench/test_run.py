@@ -1,4 +1,4 @@
-"""The benchmark: every kind gives figures that can be true, and a failing simulator is named."""
+"""The benchmark: every kind gives metrics that can be true, and a failing simulator is named."""
 
 import os
 import signal
@@ -37,15 +37,15 @@ def no_child_left() -> Iterator[None]:
 
 PHASES = {
     "sim": set(),
-    "sample": {"worker env", "worker wait", "main answer", "main rounds"},
-    "policy": {"worker env", "worker wait", "main answer", "main rounds"},
-    "train": {"worker env", "worker wait", "main answer", "main rounds", "main gather", "main learn"},
+    "sample": {"worker env", "worker wait", "main inference", "main rounds"},
+    "policy": {"worker env", "worker wait", "main inference", "main rounds"},
+    "train": {"worker env", "worker wait", "main inference", "main rounds", "main gather", "main learn"},
     "bound": {"env ms/step", "forward ms/step", "train ms/step"},
 }
 
 
 @pytest.mark.usefixtures("no_child_left")
-def test_every_kind_gives_figures(tmp_path: Path) -> None:
+def test_every_kind_gives_metrics(tmp_path: Path) -> None:
     results = bench.bench(config_of(tmp_path, *TARGET), KINDS, SECONDS)
     assert tuple(results) == KINDS == tuple(PHASES)
     for kind, result in results.items():
@@ -98,7 +98,7 @@ def test_the_policy_is_detached_only_after_it_was_measured(tmp_path: Path, monke
         parts = build_parts(*arguments)
         sampler, policy = parts.sampler, parts.sampler.policies[0]
         monkeypatch.setattr(sampler.inference, "decide", _noted(calls, "decide", sampler.inference.decide))
-        monkeypatch.setattr(sampler.crew, "stop", _noted(calls, "end workers", sampler.crew.stop))
+        monkeypatch.setattr(sampler.pool, "stop", _noted(calls, "end workers", sampler.pool.stop))
         monkeypatch.setattr(policy, "detach", _noted(calls, "detach", policy.detach))
         return parts
 

@@ -96,18 +96,18 @@ def test_gains_within_the_noise_do_not_count() -> None:
 
 def test_a_lucky_figure_does_not_win() -> None:
     """The first figure of another precision is too high; measured again beside the start, it is lower."""
-    figures = {"float32": [100.0, 100.0], "bfloat16": [150.0, 90.0]}
+    metrics = {"float32": [100.0, 100.0], "bfloat16": [150.0, 90.0]}
 
     def speed(c: TrainConfig) -> float:
         others = c.sampling, c.learning.threads, c.learning.micro_batch
-        return figures[c.learning.precision].pop(0) if others == fixed else 1.0
+        return metrics[c.learning.precision].pop(0) if others == fixed else 1.0
 
     start = resolve(config(), CPU, SPEC)
     fixed = start.sampling, start.learning.threads, start.learning.micro_batch
     result = Bench(speed).search(start, CPU)
     assert result.changes == {}
     assert result.best_frames_per_s == result.start_frames_per_s == 100.0
-    assert not any(figures.values())
+    assert not any(metrics.values())
 
 
 # -- what may be changed -----------------------------------------------------------------------------------
@@ -276,17 +276,17 @@ def test_what_is_found_can_be_trained_with(
     )
     assert main([*words(tmp_path), "--seconds", "500", "--out", "tuned.yaml", "--json"]) == 0
     out, err = capfd.readouterr()
-    figures = json.loads(out)
+    metrics = json.loads(out)
     assert "loaded by others (0.5 cores busy" in err
-    assert figures["busy_cores_before"] == 0.5
-    assert figures["env"] == "toy_target"
-    assert figures["best_frames_per_s"] >= figures["start_frames_per_s"] > 0
-    assert len(figures["trials"]) == err.count(" frames/s  ") + err.count("failed  ") >= 2
+    assert metrics["busy_cores_before"] == 0.5
+    assert metrics["env"] == "toy_target"
+    assert metrics["best_frames_per_s"] >= metrics["start_frames_per_s"] > 0
+    assert len(metrics["trials"]) == err.count(" frames/s  ") + err.count("failed  ") >= 2
     text = (tmp_path / "tuned.yaml").read_text()
     assert text.startswith("# Found by `rollmill bench tune`.\n# ")
     tuned = load_config(TrainConfig, [tmp_path / "tuned.yaml"], [])
     assert size(tuned) == tuned
-    for key, value in figures["changes"].items():
+    for key, value in metrics["changes"].items():
         block, _, name = key.partition(".")
         assert getattr(getattr(tuned, block), name) == value
     assert main(["train", "-f", "tuned.yaml", "stop.batches=1", "--json"]) == 0

@@ -20,7 +20,7 @@ from rollmill.core.errors import ConfigError, EnvError, PolicyError, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
 from rollmill.runs.collect import series as series_module
-from rollmill.runs.collect.run import Figures
+from rollmill.runs.collect.run import Metrics
 from rollmill.runs.collect.series import EpisodeSeries
 from rollmill.store import extract
 from rollmill.store.reader import Store
@@ -46,12 +46,12 @@ def seeds_in(out: Path) -> list[int | None]:
 def test_episodes_are_whole_and_every_row_is_right(tmp_path: Path, policy: str, mode: tuple[str, ...]) -> None:
     done = collect_here(tmp_path / "s", *mode, policy=policy, episodes=23, seed=0)
     episodes = all_episodes(tmp_path / "s")
-    assert len(episodes) == done.figures.episodes == done.total_episodes == 23
+    assert len(episodes) == done.metrics.episodes == done.total_episodes == 23
     assert done.complete
     for episode in episodes.values():
         check_telling(episode)
-    assert done.figures.steps == sum(map(len, episodes.values()))
-    assert done.figures.mean_return == pytest.approx(np.mean([e.return_ for e in episodes.values()]))
+    assert done.metrics.steps == sum(map(len, episodes.values()))
+    assert done.metrics.mean_return == pytest.approx(np.mean([e.return_ for e in episodes.values()]))
     assert seeds_in(tmp_path / "s") == sorted(seed_of(k) for k in range(23))  # not the 23 shortest
     assert {e.info.policy for e in episodes.values()} == {f"{policy}:8" if "smoothed" in policy else policy}
 
@@ -78,7 +78,7 @@ def test_without_a_seed_every_collection_is_another_one(tmp_path: Path) -> None:
 def test_every_agent_has_its_own_stream(tmp_path: Path, mode: tuple[str, ...]) -> None:
     words = (*mode, "env.args={agents: 3}")
     done = collect_here(tmp_path / "s", *words, env="faulty_envs:Marker", episodes=10, seed=0)
-    assert done.figures.episodes == 10
+    assert done.metrics.episodes == 10
     assert done.total_episodes == 30
     seen = set()
     for episode in all_episodes(tmp_path / "s").values():
@@ -103,7 +103,7 @@ def test_max_steps_truncate(tmp_path: Path) -> None:
 def test_steps_are_cut_where_they_are_enough(tmp_path: Path, mode: tuple[str, ...]) -> None:
     done = collect_here(tmp_path / "s", *mode, steps=101, seed=0)
     assert done.complete
-    assert done.figures.steps == 101
+    assert done.metrics.steps == 101
     with Store(tmp_path / "s") as store:
         assert store.table.steps == 101
         partial = store.table["partial_end"]
@@ -175,9 +175,9 @@ def test_until_counts_what_is_there(tmp_path: Path) -> None:
     out, whole = tmp_path / "s", tmp_path / "whole"
     collect_here(out, episodes=5, seed=3)
     more = collect_here(out, *PARALLEL, until=17, seed=3)
-    assert (more.figures.episodes, more.total_episodes) == (12, 17)
+    assert (more.metrics.episodes, more.total_episodes) == (12, 17)
     enough = collect_here(out, until=17, seed=3)
-    assert (enough.reason, enough.figures.episodes, enough.complete) == ("everything is there", 0, True)
+    assert (enough.reason, enough.metrics.episodes, enough.complete) == ("everything is there", 0, True)
     collect_here(whole, episodes=17, seed=3)
     assert same_episodes(all_episodes(out), all_episodes(whole))
 
@@ -185,7 +185,7 @@ def test_until_counts_what_is_there(tmp_path: Path) -> None:
 def test_until_counts_other_seeds_and_policies_too(tmp_path: Path) -> None:
     collect_here(tmp_path / "s", episodes=5, seed=1)
     done = collect_here(tmp_path / "s", until=8, seed=2, policy="smoothed-random")
-    assert (done.figures.episodes, done.total_episodes) == (3, 8)
+    assert (done.metrics.episodes, done.total_episodes) == (3, 8)
 
 
 def test_partial_episodes_do_not_count(tmp_path: Path) -> None:
@@ -193,23 +193,23 @@ def test_partial_episodes_do_not_count(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
         whole = int((~store.table["partial_end"]).sum())
     done = collect_here(tmp_path / "s", until=whole + 3, seed=1)
-    assert done.figures.episodes == 3
+    assert done.metrics.episodes == 3
     assert len(all_episodes(tmp_path / "s")) == len(seeds_in(tmp_path / "s")) > whole + 3
 
 
 def test_shards_are_parts_of_one_set(tmp_path: Path) -> None:
     out, whole = tmp_path / "s", tmp_path / "whole"
     for shard, count in (("0/3", 4), ("1/3", 3), ("2/3", 3)):
-        assert collect_here(out, until=10, seed=7, shard=shard).figures.episodes == count
-    assert collect_here(out, until=10, seed=7, shard="1/3").figures.episodes == 0
+        assert collect_here(out, until=10, seed=7, shard=shard).metrics.episodes == count
+    assert collect_here(out, until=10, seed=7, shard="1/3").metrics.episodes == 0
     collect_here(whole, episodes=10, seed=7)
     assert same_episodes(all_episodes(out), all_episodes(whole))
-    assert collect_here(out, until=14, seed=7, shard="0/3").figures.episodes == 1
+    assert collect_here(out, until=14, seed=7, shard="0/3").metrics.episodes == 1
 
 
 def test_shards_share_steps_and_episodes(tmp_path: Path) -> None:
-    assert collect_here(tmp_path / "a", episodes=7, seed=0, shard="1/2").figures.episodes == 3
-    assert collect_here(tmp_path / "b", steps=31, seed=0, shard="0/2").figures.steps == 16
+    assert collect_here(tmp_path / "a", episodes=7, seed=0, shard="1/2").metrics.episodes == 3
+    assert collect_here(tmp_path / "b", steps=31, seed=0, shard="0/2").metrics.steps == 16
 
 
 def test_two_processes_write_one_store(tmp_path: Path, rollmill: Run) -> None:
@@ -231,8 +231,8 @@ class Meanwhile:
         self._out, self._options = out, options
         self.called = False
 
-    def __call__(self, figures: Figures) -> None:
-        if not self.called and figures.episodes >= 3:
+    def __call__(self, metrics: Metrics) -> None:
+        if not self.called and metrics.episodes >= 3:
             self.called = True
             collect_here(self._out, **self._options)
 
@@ -244,10 +244,10 @@ def test_what_others_add_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = collect_here(tmp_path / "s", until=120, seed=1, progress=other)
     assert other.called
     assert done.complete
-    assert 20 <= done.figures.episodes <= 20 + 8
-    assert done.total_episodes == 100 + done.figures.episodes
+    assert 20 <= done.metrics.episodes <= 20 + 8
+    assert done.total_episodes == 100 + done.metrics.episodes
     numbers = sorted(s for s in seeds_in(tmp_path / "s") if s in {seed_of(k, 1) for k in range(120)})
-    assert len(numbers) == done.figures.episodes
+    assert len(numbers) == done.metrics.episodes
 
 
 def test_the_same_episodes_twice_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_kill_9_loses_only_what_had_not_ended(tmp_path: Path, rollmill: Run) -> 
     assert 4 <= len(there) <= 8
     (tmp_path / "gate").touch()
     done = collect_here(out, *words, until=30, seed=6)
-    assert (done.figures.episodes, done.total_episodes) == (30 - len(there), 30)
+    assert (done.metrics.episodes, done.total_episodes) == (30 - len(there), 30)
     collect_here(tmp_path / "whole", *words, episodes=30, seed=6)
     assert same_episodes(all_episodes(out), all_episodes(tmp_path / "whole"))
     with Store(out) as store:
@@ -316,8 +316,8 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path, rollmill: Run) -> None:
 
 
 def test_interrupted_steps_are_kept_as_partial_episodes(tmp_path: Path) -> None:
-    def stop(figures: Figures) -> None:
-        if figures.steps > 20:
+    def stop(metrics: Metrics) -> None:
+        if metrics.steps > 20:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt):  # asked twice
@@ -331,7 +331,7 @@ def test_interrupted_steps_are_kept_as_partial_episodes(tmp_path: Path) -> None:
     assert (done.state, done.signal, done.exit_code) == ("interrupted", signal.SIGTERM, 143)
     assert not done.complete
     with Store(tmp_path / "s") as store:
-        assert store.table.steps == done.figures.steps
+        assert store.table.steps == done.metrics.steps
         assert store.table["partial_end"].any()
 
 
@@ -344,21 +344,21 @@ def test_an_episode_that_fails_is_replaced(tmp_path: Path, mode: tuple[str, ...]
     bad = [seed_of(k) for k in (2, 11)]
     words = (*mode, f"env.args={{fail: {bad}}}")
     done = collect_here(tmp_path / "s", *words, episodes=12, seed=0)
-    assert (done.figures.episodes, done.figures.env_faults, done.complete) == (12, 2, True)
+    assert (done.metrics.episodes, done.metrics.env_faults, done.complete) == (12, 2, True)
     seeds = seeds_in(tmp_path / "s")
     assert {seed_of(k) for k in range(12)} - set(seeds) == set(bad)
     assert len(set(seeds) - {seed_of(k) for k in range(12)}) == 2
     for episode in all_episodes(tmp_path / "s").values():
         check_telling(episode)
     with Store(tmp_path / "s") as store:
-        assert store.table.steps == done.figures.steps
+        assert store.table.steps == done.metrics.steps
 
 
 @pytest.mark.parametrize("what", ["kill", "exit"])
 def test_a_worker_that_ends_is_replaced(tmp_path: Path, what: str) -> None:
     args = f"env.args={{what: {what}, env: 1, at_step: 17, once: {tmp_path / 'once'}}}"
     done = collect_here(tmp_path / "s", *PARALLEL, args, env="faulty_envs:Misbehave", episodes=40, seed=0)
-    assert done.figures.worker_restarts == 1
+    assert done.metrics.worker_restarts == 1
     episodes = all_episodes(tmp_path / "s")
     assert len(episodes) == 40
     for episode in episodes.values():
@@ -429,13 +429,13 @@ def test_a_disk_budget_ends_it_before(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 1.5e5 < size <= 2.1e5
     assert not discarded
     again = collect_here(tmp_path / "s", episodes=1, seed=0, budget_gb=1e-4)
-    assert (again.figures.episodes, again.complete, again.reason[:15]) == (0, False, "the disk budget")
+    assert (again.metrics.episodes, again.complete, again.reason[:15]) == (0, False, "the disk budget")
 
 
 def test_an_episode_larger_than_the_budget_is_left_out(tmp_path: Path) -> None:
     words = (*SERIAL, "env.args={length: 100000}", "sampling.envs_per_worker=1")
     done = collect_here(tmp_path / "s", *words, env="toy_image", episodes=1, budget_gb=1e-5)
-    assert (done.figures.episodes, done.figures.steps, done.total_episodes) == (0, 0, 0)
+    assert (done.metrics.episodes, done.metrics.steps, done.total_episodes) == (0, 0, 0)
     assert "budget" in done.reason
 
 

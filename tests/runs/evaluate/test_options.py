@@ -21,19 +21,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"envs": 0}, "--envs must be"),
     ({"workers": -1}, "--workers must be"),
     ({"seed": -1}, "--seed must not"),
-    ({"films": 0, "video": VIDEO}, "--films must be"),
+    ({"video_count": 0, "video": VIDEO}, "--video-count must be"),
     ({"fps": 0.0, "video": VIDEO}, "--fps must be"),
     ({"grid": "3", "video": VIDEO}, "--grid 3: expected ROWSxCOLUMNS"),
     ({"episodes": 3, "steps": 3}, "--episodes and --steps exclude each other"),
     ({"best": True, "all_checkpoints": True}, "--best and --all-checkpoints exclude each other"),
     ({"workers": 5, "envs": 4}, "--workers 5 and --envs 4"),
     ({"record": True, "steps": 9}, "--record and --steps"),
-    ({"grid": "2x2"}, "--grid is for films"),
-    ({"films": 2}, "--films is for films"),
-    ({"fps": 9.0}, "--fps is for films"),
-    ({"no_captions": True}, "--no-captions is for films"),
-    ({"video": VIDEO, "grid": "2x2", "films": 2}, "--grid and --films exclude each other"),
-    ({"video": VIDEO, "films": 4, "episodes": 3}, "--films 4: only 3 episodes are played"),
+    ({"grid": "2x2"}, "--grid is for videos"),
+    ({"video_count": 2}, "--video-count is for videos"),
+    ({"fps": 9.0}, "--fps is for videos"),
+    ({"no_captions": True}, "--no-captions is for videos"),
+    ({"video": VIDEO, "grid": "2x2", "video_count": 2}, "--grid and --video-count exclude each other"),
+    ({"video": VIDEO, "video_count": 4, "episodes": 3}, "--video-count 4: only 3 episodes are played"),
     ({"video": VIDEO, "grid": "2x2", "episodes": 3}, "--grid 2x2: has more cells than the 3 episodes"),
     ({"csv": Path("a/../x"), "out": Path("x")}, "--csv and --out name the same file"),
 ]
@@ -54,9 +54,9 @@ def test_every_rule_has_been_made_to_fire() -> None:
 
 def test_what_is_left_open() -> None:
     assert (EvalOptions().wanted, EvalOptions(episodes=7).wanted, EvalOptions(steps=7).wanted) == (100, 7, None)
-    assert EvalOptions().filmed == 0
-    assert EvalOptions(video=VIDEO, episodes=2).filmed == 2
-    assert EvalOptions(video=VIDEO, grid="2x3").filmed == 6
+    assert EvalOptions().shown_episodes == 0
+    assert EvalOptions(video=VIDEO, episodes=2).shown_episodes == 2
+    assert EvalOptions(video=VIDEO, grid="2x3").shown_episodes == 6
 
 
 def test_flags_that_choose_among_checkpoints_are_not_for_files(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_every_output_is_tried_out(tmp_path: Path) -> None:
         check_outputs(EvalOptions(video=blocked))
     with pytest.raises(RunFolderError, match="File name too long"):
         check_outputs(EvalOptions(out=tmp_path / ("x" * 300)))
-    check_outputs(EvalOptions(out=tmp_path / "new/x.json", csv=tmp_path / "x.csv", video=tmp_path / "films"))
-    assert sorted(os.listdir(tmp_path)) == ["file", "films", "new"]
+    check_outputs(EvalOptions(out=tmp_path / "new/x.json", csv=tmp_path / "x.csv", video=tmp_path / "videos"))
+    assert sorted(os.listdir(tmp_path)) == ["file", "new", "videos"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

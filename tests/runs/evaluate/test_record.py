@@ -175,9 +175,9 @@ def test_what_has_ended_survives_a_kill(run: RunFolder, tmp_path: Path, rollmill
     gate.touch()
     again = rollmill("eval", *words, "--record", "s", "--json", "sampling.rollout=2", f"env.args.gate={gate}")
     assert again.wait() == 0, again.text
-    figures = json.loads(again.text.splitlines()[-1])
+    metrics = json.loads(again.text.splitlines()[-1])
     recorded = in_order(all_episodes(out))
-    assert sorted(np.float32(e.return_) for e in recorded) == sorted(np.float32(r) for r in figures["returns"])
+    assert sorted(np.float32(e.return_) for e in recorded) == sorted(np.float32(r) for r in metrics["returns"])
 
 
 def test_episodes_of_a_vector_env_have_no_seeds_of_their_own(tmp_path: Path) -> None:

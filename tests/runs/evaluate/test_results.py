@@ -14,8 +14,8 @@ from rollmill.runs.evaluate.results import (
     CsvFile,
     EpisodeRow,
     EvalResult,
-    Film,
     Score,
+    Video,
     document,
     table,
     write_document,
@@ -86,7 +86,7 @@ def test_the_document_of_one_and_of_several(tmp_path: Path) -> None:
         write_document(tmp_path / "missing/x.json", [result()])
 
 
-def test_own_figures_have_columns_where_there_are_several_checkpoints() -> None:
+def test_own_metrics_have_columns_where_there_are_several_checkpoints() -> None:
     one = EvalResult("a.ckpt", 1, "toy", Score([row(0), row(1)], stats={0: {"success": 1.0}, 1: {"success": 0.0}}))
     other = EvalResult("b.ckpt", 1, "toy", Score([row(0)]))
     head, *lines = [line.split() for line in table([one, other]).splitlines()]
@@ -94,8 +94,8 @@ def test_own_figures_have_columns_where_there_are_several_checkpoints() -> None:
     assert [line[-1] for line in lines] == ["0.5", "-"]
 
 
-def test_the_table_names_films_and_what_was_lost() -> None:
-    films = [Film("v/a.mp4", "a", [0], 30.0), Film("v/b.mp4", "a", [1], 30.0, "it did not repeat")]
-    text = table([EvalResult("a.ckpt", 1, "toy", Score([row(0)], lost=2), films=films)])
+def test_the_table_names_videos_and_what_was_lost() -> None:
+    videos = [Video("v/a.mp4", "a", [0], 30.0), Video("v/b.mp4", "a", [1], 30.0, "it did not repeat")]
+    text = table([EvalResult("a.ckpt", 1, "toy", Score([row(0)], lost=2), videos=videos)])
     assert "; 2 more were lost by faults" in text
-    assert text.endswith("film v/a.mp4\nno film v/b.mp4: it did not repeat")
+    assert text.endswith("video v/a.mp4\nno video v/b.mp4: it did not repeat")

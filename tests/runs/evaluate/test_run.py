@@ -1,4 +1,4 @@
-"""Evaluation: which episodes count, that figures repeat, and what is refused."""
+"""Evaluation: which episodes count, that metrics repeat, and what is refused."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from rollmill.core.checkpoints import Checkpoint, Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.evaluate.options import EvalOptions
-from rollmill.runs.evaluate.play import Figures, Pace
+from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, EvalResult, Score, document, table
 from rollmill.runs.evaluate.run import evaluate, evaluate_all
 from rollmill.runs.evaluate.targets import find_checkpoint
@@ -50,7 +50,7 @@ def play(run: RunFolder, episodes: int = 8, workers: int = 1, **options: object)
 # -- the same again ----------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_figures(run: RunFolder) -> None:
+def test_the_same_seed_gives_the_same_metrics(run: RunFolder) -> None:
     one, two = (play(run, 12, workers=2, envs=6, random=True).to_dict() for _ in range(2))
     assert one == two
     other = play(run, 12, workers=2, envs=6, seed=2).to_dict()
@@ -58,7 +58,7 @@ def test_the_same_seed_gives_the_same_figures(run: RunFolder) -> None:
     assert len(set(one["seeds"])) == 12
 
 
-def test_figures_do_not_depend_on_the_number_of_workers(run: RunFolder) -> None:
+def test_metrics_do_not_depend_on_the_number_of_workers(run: RunFolder) -> None:
     """Three workers for seven environments: two more are made than are asked about."""
     alone, three = (play(run, 23, workers=n, envs=7, random=True) for n in (1, 3))
     assert alone.policy == three.policy
@@ -125,7 +125,7 @@ def test_progress_is_told_up_to_the_end(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("record", [False, True])
-def test_the_environments_own_figures_are_told(tmp_path: Path, record: bool) -> None:
+def test_the_environments_own_metrics_are_told(tmp_path: Path, record: bool) -> None:
     """Each episode of this environment tells a figure that follows from its seed."""
     _, folder = train_here(tmp_path, *SERIAL, "env=collecting:Telling", "stop.batches=1")
     options = EvalOptions(episodes=9, workers=2, envs=4, random=True, record=record, trust_code=True)
@@ -147,10 +147,10 @@ def test_the_environments_own_figures_are_told(tmp_path: Path, record: bool) -> 
 def test_the_rest_takes_as_long_as_the_pace_so_far_says() -> None:
     now = [100.0]
     pace = Pace(lambda: now[0])
-    assert pace.left(Figures("a", 0, 10, "episodes", None)) is None
+    assert pace.left(Metrics("a", 0, 10, "episodes", None)) is None
     now[0] = 104.0
-    assert pace.left(Figures("a", 2, 10, "episodes", None)) == 16.0
-    assert pace.left(Figures("b", 0, 10, "episodes", None)) is None, "another policy begins anew"
+    assert pace.left(Metrics("a", 2, 10, "episodes", None)) == 16.0
+    assert pace.left(Metrics("b", 0, 10, "episodes", None)) is None, "another policy begins anew"
 
 
 def test_a_single_episode_has_no_standard_error(run: RunFolder) -> None:

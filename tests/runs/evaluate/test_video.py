@@ -1,4 +1,4 @@
-"""Films show the episodes that were counted: decoded again, picture by picture."""
+"""Videos show the episodes that were counted: decoded again, image by image."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.evaluate.options import EvalOptions
-from rollmill.runs.evaluate.render_env import picture, pictures_per_second, with_pictures, without_display
+from rollmill.runs.evaluate.render_env import image, images_per_second, with_images, without_display
 from rollmill.runs.evaluate.results import EvalResult
 from rollmill.runs.evaluate.run import evaluate
-from rollmill.runs.evaluate.video import FilmPlan, Scene, Script, _shown, make_films, replay
+from rollmill.runs.evaluate.video import ReplayFrame, Script, VideoPlan, _shown, make_videos, replay
 
 av = pytest.importorskip("av")
 
@@ -46,45 +46,45 @@ def play(run: RunFolder, folder: Path, **options: object) -> EvalResult:
     return evaluate(run.path, EvalOptions(**given))  # type: ignore[arg-type]
 
 
-def test_a_film_for_each_episode(run: RunFolder, tmp_path: Path) -> None:
-    """One picture before the first step and one after each, as bright as the simulator says, at its true rate."""
-    result = play(run, tmp_path / "v", films=2, random=True)
-    assert [Path(film.file).name for film in result.films] == [
+def test_a_video_for_each_episode(run: RunFolder, tmp_path: Path) -> None:
+    """One image before the first step and one after each, as bright as the simulator says, at its true rate."""
+    result = play(run, tmp_path / "v", video_count=2, random=True)
+    assert [Path(video.file).name for video in result.videos] == [
         f"{name}-episode-{n:04d}.mp4"
         for name in (f"run-{Path(result.checkpoint).stem}", f"run-{Path(result.checkpoint).stem}-random")
         for n in (0, 1)
     ]
-    for film in result.films[:2]:
-        lengths = [row.length for row in result.policy.rows if row.episode == film.episodes[0]]
-        pictures, fps = decoded(film.file)
-        assert len(pictures) == 1 + max(lengths)
+    for video in result.videos[:2]:
+        lengths = [row.length for row in result.policy.rows if row.episode == video.episodes[0]]
+        images, fps = decoded(video.file)
+        assert len(images) == 1 + max(lengths)
         assert fps == pytest.approx(30 / 4)
-        middle = [int(p[100, 160, 0]) for p in pictures]
+        middle = [int(p[100, 160, 0]) for p in images]
         np.testing.assert_allclose(middle, 10 * np.arange(len(middle)), atol=2)
-        assert film.problem == ""
+        assert video.problem == ""
     assert sorted(path.suffix for path in (tmp_path / "v").iterdir()) == [".mp4"] * 4
 
 
 def test_a_grid_goes_on_until_the_last_episode_ends(run: RunFolder, tmp_path: Path) -> None:
     result = play(run, tmp_path / "v", grid="2x2", no_captions=True, fps=5.0)
-    (film,) = result.films
-    assert film.episodes == [0, 1, 2, 3]
+    (video,) = result.videos
+    assert video.episodes == [0, 1, 2, 3]
     lengths = {n: max(row.length for row in result.policy.rows if row.episode == n) for n in range(4)}
-    pictures, fps = decoded(film.file)
-    assert (len(pictures), fps) == (1 + max(lengths.values()), 5.0)
-    height, width = pictures[0].shape[:2]
+    images, fps = decoded(video.file)
+    assert (len(images), fps) == (1 + max(lengths.values()), 5.0)
+    height, width = images[0].shape[:2]
     for n, length in lengths.items():
         top, left = (n // 2) * height // 2 + 40, (n % 2) * width // 2 + 40
-        assert int(pictures[-1][top, left, 0]) == pytest.approx(10 * length / 2, abs=2), "ended: darkened, and kept"
+        assert int(images[-1][top, left, 0]) == pytest.approx(10 * length / 2, abs=2), "ended: darkened, and kept"
 
 
 def test_what_does_not_repeat_is_not_shown(tmp_path: Path) -> None:
     settings = settings_of(ENV, {"drift": True})
-    plan = FilmPlan(settings, tmp_path, range(2))
-    films = make_films(plan, "p", {0: SCRIPT}, 30.0)
-    assert [film.episodes for film in films] == [[1], [0]]
-    assert films[0].problem == "the episode was not played to its end"
-    assert "episode 0 (seed 0) does not repeat from its seed and actions: step 0: reward" in films[1].problem
+    plan = VideoPlan(settings, tmp_path, range(2))
+    videos = make_videos(plan, "p", {0: SCRIPT}, 30.0)
+    assert [video.episodes for video in videos] == [[1], [0]]
+    assert videos[0].problem == "the episode was not played to its end"
+    assert "episode 0 (seed 0) does not repeat from its seed and actions: step 0: reward" in videos[1].problem
     assert not list(tmp_path.iterdir())
 
 
@@ -97,45 +97,45 @@ def test_an_end_at_another_step_is_noticed(steps: int, what: str) -> None:
 
 def test_an_episode_that_was_truncated_from_outside() -> None:
     script = Script(0, 0, SCRIPT.actions[:3], SCRIPT.rewards[:3])
-    scenes = list(replay(settings_of(ENV, max_episode_steps=3), script, max_steps=3))
-    assert [scene.so_far for scene in scenes] == [0.0, 2.0, 2.0, 3.0]
-    assert [scene.over for scene in scenes] == [False, False, False, True]
+    frames = list(replay(settings_of(ENV, max_episode_steps=3), script, max_steps=3))
+    assert [frame.so_far for frame in frames] == [0.0, 2.0, 2.0, 3.0]
+    assert [frame.over for frame in frames] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (settings_of("toy_target"), "renders no RGB pictures"),
-        (settings_of(ENV, {"broken": "none"}), "renders no RGB pictures"),
+        (settings_of("toy_target"), "renders no RGB images"),
+        (settings_of(ENV, {"broken": "none"}), "renders no RGB images"),
         (settings_of(ENV, {"broken": "raise"}), r"shown: render\(\) failed: RuntimeError: no screen"),
         (settings_of("showing_envs:picky"), r"cannot be told to render \(what is render_mode\?\)"),
         (settings_of(ENV, {"broken": "shape"}), r"render\(\) gave uint8 of shape \(480, 640\)"),
         (settings_of("CartPole-v1", vector=True), "env.vector: CartPole-v1 is stepped by the group"),
     ],
 )
-def test_what_cannot_be_filmed_is_found_out_before_anything_is_played(
+def test_what_cannot_be_shown_is_found_out_before_anything_is_played(
     env: EnvSettings, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises((ConfigError, EnvError), match=message):
-        FilmPlan(env, tmp_path, range(1)).check()
+        VideoPlan(env, tmp_path, range(1)).check()
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="the video cannot be written"):
-        make_films(FilmPlan(settings_of(ENV), tmp_path / "file", range(1)), "p", {0: SCRIPT}, 30.0)
+        make_videos(VideoPlan(settings_of(ENV), tmp_path / "file", range(1)), "p", {0: SCRIPT}, 30.0)
 
 
-# -- which pictures ------------------------------------------------------------------------------------------
+# -- which images ------------------------------------------------------------------------------------------
 
 
 def test_gymnasium_is_told_to_render() -> None:
-    settings = with_pictures(settings_of("CartPole-v1", {"sutton_barto_reward": True}))
+    settings = with_images(settings_of("CartPole-v1", {"sutton_barto_reward": True}))
     assert settings.args == {"sutton_barto_reward": True, "render_mode": "rgb_array"}
     env = make_env(settings)
     env.reset(0, {"obs": np.zeros((1, 4), np.float32)})
-    assert picture(env).shape == (400, 600, 3)
-    assert pictures_per_second(env) == 50.0
+    assert image(env).shape == (400, 600, 3)
+    assert images_per_second(env) == 50.0
     env.close()
 
 
@@ -149,16 +149,16 @@ def test_gymnasium_is_told_to_render() -> None:
         ({"render_width": 100, "render_height": 100}, (100, 100)),
     ],
 )
-def test_simulators_with_a_choice_render_large_pictures(given: dict[str, int], size: tuple[int, int]) -> None:
+def test_simulators_with_a_choice_render_large_images(given: dict[str, int], size: tuple[int, int]) -> None:
     for env in (ENV, "doom_basic"):
-        args = with_pictures(settings_of(env, given)).args
+        args = with_images(settings_of(env, given)).args
         assert (args["render_width"], args["render_height"]) == size
-        assert with_pictures(settings_of(env, given), large=False).args == given
+        assert with_images(settings_of(env, given), large=False).args == given
         assert "render_mode" not in args
 
 
 def test_a_wide_screen_stays_wide() -> None:
-    args = with_pictures(settings_of("doom_basic", {"wide_aspect_ratio": True})).args
+    args = with_images(settings_of("doom_basic", {"wide_aspect_ratio": True})).args
     assert args == {"wide_aspect_ratio": False, "render_width": 640, "render_height": 360}
 
 
@@ -174,8 +174,8 @@ def test_drawing_needs_no_display(display: str, driver: str | None, monkeypatch:
 
 
 def test_captions() -> None:
-    scene = Scene(np.full((24, 16, 3), 200, np.uint8), 3, -1.5, False)
-    shown = _shown(scene, 7, captions=True)
+    frame = ReplayFrame(np.full((24, 16, 3), 200, np.uint8), 3, -1.5, False)
+    shown = _shown(frame, 7, captions=True)
     assert shown.shape[1] == 320
     assert len(np.unique(shown[-10:])) > 1, "something is written there"
-    assert np.unique(_shown(scene, 7, captions=False)).tolist() == [200]
+    assert np.unique(_shown(frame, 7, captions=False)).tolist() == [200]

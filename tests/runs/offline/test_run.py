@@ -414,9 +414,9 @@ def test_every_kind_of_observation_and_action_goes_all_the_way(
     outcome = run(tmp_path, maker.data, "fit.steps=3", "evaluation.targets=[5]", "run.name=dt", *words)
     (row,) = rows_of(outcome, "dt")
     assert row.episodes >= 4
-    films = list(RunFolder(outcome.folder).videos.iterdir()) if "report.videos=2" in words else []
-    assert [film.suffix for film in films] == [".mp4"] * len(films)
-    assert (outcome.folder / "report.html").read_text().count("<video") == len(films) == ("report.videos=2" in words)
+    videos = list(RunFolder(outcome.folder).videos.iterdir()) if "report.videos=2" in words else []
+    assert [video.suffix for video in videos] == [".mp4"] * len(videos)
+    assert (outcome.folder / "report.html").read_text().count("<video") == len(videos) == ("report.videos=2" in words)
 
 
 # -------------------------------------------------------------------------------------- before training starts
@@ -430,7 +430,7 @@ def test_nothing_is_left_behind_by_what_is_refused(store: Path, tmp_path: Path) 
         ((str(store), "env=toy_masked"), ConfigError, "has no observation 'worth'"),
         ((str(store), "env=toy_target", "env.args.choices=5"), ConfigError, "'obs' is float32"),
         ((str(store), "evaluation.behaviour=no/such/run"), CheckpointError, "neither a checkpoint nor a run folder"),
-        ((str(store), "report.videos=1"), StoreError, "no pictures"),
+        ((str(store), "report.videos=1"), StoreError, "no images"),
         ((str(store), "fit.device=cuda:77"), ConfigError, "fit.device=cuda:77"),
     ):
         with pytest.raises(error, match=message):

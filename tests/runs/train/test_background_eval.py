@@ -1,4 +1,4 @@
-"""Evaluation beside a training: figures arrive, failures are counted, nothing is left behind."""
+"""Evaluation beside a training: metrics arrive, failures are counted, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
 from rollmill.runs.settings import EvaluationSettings
-from rollmill.runs.train import background_eval as eval_beside
-from rollmill.runs.train.background_eval import PROCESS, EvaluationBeside
+from rollmill.runs.train import background_eval
+from rollmill.runs.train.background_eval import PROCESS, BackgroundEval
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
 WORDS = (*SERIAL, "env=toy_target", "evaluation.episodes=6", "evaluation.envs=3", "evaluation.nice=0")
 
 
-def the_evaluation(run: OnlineRun) -> EvaluationBeside:
-    return next(observer for observer in run.observers if isinstance(observer, EvaluationBeside))
+def the_evaluation(run: OnlineRun) -> BackgroundEval:
+    return next(observer for observer in run.observers if isinstance(observer, BackgroundEval))
 
 
 class Hold(Observer):
     """Keeps the training at a step until something has happened, so that nothing depends on speed."""
 
-    def __init__(self, until: Callable[[EvaluationBeside], bool], at: int = 8) -> None:
+    def __init__(self, until: Callable[[BackgroundEval], bool], at: int = 8) -> None:
         self._until, self._at = until, at
         self.met: dict[str, int] = {}
 
@@ -45,7 +45,7 @@ class Hold(Observer):
             self.met = {"done": beside.done, "skipped": beside.skipped, "failures": beside.failures}
 
 
-def test_figures_arrive_and_the_last_weights_are_judged_as_by_the_command(tmp_path: Path) -> None:
+def test_metrics_arrive_and_the_last_weights_are_judged_as_by_the_command(tmp_path: Path) -> None:
     hold = Hold(lambda beside: beside.done >= 1)
     words = (*WORDS, "stop.batches=10", "evaluation.every_frames=100", "evaluation.final=true", "run.seed=5")
     _, folder = train_here(tmp_path, *words, observers=[hold])
@@ -63,8 +63,10 @@ def test_figures_arrive_and_the_last_weights_are_judged_as_by_the_command(tmp_pa
 def test_what_cannot_keep_up_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the first has not answered, those that are due later are not begun."""
     begun: list[int] = []
-    monkeypatch.setattr(eval_beside.Evaluator, "heard", lambda child: [])
-    monkeypatch.setattr(eval_beside.Evaluator, "evaluate", lambda child, weights, frames: _note(child, begun, frames))
+    monkeypatch.setattr(background_eval.Evaluator, "heard", lambda child: [])
+    monkeypatch.setattr(
+        background_eval.Evaluator, "evaluate", lambda child, weights, frames: _note(child, begun, frames)
+    )
     _, folder = train_here(tmp_path, *WORDS, "stop.batches=8", "evaluation.every_frames=32", "report.every_frames=1")
     last = read_jsonl(folder.metrics)[-1]
     assert len(begun) == 1
@@ -72,15 +74,15 @@ def test_what_cannot_keep_up_is_left_out_and_counted(tmp_path: Path, monkeypatch
     assert last["eval/skipped"] >= 3
 
 
-def _note(child: eval_beside.Evaluator, begun: list[int], frames: int) -> None:
+def _note(child: background_eval.Evaluator, begun: list[int], frames: int) -> None:
     begun.append(frames)
     child.busy = True
 
 
 def test_a_run_without_a_finished_evaluation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for and never come: neither figures nor counters in a file are a place where anybody looks."""
-    monkeypatch.setattr(eval_beside.Evaluator, "heard", lambda child: [])
-    monkeypatch.setattr(eval_beside.Evaluator, "evaluate", lambda child, weights, frames: _note(child, [], frames))
+    """Asked for and never come: neither metrics nor counters in a file are a place where anybody looks."""
+    monkeypatch.setattr(background_eval.Evaluator, "heard", lambda child: [])
+    monkeypatch.setattr(background_eval.Evaluator, "evaluate", lambda child, weights, frames: _note(child, [], frames))
     _, folder = train_here(tmp_path, *WORDS, "stop.batches=8", "evaluation.every_frames=32")
     (line,) = [line for line in folder.log.read_text().splitlines() if "no evaluation was finished" in line]
     assert "WARNING" in line
@@ -124,7 +126,7 @@ def test_what_an_environment_prints_there_is_logged_within_bounds(tmp_path: Path
 
 
 def test_failures_in_a_row_end_the_attempts_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    beside = EvaluationBeside(EvaluationSettings(every_frames=1), {})
+    beside = BackgroundEval(EvaluationSettings(every_frames=1), {})
     for k in range(3):
         assert not beside.gave_up
         beside._take({"kind": "failed", "error": f"no {k}"})

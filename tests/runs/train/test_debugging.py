@@ -20,7 +20,7 @@ LIMITS = ("sampling.step_timeout=0.01", "sampling.reset_timeout=0.01", "sampling
 
 
 class Pause(Observer):
-    """Stands still for longer than every time-out and than the crew's interval of looking around."""
+    """Stands still for longer than every time-out and than the pool's interval of looking around."""
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         if iteration == 2:

@@ -19,7 +19,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.sampling.pool import ProcessCrew
+from rollmill.sampling.pool import ProcessPool
 
 FAULTY = "env=faulty_envs:Misbehave"
 SEEN = "seen what was waited for"
@@ -45,7 +45,7 @@ class Watcher(Observer):
         self.run = run
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
-        report = run.parts.sampler.crew.report
+        report = run.parts.sampler.pool.report
         waiting = report.env_faults < self.faults or report.worker_restarts < self.restarts
         if self.faults + self.restarts and not waiting:
             self._after -= 1
@@ -53,9 +53,9 @@ class Watcher(Observer):
                 run.stop(SEEN)
 
     @property
-    def crew(self) -> ProcessCrew:
+    def pool(self) -> ProcessPool:
         assert self.run is not None
-        return self.run.parts.sampler.crew  # type: ignore[return-value]
+        return self.run.parts.sampler.pool  # type: ignore[return-value]
 
     def assert_nothing_left(self) -> None:
         assert self.run is not None
@@ -121,8 +121,8 @@ def test_one_fault_is_counted_and_survived(
     outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=[watcher])
     assert outcome.reason == SEEN
     assert (tmp_path / "once").exists()
-    assert watcher.crew.report.env_faults == 1
-    assert watcher.crew.report.worker_restarts == 0
+    assert watcher.pool.report.env_faults == 1
+    assert watcher.pool.report.worker_restarts == 0
     assert read_jsonl(folder.metrics)[-1]["sample/env_faults"] == 1
     warnings = [line for line in folder.log.read_text().splitlines() if "restarting it" in line]
     assert len(warnings) == 1
@@ -137,7 +137,7 @@ def test_the_other_modes_survive_it_too(tmp_path: Path, watcher: Watcher, mode: 
     watcher.faults = 1
     outcome, folder = train_here(tmp_path, *LONG, f"sampling.mode={mode}", *overrides, observers=[watcher])
     assert outcome.reason == SEEN
-    assert watcher.crew.report.env_faults == 1
+    assert watcher.pool.report.env_faults == 1
     assert_names_the_place(folder.log.read_text(), where)
 
 
@@ -172,7 +172,7 @@ def test_a_lasting_fault_stops_the_run_and_names_the_place(
     assert_names_the_place(str(failure.value), where)
     assert "told to raise" in str(failure.value)
     assert "Traceback" in str(failure.value)
-    assert watcher.crew.report.env_faults == 3
+    assert watcher.pool.report.env_faults == 3
 
 
 def test_a_failed_run_keeps_its_weights_and_can_go_on(tmp_path: Path, watcher: Watcher) -> None:
@@ -231,7 +231,7 @@ def test_a_hang_replaces_the_worker(tmp_path: Path, watcher: Watcher, mode: str,
     watcher.restarts = 1
     outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=[watcher])
     assert outcome.reason == SEEN
-    assert watcher.crew.report.worker_restarts == 1
+    assert watcher.pool.report.worker_restarts == 1
     assert watcher.run is not None
     assert watcher.run.parts.sampler.lost_segments == 2  # the two groups of one worker
     assert read_jsonl(folder.metrics)[-1]["sample/worker_restarts"] == 1
@@ -247,13 +247,13 @@ class LosePatience(Observer):
         self._once = once
 
     def on_start(self, run: OnlineRun) -> None:
-        crew = run.parts.sampler.crew
-        assert isinstance(crew, ProcessCrew)
+        pool = run.parts.sampler.pool
+        assert isinstance(pool, ProcessPool)
         wait_until(self._once.exists, what="the constructor to hang")
-        usual = crew._settings
-        crew._settings = replace(usual, start_timeout=0.5)
-        wait_until(lambda: crew.report.worker_restarts, what="the worker to be replaced")
-        crew._settings = usual
+        usual = pool._settings
+        pool._settings = replace(usual, start_timeout=0.5)
+        wait_until(lambda: pool.report.worker_restarts, what="the worker to be replaced")
+        pool._settings = usual
 
 
 def test_a_hang_in_the_constructor_of_a_worker_replaces_it(tmp_path: Path, watcher: Watcher) -> None:
@@ -262,7 +262,7 @@ def test_a_hang_in_the_constructor_of_a_worker_replaces_it(tmp_path: Path, watch
     observers = [watcher, LosePatience(tmp_path / "once")]
     outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=observers)
     assert outcome.reason == SEEN
-    assert watcher.crew.report.worker_restarts == 1
+    assert watcher.pool.report.worker_restarts == 1
     assert "hangs in constructor for more than 0.5 s" in folder.log.read_text()
 
 
@@ -289,7 +289,7 @@ def test_a_worker_that_ends_is_replaced_and_explained(
     watcher.restarts = 1
     outcome, folder = train_here(tmp_path, *LONG, *overrides, observers=[watcher])
     assert outcome.reason == SEEN
-    assert watcher.crew.report.worker_restarts == 1
+    assert watcher.pool.report.worker_restarts == 1
     warning = next(line for line in folder.log.read_text().splitlines() if "replacing the worker" in line)
     assert f"{how} while env 3" in warning
     assert_names_the_place(warning, where)
@@ -330,7 +330,7 @@ def test_a_forked_child_does_not_go_on_with_a_copy_of_the_run(tmp_path: Path, wa
     overrides = [*misbehaviour("stray_fork"), f"env.args.journal={journal}", f"env.args.once={tmp_path}/once"]
     outcome, folder = train_here(tmp_path, "stop.frames=300", *overrides, "sampling.mode=serial", observers=[watcher])
     assert outcome.state == "finished"
-    assert watcher.crew.report.env_faults == 0, "the fault was the child's"
+    assert watcher.pool.report.env_faults == 0, "the fault was the child's"
     assert re.search(r"child \d+ 256\n", journal.read_text()), "it has ended with exit code 1"
     assert folder.log.read_text().count("finished") == 1
 
@@ -388,7 +388,7 @@ def test_a_fault_in_the_trial_of_a_recording_is_survived(
         "the forecast is an upper bound, a trial of faulty_envs:Misbehave failed: faulty_envs:Misbehave failed in step"
     )
     assert f"{said} (seed 1, step 1): " in log
-    assert watcher.crew.report.env_faults == 0, "the only fault was that of the trial"
+    assert watcher.pool.report.env_faults == 0, "the only fault was that of the trial"
 
 
 @pytest.mark.parametrize("mode", ["serial", "async"])
@@ -412,9 +412,9 @@ class KillWorkers(Watcher):
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         super().on_training_step(run, iteration)
-        if iteration < 3 or not self._at or self.crew.report.worker_restarts != self._at[0]:
+        if iteration < 3 or not self._at or self.pool.report.worker_restarts != self._at[0]:
             return
-        pids = set(self.crew.pids())
+        pids = set(self.pool.pids())
         if len(pids - self._killed) == 2:  # a worker that is just being replaced is counted before it is there
             del self._at[0]
             self._killed |= pids

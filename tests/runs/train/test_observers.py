@@ -171,7 +171,7 @@ class Gauges(Observer):
         self.phases.append(run.phase_seconds())
 
 
-def test_figures_of_a_run(tmp_path: Path) -> None:
+def test_metrics_of_a_run(tmp_path: Path) -> None:
     gauges = Gauges()
     outcome, _ = train_here(tmp_path, *TARGET, "stop.frames=300", "stop.batches=100", observers=[gauges])
     assert gauges.allowed == {300}
@@ -179,7 +179,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert gauges.frames[-1] < 300 <= outcome.frames  # the frames that reach the limit are not learnt from any more
     assert gauges.progress == [min(1.0, frames / 300) for frames in gauges.frames]
     assert gauges.seconds == sorted(gauges.seconds)
-    for name in ("main answer", "main gather", "main learn"):
+    for name in ("main inference", "main gather", "main learn"):
         values = [phases[name] for phases in gauges.phases]
         assert values == sorted(values)
         assert values[-1] > 0
@@ -370,9 +370,9 @@ def test_no_observers_by_default() -> None:
     assert load_config(TrainConfig, [], ["observers=[a:B]"]).observers.use == ("a:B",)
 
 
-# -- dials -------------------------------------------------------------------------------------------------
+# -- variables -------------------------------------------------------------------------------------------------
 
-DIALS = ("env=dialled_env:Dialled", "env.dials.level=9", "sampling.rollout=4", "learning.batch_size=16")
+VARIABLES = ("env=variable_env:VariableEnv", "env.variables.level=9", "sampling.rollout=4", "learning.batch_size=16")
 RAMP = (
     "observers=[rollmill.runs.train.curriculum:Ramp]",
     "observers.args.Ramp.level=[0,4]",
@@ -402,15 +402,15 @@ class Levels(Observer):
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_a_ramp_reaches_the_environments(tmp_path: Path, mode: str) -> None:
     levels = Levels()
-    words = (*DIALS, *RAMP, f"sampling.mode={mode}", "stop.batches=200", "report.every_frames=16")
+    words = (*VARIABLES, *RAMP, f"sampling.mode={mode}", "stop.batches=200", "report.every_frames=16")
     _, folder = train_here(tmp_path, *words, observers=[levels])
-    assert levels.seen[0] == {0.0}, "set before the workers started, not env.dials"
+    assert levels.seen[0] == {0.0}, "set before the workers started, not env.variables"
     assert levels.seen[-1] == {4.0}
-    assert read_jsonl(folder.metrics)[-1]["dial/level"] == 4.0
+    assert read_jsonl(folder.metrics)[-1]["variable/level"] == 4.0
 
 
-def test_dials_are_continued_bit_for_bit(tmp_path: Path) -> None:
-    words = (*DIALS, *RAMP, *SERIAL)
+def test_variables_are_continued_bit_for_bit(tmp_path: Path) -> None:
+    words = (*VARIABLES, *RAMP, *SERIAL)
     _, whole = train_here(tmp_path / "whole", *words, "stop.batches=14")
     train_here(tmp_path / "parts", *words, "stop.batches=14", observers=[StopAfter(6)])
     _, parts = train_here(tmp_path / "parts", *words, "stop.batches=14", mode="resume")
@@ -429,32 +429,32 @@ class StopAfter(Observer):
             run.stop("for now")
 
 
-def test_a_dial_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_variable_that_does_not_exist(tmp_path: Path) -> None:
     class Wrong(Observer):
         def on_start(self, run: OnlineRun) -> None:
-            run.set_dial("levle", 1.0)
+            run.set_variable("levle", 1.0)
 
-    with pytest.raises(ConfigError, match=r"set_dial\('levle'\): env.dials has no such name \(it has: level\)"):
-        train_here(tmp_path, *DIALS, *SERIAL, observers=[Wrong()])
+    with pytest.raises(ConfigError, match=r"set_variable\('levle'\): env.variables has no such name \(it has: level\)"):
+        train_here(tmp_path, *VARIABLES, *SERIAL, observers=[Wrong()])
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["env=toy_target", "env.dials.level=1"], "toy_target takes no argument dials"),
-        (["env=CartPole-v1", "env.dials.level=1"], "CartPole-v1 takes no argument dials"),
-        (["env=CartPole-v1", "env.dials.level=1", "env.vector=true"], "CartPole-v1 takes no argument dials"),
+        (["env=toy_target", "env.variables.level=1"], "toy_target takes no argument variables"),
+        (["env=CartPole-v1", "env.variables.level=1"], "CartPole-v1 takes no argument variables"),
+        (["env=CartPole-v1", "env.variables.level=1", "env.vector=true"], "CartPole-v1 takes no argument variables"),
         (
-            [*DIALS, "learning.ranks=2", "sampling.mode=sync"],
-            "env.dials.level: what observers set .* rank 0 only",
+            [*VARIABLES, "learning.ranks=2", "sampling.mode=sync"],
+            "env.variables.level: what observers set .* rank 0 only",
         ),
-        ([*DIALS, *RAMP, "observers.args.Ramp.until=0"], "until=0 is a share of the run"),
-        ([*DIALS, *RAMP, "observers.args.Ramp.level=3"], "level=3: expected"),
-        ([*DIALS, *RAMP, "observers.args.Ramp.level=[null,1]"], "observers.args.Ramp: .*NoneType"),
-        ([*DIALS, *RAMP, "observers.args.Ramp.until=late"], "observers.args.Ramp: .*'str'"),
+        ([*VARIABLES, *RAMP, "observers.args.Ramp.until=0"], "until=0 is a share of the run"),
+        ([*VARIABLES, *RAMP, "observers.args.Ramp.level=3"], "level=3: expected"),
+        ([*VARIABLES, *RAMP, "observers.args.Ramp.level=[null,1]"], "observers.args.Ramp: .*NoneType"),
+        ([*VARIABLES, *RAMP, "observers.args.Ramp.until=late"], "observers.args.Ramp: .*'str'"),
     ],
 )
-def test_dials_that_cannot_be(tmp_path: Path, words: list[str], message: str) -> None:
+def test_variables_that_cannot_be(tmp_path: Path, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train_here(tmp_path, *words)
     assert not (tmp_path / "x").exists()

@@ -13,7 +13,7 @@ from running import rows_of, train_here
 from rollmill.core.errors import ConfigError
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.sampling.pool import ProcessCrew
+from rollmill.sampling.pool import ProcessPool
 
 WORDS = ("sampling.mode=sync", "report.every_frames=1", "learning.learning_rate=0.05", "stop.batches=12")
 """Large steps: a decision of older weights would be far from what the new ones say."""
@@ -61,10 +61,10 @@ def test_a_worker_that_dies_is_waited_for(tmp_path: Path) -> None:
     class Kill(Versions):
         def on_training_step(self, run: OnlineRun, iteration: int) -> None:
             super().on_training_step(run, iteration)
-            crew = run.parts.sampler.crew
-            assert isinstance(crew, ProcessCrew)
+            pool = run.parts.sampler.pool
+            assert isinstance(pool, ProcessPool)
             if iteration in (3, 7):
-                os.kill(crew.pids()[iteration % 2], signal.SIGKILL)
+                os.kill(pool.pids()[iteration % 2], signal.SIGKILL)
 
     versions = Kill()
     outcome, folder = train_here(tmp_path, "env=toy_target", *WORDS, observers=[versions])

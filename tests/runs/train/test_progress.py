@@ -1,4 +1,4 @@
-"""``env.dials.progress``: how far the run is, told to every environment by the trainer itself."""
+"""``env.variables.progress``: how far the run is, told to every environment by the trainer itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
-TOLD = ("env=dialled_env:Told", "env.dials.progress=1", "sampling.rollout=4", "learning.batch_size=16")
+TOLD = ("env=dialled_env:Told", "env.variables.progress=1", "sampling.rollout=4", "learning.batch_size=16")
 
 
 def told(journal: Path) -> dict[int, list[float]]:
@@ -80,7 +80,7 @@ HUNT = (
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_a_curriculum_moves_with_the_run(tmp_path: Path, mode: str, vector: str) -> None:
     placed = Placed()
-    words = (*HUNT, f"sampling.mode={mode}", f"env.vector={vector}", "env.dials.progress=1")
+    words = (*HUNT, f"sampling.mode={mode}", f"env.vector={vector}", "env.variables.progress=1")
     train_here(tmp_path, *words, observers=[placed])
     assert placed.seen[0] == {0}
     assert 13 in placed.seen[-1]
@@ -89,5 +89,5 @@ def test_a_curriculum_moves_with_the_run(tmp_path: Path, mode: str, vector: str)
 
 @pytest.mark.parametrize("words", [("env.vector=true",), (), ("env.args.treasure_num=3", "env.args.random_start=0.5")])
 def test_a_curriculum_that_nothing_moves_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with pytest.raises(RollmillError, match=r"goes by the progress of the run: set env.dials.progress=1"):
+    with pytest.raises(RollmillError, match=r"goes by the progress of the run: set env.variables.progress=1"):
         train_here(tmp_path, *HUNT, *words)

@@ -64,7 +64,7 @@ def test_how_often_by_default(tmp_path: Path, stop: str, every: int, expected: i
 
 
 def metrics_of(config: TrainConfig) -> TrainMetrics:
-    """What collects figures, without a run and without sinks."""
+    """What collects metrics, without a run and without sinks."""
     folder = RunFolder(config.folder)
     return TrainMetrics(config, folder, Reporter(folder), "off")
 
@@ -86,7 +86,7 @@ class Listening(TrainMetrics):
         super().add_learning(policy_id, metrics)
 
 
-def test_figures_of_learning_are_means_since_the_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_learning_are_means_since_the_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_module, "TrainMetrics", Listening)
     _, folder = train_here(tmp_path, *TARGET, "stop.batches=12", "report.every_frames=150")
     rows = read_jsonl(folder.metrics)
@@ -100,7 +100,7 @@ def test_figures_of_learning_are_means_since_the_last_row(tmp_path: Path, monkey
         start = end
 
 
-def test_figures_of_other_policies_have_names_of_their_own(tmp_path: Path) -> None:
+def test_metrics_of_other_policies_have_names_of_their_own(tmp_path: Path) -> None:
     reporter = metrics_of(config_of(tmp_path))
     reporter.add_learning(0, {"loss": 1.0})
     reporter.add_learning(0, {"loss": 3.0})
@@ -243,7 +243,7 @@ def test_rows_say_what_the_run_takes_of_the_machine(tmp_path: Path) -> None:
     assert 0 <= last["time/seconds_left"] < 1000
 
 
-def test_the_panel_shows_figures_beside_their_limits(tmp_path: Path) -> None:
+def test_the_panel_shows_metrics_beside_their_limits(tmp_path: Path) -> None:
     rows = {row.label: row for row in panel_rows(config_of(tmp_path, "report.sim_rate=2000"))}
     assert rows["frames/s"].text(500.0) == "500 (25% of bare simulation)"
     assert rows["grad norm"].text(0.25) == "0.2500 (max 1)"
@@ -258,7 +258,7 @@ def test_the_panel_shows_figures_beside_their_limits(tmp_path: Path) -> None:
     assert "recorded" not in unlimited
 
 
-def test_the_last_line_has_the_final_figures_of_the_run(tmp_path: Path) -> None:
+def test_the_last_line_has_the_final_metrics_of_the_run(tmp_path: Path) -> None:
     """Rows go by frames, so the last one is a little older than the end; recorded episodes come later still."""
     words = ("stop.frames=1500", "report.every_frames=1000", "recording.keep=all", "report.console_seconds=1000")
     config = config_of(tmp_path, *TARGET, *words)

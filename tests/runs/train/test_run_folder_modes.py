@@ -58,10 +58,10 @@ def test_overwrite_of_nothing_is_a_new_run(tmp_path: Path) -> None:
 
 def test_resume_keeps_the_settings_of_the_run_below_the_given_ones(tmp_path: Path, finished: RunFolder) -> None:
     where = ["train", f"run.dir={tmp_path}", "run.experiment=x", "run.name=run", "--resume"]
-    assert main([*where, "stop.batches=4", "learning.lam=0.8"]) == 0
+    assert main([*where, "stop.batches=4", "learning.gae_lambda=0.8"]) == 0
     config = load_config(TrainConfig, [finished.config], [])
     assert config.learning.gamma == 0.9
-    assert config.learning.lam == 0.8
+    assert config.learning.gae_lambda == 0.8
     assert config.sampling.mode == "serial"
     assert sessions(finished) == 2
     assert finished.read_state()["reason"] == "reached stop.batches=4"  # type: ignore[index]

@@ -12,7 +12,7 @@ from rollmill.runs.train.size_sample import STEPS, SizeSample, sample_here
 from rollmill.store.format.schema import Column, StoreSchema
 
 ZOO = EnvSettings(id="faulty_envs:Zoo", args={"length": 50})
-PICTURE = 36 * 36 * 3
+IMAGE = 36 * 36 * 3
 
 
 def schema_of(env: EnvSettings, *extra: Column) -> StoreSchema:
@@ -25,12 +25,12 @@ def test_what_a_step_takes() -> None:
     found = sample_here(ZOO, schema_of(ZOO))
     assert found.episode_length == 50
     assert 50 <= found.steps <= STEPS
-    assert found.bytes_per_step == pytest.approx(PICTURE * 51 / 50, rel=0.05), "noise, and one more per episode"
+    assert found.bytes_per_step == pytest.approx(IMAGE * 51 / 50, rel=0.05), "noise, and one more per episode"
 
 
-def test_pieces_cost_a_picture_each() -> None:
+def test_pieces_cost_an_image_each() -> None:
     found = sample_here(ZOO, schema_of(ZOO), piece=5)
-    assert found.bytes_per_step == pytest.approx(PICTURE * 6 / 5, rel=0.05)
+    assert found.bytes_per_step == pytest.approx(IMAGE * 6 / 5, rel=0.05)
     assert found.episode_length == 50
 
 
@@ -51,7 +51,7 @@ def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     trial = SizeSample(ZOO, schema_of(ZOO), 0, 0, os.environ | {"ROLLMILL_SCRATCH": str(tmp_path)})
     found = trial.result(300)
     assert isinstance(found, Sample)
-    assert found.bytes_per_step == pytest.approx(PICTURE * 51 / 50, rel=0.05)
+    assert found.bytes_per_step == pytest.approx(IMAGE * 51 / 50, rel=0.05)
     assert not list(tmp_path.iterdir())
 
 

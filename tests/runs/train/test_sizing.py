@@ -51,7 +51,7 @@ def numbers(config: TrainConfig) -> tuple[int, int, int, int]:
         (LAPTOP, None, "", (2, 16, 2, 1)),  # nobody knows about images yet
         (LAPTOP, None, "model.encoder=impala", (2, 16, 2, 2)),
         (Machine(1), IMAGE, "", (1, 16, 2, 1)),
-        # images: simulators are slow enough to share a core with the thread that answers
+        # images: simulators are slow enough to share a core with the inference thread
         (SERVER, IMAGE, "learning.batch_size=4096", (16, 16, 2, 1)),
         (SERVER, IMAGE, "learning.batch_size=4096 sampling.groups=4", (16, 16, 4, 1)),
         (SERVER, IMAGE, "learning.batch_size=16384 sampling.mode=sync", (16, 16, 4, 1)),

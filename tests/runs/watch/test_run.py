@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train_here(tmp_path_factory.mktemp("run"), *SERIAL, *words)[1]
 
 
-def scene(level: int = 90, text: str = "run/frames") -> Shown:
+def frame(level: int = 90, text: str = "run/frames") -> Shown:
     return Shown(np.full((40, 60, 3), level, np.uint8), text, 1, 2, 3.0, False)
 
 
@@ -38,24 +38,24 @@ def scene(level: int = 90, text: str = "run/frames") -> Shown:
 
 
 def test_episodes_are_those_of_an_evaluation(run: RunFolder) -> None:
-    """Whole ones, numbered, a picture for each step, large although the agent's own are small."""
+    """Whole ones, numbered, an image for each step, large although the agent's own are small."""
     rates: list[float] = []
-    shown = list(Player(run.path, WatchOptions(episodes=2, trust_code=True)).scenes(rates.append))
+    shown = list(Player(run.path, WatchOptions(episodes=2, trust_code=True)).frames(rates.append))
     assert rates == [30 / 4]
-    assert {s.picture.shape for s in shown} == {(480, 640, 3)}
-    assert [s.picture[0, 0, 0] for s in shown] == [10 * s.step for s in shown]
+    assert {s.image.shape for s in shown} == {(480, 640, 3)}
+    assert [s.image[0, 0, 0] for s in shown] == [10 * s.step for s in shown]
     ends = [s for s in shown if s.over]
     assert [s.episode for s in ends] == [0, 1]
     assert all(4 <= s.step <= 8 for s in ends)
     assert shown[0].text.startswith("run/frames-0000")
-    again = list(Player(run.path, WatchOptions(episodes=2, trust_code=True)).scenes(rates.append))
+    again = list(Player(run.path, WatchOptions(episodes=2, trust_code=True)).frames(rates.append))
     assert [s.text for s in again] == [s.text for s in shown]
 
 
 def test_a_run_in_training_is_followed(run: RunFolder) -> None:
     player = Player(run.path, WatchOptions(episodes=2, seed=3, trust_code=True))
     names = []
-    for shown in player.scenes(lambda rate: None):
+    for shown in player.frames(lambda rate: None):
         names.append(shown.policy)
         if shown.over and shown.episode == 0:
             newer = Checkpoints(run.checkpoints, keep_last=0).save(saved_state(run), 10_000_000, None)
@@ -64,7 +64,7 @@ def test_a_run_in_training_is_followed(run: RunFolder) -> None:
 
 
 def test_a_random_policy(run: RunFolder) -> None:
-    shown = list(Player(run.path, WatchOptions(episodes=1, random=True, trust_code=True)).scenes(lambda rate: None))
+    shown = list(Player(run.path, WatchOptions(episodes=1, random=True, trust_code=True)).frames(lambda rate: None))
     assert {s.policy for s in shown} == {"random"}
 
 
@@ -122,11 +122,11 @@ def test_the_pace_is_kept_and_lost_time_not_made_up_for() -> None:
 
 
 def test_half_blocks_hold_two_pixels_each() -> None:
-    picture = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
-    text = half_blocks(picture, columns=4, lines=1)
+    image = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+    text = half_blocks(image, columns=4, lines=1)
     found = re.findall(r"\033\[38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m\u2580", text)
-    np.testing.assert_array_equal(np.array(found, int)[:, :3], picture[0])
-    np.testing.assert_array_equal(np.array(found, int)[:, 3:], picture[1])
+    np.testing.assert_array_equal(np.array(found, int)[:, :3], image[0])
+    np.testing.assert_array_equal(np.array(found, int)[:, 3:], image[1])
     assert half_blocks(np.zeros((100, 300, 3), np.uint8), 60, 40).count("\n") == 10  # 60 x 20 pixels
     assert half_blocks(np.zeros((300, 100, 3), np.uint8), 60, 40).count("\n") == 40
 
@@ -134,7 +134,7 @@ def test_half_blocks_hold_two_pixels_each() -> None:
 def test_the_terminal_is_left_as_it_was() -> None:
     stream = io.StringIO()
     screen = TerminalScreen(stream, (30, 10))
-    screen.show(scene())
+    screen.show(frame())
     screen.close()
     text = stream.getvalue()
     assert text.startswith("\033[?1049h\033[?25l")
@@ -168,7 +168,7 @@ def test_the_page_shows_what_happens_and_nothing_else(page: PageScreen) -> None:
     assert b"<b>" not in body
     assert b"toy &lt;b&gt;&quot;x&quot;" in body
     assert "default-src 'none'" in headers["Content-Security-Policy"]
-    page.show(scene(text="<i>run</i>"))
+    page.show(frame(text="<i>run</i>"))
     assert json.loads(ask(page, "/status")[1])["text"].startswith("<i>run</i>  episode 1"), "set by textContent"
     assert b"innerHTML" not in ask(page, "/page.js")[1]
     for path in ("/../etc/passwd", "//etc/passwd", "/status?x=1", "/page"):
@@ -181,21 +181,21 @@ def test_the_page_shows_what_happens_and_nothing_else(page: PageScreen) -> None:
     assert ask(page, "/status", host=f"localhost:{page.port}")[0] == 200
 
 
-def test_the_stream_is_of_pictures(page: PageScreen) -> None:
+def test_the_stream_is_of_images(page: PageScreen) -> None:
     import av
 
-    page.show(scene(200))
+    page.show(frame(200))
     line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
     line.request("GET", "/stream")
     answer = line.getresponse()
-    assert answer.getheader("Content-Type") == "multipart/x-mixed-replace; boundary=picture"
+    assert answer.getheader("Content-Type") == "multipart/x-mixed-replace; boundary=image"
     head = b"".join(answer.readline() for _ in range(4))
     length = int(re.search(rb"Content-Length: (\d+)", head).group(1))  # type: ignore[union-attr]
     jpeg = answer.read(length)
     with av.open(io.BytesIO(jpeg), format="mjpeg") as file:
-        picture = next(file.decode(video=0)).to_ndarray(format="rgb24")
-    assert picture.shape == (240, 360, 3)  # enlarged
-    np.testing.assert_allclose(picture, 200, atol=4)
+        image = next(file.decode(video=0)).to_ndarray(format="rgb24")
+    assert image.shape == (240, 360, 3)  # enlarged
+    np.testing.assert_allclose(image, 200, atol=4)
     line.close()
 
 
@@ -217,13 +217,13 @@ def test_closing_ends_streams_and_the_server() -> None:
 
     def view() -> None:
         seen = 0
-        while (found := page.next_picture(seen)) is not None:
+        while (found := page.next_image(seen)) is not None:
             seen = found[0]
         ended.set()
 
     thread = threading.Thread(target=view)
     thread.start()
-    page.show(scene())
+    page.show(frame())
     page.close()
     assert ended.wait(120)
     thread.join()

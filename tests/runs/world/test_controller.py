@@ -22,7 +22,7 @@ from rollmill.envs.toy import Image
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.world.controller import (
     ControllerOutcome,
-    Scene,
+    EvalTarget,
     evaluate_controller,
     member_returns,
     train_controller,
@@ -102,13 +102,13 @@ def test_generations_after_the_last_evaluation_are_judged_too(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[Array] = []
-    evaluate = Scene.evaluate
+    evaluate = EvalTarget.evaluate
 
-    def listen(scene: Scene, weights: Array, episodes: int, seed: int) -> Score:
+    def listen(target: EvalTarget, weights: Array, episodes: int, seed: int) -> Score:
         judged.append(np.array(weights))
-        return evaluate(scene, weights, episodes, seed)
+        return evaluate(target, weights, episodes, seed)
 
-    monkeypatch.setattr(Scene, "evaluate", listen)
+    monkeypatch.setattr(EvalTarget, "evaluate", listen)
     search(models, tmp_path / "even", generations=2, evaluate_every=2)
     assert len(judged) == 2 + 1  # best and mean of generation 2, and the champion at the end
     judged.clear()
@@ -190,9 +190,9 @@ def test_a_search_may_begin_at_a_saved_controller(models: Path, tmp_path: Path) 
 def test_what_does_not_fit_is_refused_before_anything_is_written(models: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="inputs=zh needs a dynamics model"):
         train_controller(settings(inputs="zh"), TOY, models, None, tmp_path / "c")
-    with pytest.raises(ConfigError, match="one picture"):
+    with pytest.raises(ConfigError, match="one image"):
         search(models, tmp_path / "c", EnvSettings(id="toy_image", args={"size": 20}))
-    with pytest.raises(ConfigError, match="one picture"):
+    with pytest.raises(ConfigError, match="one image"):
         search(models, tmp_path / "c", EnvSettings(id="toy_target"))
     corner_model(tmp_path / "dynamics.bin", memory="none")
     with pytest.raises(ConfigError, match="inputs=z"):

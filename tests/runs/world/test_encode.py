@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from damaging import flip, places
-from picturing import (
+from image_stores import (
     POINTS,
     contents,
-    damage_pictures,
-    picture_episode,
-    picture_schema,
-    picture_store,
+    damage_images,
+    image_episode,
+    image_schema,
+    image_store,
     same_contents,
     tiny_encoder,
 )
@@ -34,7 +34,7 @@ class Work:
     """A store of 120 shards, an encoder, and what one instance makes of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = picture_store(folder / "store", SHARDS, steps=3, shard_bytes=1)
+        self.store = image_store(folder / "store", SHARDS, steps=3, shard_bytes=1)
         self.encoder = tiny_encoder(folder / "encoder.bin")
         self.out = folder / "latents"
         self.outcome = encode_store(EncodeOptions(self.store, self.encoder, self.out))
@@ -51,7 +51,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Work:
 
 def small_copy(work: Work, folder: Path, shards: int = 8) -> Path:
     """A store of the first shards."""
-    with StoreWriter(folder, picture_schema(), sync="seal", shard_bytes=1) as writer, Store(work.store) as store:
+    with StoreWriter(folder, image_schema(), sync="seal", shard_bytes=1) as writer, Store(work.store) as store:
         for i in range(shards):
             writer.copy_episode(store, i)
     return folder
@@ -60,10 +60,10 @@ def small_copy(work: Work, folder: Path, shards: int = 8) -> Path:
 def test_latents_and_everything_else_of_every_episode(work: Work) -> None:
     assert work.outcome.complete
     assert (len(work.outcome.encoded), work.outcome.done, work.outcome.exit_code) == (SHARDS, SHARDS, 0)
-    pictures = contents(work.store)
-    assert work.latents.keys() == pictures.keys()
+    images = contents(work.store)
+    assert work.latents.keys() == images.keys()
     for uid, latent in work.latents.items():
-        seen = pictures[uid]
+        seen = images[uid]
         assert latent.info == seen.info
         assert latent.obs["mean"].shape == latent.obs["std"].shape == (len(seen) + 1, 4)
         assert (latent.obs["std"] > 0).all()
@@ -125,7 +125,7 @@ def killed(work: Work, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stores of instances that were killed -9, one for each point, and of four that worked at the same time."""
     folder = tmp_path_factory.mktemp("killed")
     store = small_copy(work, folder / "store")
-    words = [sys.executable, str(SUPPORT / "picturing.py"), str(store), str(work.encoder), str(folder)]
+    words = [sys.executable, str(SUPPORT / "image_stores.py"), str(store), str(work.encoder), str(folder)]
     subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return folder
 
@@ -157,7 +157,7 @@ def test_instances_at_the_same_time_share_the_work(work: Work, killed: Path) -> 
 def test_a_corrupt_shard_is_named_and_the_rest_goes_on(work: Work, tmp_path: Path) -> None:
     store = small_copy(work, tmp_path / "store")
     refs = list_shards(store)
-    assert damage_pictures(store, 2) == refs[2].name
+    assert damage_images(store, 2) == refs[2].name
     refs[5].path.unlink()  # a shard that somebody has removed
     _, end, _ = next(iter(places(refs[6]).values()))[-1]
     flip(refs[6].path, end + 40)  # and one whose episode is no longer listed anywhere
@@ -177,8 +177,8 @@ def test_a_corrupt_shard_is_named_and_the_rest_goes_on(work: Work, tmp_path: Pat
 
 def test_a_shard_that_is_still_written_is_named(work: Work, tmp_path: Path) -> None:
     store = small_copy(work, tmp_path / "store", 2)
-    with StoreWriter(store, picture_schema()) as writer:
-        writer.add_episode(picture_episode(900, 4))
+    with StoreWriter(store, image_schema()) as writer:
+        writer.add_episode(image_episode(900, 4))
         outcome = encode_store(EncodeOptions(store, work.encoder, tmp_path / "out"))
         assert next(iter(outcome.failed.values())).startswith("it is not sealed")
         assert outcome.exit_code == 1
@@ -202,7 +202,7 @@ def test_another_encoder_or_store_is_refused(work: Work, tmp_path: Path) -> None
     with pytest.raises(StoreError, match="holds other data"):
         encode_store(EncodeOptions(work.store, work.encoder, tmp_path / "copy"))
     larger = tiny_encoder(tmp_path / "larger.bin", shape=(32, 32, 3))
-    with pytest.raises(ConfigError, match=r"encodes pictures of \(32, 32, 3\)"):
+    with pytest.raises(ConfigError, match=r"encodes images of \(32, 32, 3\)"):
         encode_store(EncodeOptions(work.store, larger, tmp_path / "out"))
 
 
@@ -228,7 +228,7 @@ def test_progress_and_outcome_in_words(work: Work, tmp_path: Path) -> None:
     store = small_copy(work, tmp_path / "store", 2)
     outcome = encode_store(EncodeOptions(store, work.encoder, tmp_path / "out"), lambda *n: seen.append(n))
     assert seen == [(0, 2), (1, 2), (2, 2)]
-    assert "encoded 2 shards (2 episodes, 9 pictures)" in outcome.text()
+    assert "encoded 2 shards (2 episodes, 9 images)" in outcome.text()
     assert json.loads(json.dumps(outcome.to_dict()))["complete"]
     shutil.rmtree(tmp_path / "out")
     assert isinstance(outcome, Encoded)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from picturing import picture_schema, picture_store
+from image_stores import image_schema, image_store
 from running import Run, assert_same, wait_until
 
 from rollmill.core import run_folder
@@ -30,15 +30,15 @@ from rollmill.store.writer import StoreWriter
 from rollmill.worldmodel.encoder.file import load_encoder
 
 SMALL = (
-    *("encoder.size=4", "encoder.channels=[4, 8]", "pictures.per_rollout=4", "pictures.shuffle_buffer=32"),
-    *("pictures.validation=0.2", "fit.batch_size=16", "fit.device=cpu", "fit.precision=float32", "fit.threads=1"),
+    *("encoder.size=4", "encoder.channels=[4, 8]", "images.per_rollout=4", "images.shuffle_buffer=32"),
+    *("images.validation=0.2", "fit.batch_size=16", "fit.device=cpu", "fit.precision=float32", "fit.threads=1"),
     *("fit.save_steps=5", "fit.report_steps=4", "tensorboard=false"),
 )
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return picture_store(tmp_path_factory.mktemp("vae") / "store", 20)
+    return image_store(tmp_path_factory.mktemp("vae") / "store", 20)
 
 
 def fit(store: Path, out: Path, *overrides: str, mode: Any = "new", **more: Any) -> VaeOutcome:
@@ -52,7 +52,7 @@ def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> VaeOutcome:
     return fit(store, tmp_path_factory.mktemp("runs") / "whole", "fit.steps=12")
 
 
-def test_a_training_leaves_encoder_metrics_pictures_and_page(store: Path, whole: VaeOutcome) -> None:
+def test_a_training_leaves_encoder_metrics_images_and_page(store: Path, whole: VaeOutcome) -> None:
     assert (whole.state, whole.steps, whole.exit_code) == ("finished", 12, 0)
     assert whole.encoder is not None
     encoder = load_encoder(whole.encoder)
@@ -62,7 +62,7 @@ def test_a_training_leaves_encoder_metrics_pictures_and_page(store: Path, whole:
     rows = list(read_jsonl(folder.metrics))
     assert [row["frames"] for row in rows] == [4, 8, 12]
     assert {"learn/reconstruction", "learn/kl", "validation/pixel_error"} <= rows[-1].keys()
-    assert sorted(path.name for path in (whole.folder / "pictures").iterdir()) == [
+    assert sorted(path.name for path in (whole.folder / "images").iterdir()) == [
         f"reconstructions-{step:08d}.png" for step in (5, 10, 12)
     ]
     page = (whole.folder / "report.html").read_text()
@@ -119,14 +119,14 @@ def test_killed_before_the_first_checkpoint_begins_again(store: Path, tmp_path: 
 
 def test_a_start_that_fails_does_not_block_its_name(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
     def broken(*_: Any) -> None:
-        raise StoreError("no pictures")
+        raise StoreError("no images")
 
-    monkeypatch.setattr(world_vae, "PictureBatches", broken)
-    with pytest.raises(StoreError, match="no pictures"):
+    monkeypatch.setattr(world_vae, "ImageBatches", broken)
+    with pytest.raises(StoreError, match="no images"):
         fit(store, tmp_path / "run", "fit.steps=2")
     state = RunFolder(tmp_path / "run").read_state()
     assert state is not None
-    assert (state["state"], state["reason"]) == ("failed", "StoreError: no pictures")
+    assert (state["state"], state["reason"]) == ("failed", "StoreError: no images")
     monkeypatch.undo()
     assert fit(store, tmp_path / "run", "fit.steps=2").state == "finished"
 
@@ -177,7 +177,7 @@ def test_progress_is_told(store: Path, tmp_path: Path) -> None:
     assert told == [0.5, 1.0]
 
 
-def test_tensorboard_gets_the_pictures(store: Path, tmp_path: Path) -> None:
+def test_tensorboard_gets_the_images(store: Path, tmp_path: Path) -> None:
     fit(store, tmp_path / "run", "fit.steps=2", "tensorboard=true")
     data = b"".join(path.read_bytes() for path in (tmp_path / "run" / "tb").iterdir())
     assert b"reconstructions" in data
@@ -185,10 +185,10 @@ def test_tensorboard_gets_the_pictures(store: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_trained_on_is_refused(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pictures.field=nothing"):
-        fit(store, tmp_path / "a", "pictures.field=nothing")
+    with pytest.raises(ConfigError, match=r"images.field=nothing"):
+        fit(store, tmp_path / "a", "images.field=nothing")
     assert not (tmp_path / "a").exists()
-    with StoreWriter(tmp_path / "empty", picture_schema()):
+    with StoreWriter(tmp_path / "empty", image_schema()):
         pass
     with pytest.raises(StoreError, match="has no episodes"):
         fit(tmp_path / "empty", tmp_path / "a")

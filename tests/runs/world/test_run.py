@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picturing import damage_pictures
+from image_stores import damage_images
 from running import Run, wait_until
 
 from rollmill.core.checkpoints import Checkpoints
@@ -15,7 +15,7 @@ from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, StoreError
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
-from rollmill.runs.world.panel import StagePanel, figures_text
+from rollmill.runs.world.panel import StagePanel, metrics_text
 from rollmill.runs.world.run import Record, WorldOutcome, run_world, what_changed
 from rollmill.runs.world.settings import STAGES, CollectStage, WorldConfig
 from rollmill.store.reader import Store
@@ -23,7 +23,7 @@ from rollmill.store.reader import Store
 SMALL = (
     *("env.id=toy_image", "env.args={size: 16, length: 6}", 'collect.episodes={"random-controller": 4, random: 2}'),
     *("collect.workers=1", "vae.encoder.size=3", "vae.encoder.channels=[4, 8]", "vae.fit.steps=4"),
-    *("vae.fit.batch_size=8", "vae.fit.save_steps=2", "vae.pictures.shuffle_buffer=16", "vae.tensorboard=false"),
+    *("vae.fit.batch_size=8", "vae.fit.save_steps=2", "vae.images.shuffle_buffer=16", "vae.tensorboard=false"),
     *("vae.fit.device=cpu", "vae.fit.threads=1", "encode.processes=1", "dynamics.size=8", "dynamics.mixtures=2"),
     *("dynamics.steps=3", "dynamics.sequence_length=4", "dynamics.batch_size=4", "dynamics.device=cpu"),
     *("controller.population=4", "controller.trials=1", "controller.generations=2", "controller.mode=serial"),
@@ -59,7 +59,7 @@ def test_all_stages_leave_what_the_next_one_needs(whole: Path) -> None:
     assert "data:video/mp4" in page
     record = json.loads((whole / "stages" / "encode.json").read_text())
     assert record["state"] == "done"
-    assert record["inputs"].keys() == {"pictures", "encoder"}
+    assert record["inputs"].keys() == {"images", "encoder"}
 
 
 @pytest.mark.parametrize("stage", ["", "vae", "dynamics", "controller"])
@@ -73,7 +73,7 @@ def test_its_pages_can_be_made_again(whole: Path, stage: str) -> None:
     assert "training steps" not in text
     if not stage:
         assert "<h2>What it is worth</h2>" in text
-        assert "data:video/mp4" in text, "the film is still there"
+        assert "data:video/mp4" in text, "the video is still there"
     else:
         assert f"<code>{folder}</code>" in text
         assert '<span class="good">finished</span>' in text
@@ -114,7 +114,7 @@ def test_what_changed_is_run_again_with_all_that_depends_on_it(whole: Path, tmp_
         outcome = world(out, *more, until="encode")
         assert [outcome.stages[name] for name in STAGES] == ["done", "done", "done", "waiting", "waiting", "waiting"]
         assert "collect goes on: episodes.random-controller: 4 -> 5" in caplog.text
-        assert "vae is run again: another pictures" in caplog.text
+        assert "vae is run again: another images" in caplog.text
         with Store(out / "latents") as store:
             assert len(store) == 7
         outcome = world(out, *more, "vae.fit.learning_rate=0.002", until="encode")
@@ -225,7 +225,7 @@ def test_shipped_configs_are_understood() -> None:
 
 def test_a_corrupt_shard_stops_the_pipeline_and_is_named(tmp_path: Path) -> None:
     world(tmp_path / "w", until="vae")
-    name = damage_pictures(tmp_path / "w" / "raw", 0)
+    name = damage_images(tmp_path / "w" / "raw", 0)
     with pytest.raises(StoreError, match=f"not encoded: {name}"):
         world(tmp_path / "w")
     record = json.loads((tmp_path / "w" / "stages" / "encode.json").read_text())
@@ -277,9 +277,9 @@ def test_the_panel_shows_every_stage() -> None:
     panel.close()
 
 
-def test_figures_that_matter_come_first() -> None:
-    assert figures_text({"x/other": 1.0, "learn/loss": 2.0, "learn/kl": float("nan")}) == "loss 2"
-    assert figures_text({"x/other": 1.5}) == "other 1.500"
+def test_metrics_that_matter_come_first() -> None:
+    assert metrics_text({"x/other": 1.0, "learn/loss": 2.0, "learn/kl": float("nan")}) == "loss 2"
+    assert metrics_text({"x/other": 1.5}) == "other 1.500"
 
 
 def test_stages_check_their_settings() -> None:

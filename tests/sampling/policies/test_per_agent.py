@@ -9,8 +9,8 @@ import pytest
 
 from rollmill.core.fields import Array
 from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.per_agent import Team, lane_owners
-from rollmill.sampling.policies.random import RandomAnswer
+from rollmill.sampling.policies.per_agent import PolicyPerAgent, lane_owners
+from rollmill.sampling.policies.random import ArrayOutput
 
 
 class Member:
@@ -30,12 +30,12 @@ class Member:
         self.version += 10
         return self.version
 
-    def act(self, request: Any) -> RandomAnswer:
+    def act(self, request: Any) -> ArrayOutput:
         self.log.append(request.lanes.tolist())
         seen = request.obs["obs"]
         number = np.full(len(seen), self.number, np.float32)
         state = np.stack([number, number], 1) if self.state_size else None
-        return RandomAnswer(np.stack([number, seen], 1), number, seen + request.first, state)
+        return ArrayOutput(np.stack([number, seen], 1), number, seen + request.first, state)
 
 
 def request(lanes: list[int]) -> Request:
@@ -47,7 +47,7 @@ def request(lanes: list[int]) -> Request:
 
 def test_every_lane_is_answered_by_its_owner() -> None:
     members = [Member(0), Member(1)]
-    team = Team(members, (0, 1, 1))
+    team = PolicyPerAgent(members, (0, 1, 1))
     answer = team.act(request([3, 4, 5, 0, 8]))
     assert members[0].log == [[3, 0]]
     assert members[1].log == [[4, 5, 8]]
@@ -60,14 +60,14 @@ def test_every_lane_is_answered_by_its_owner() -> None:
 
 def test_who_has_nothing_to_do_is_not_asked() -> None:
     members = [Member(0, 0), Member(1, 0)]
-    answer = Team(members, (0, 1)).act(request([0, 2]))
+    answer = PolicyPerAgent(members, (0, 1)).act(request([0, 2]))
     assert members[1].log == []
     assert answer.state is None
 
 
 def test_the_rest_is_passed_on() -> None:
     members = [Member(0), Member(1)]
-    team = Team(members, (1, 0))
+    team = PolicyPerAgent(members, (1, 0))
     assert (team.version, team.state_size) == (1, 2)
     team.attach(None)  # type: ignore[arg-type]
     assert team.refresh() == team.version == 11
@@ -77,7 +77,7 @@ def test_the_rest_is_passed_on() -> None:
 
 def test_owners_must_fit() -> None:
     with pytest.raises(ValueError, match="2 policies, and agents that are played by"):
-        Team([Member(0), Member(1)], (0, 0))
+        PolicyPerAgent([Member(0), Member(1)], (0, 0))
 
 
 def test_lanes_of_groups() -> None:

@@ -6,7 +6,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.sampling.policies.random_controller import GRID, RandomController, _look
 from rollmill.sampling.schedule import EpisodeSchedule
 
-PICTURE = Field("image", "uint8", (20, 33, 3))
+IMAGE = Field("image", "uint8", (20, 33, 3))
 CAR = ActionSpec("continuous", shape=(3,), low=(-1, 0, 0), high=(1, 1, 1))
 
 
@@ -15,12 +15,12 @@ def controller(action: ActionSpec, *fields: Field) -> RandomController:
 
 
 def test_actions_stay_within_their_bounds_and_follow_the_scene() -> None:
-    policy = controller(CAR, PICTURE)
+    policy = controller(CAR, IMAGE)
     rng = np.random.default_rng(0)
     actions = []
     for episode in range(100):
         policy.begin(0, Seeds(episode))
-        images = rng.integers(0, 256, (1, *PICTURE.shape), dtype=np.uint8)
+        images = rng.integers(0, 256, (1, *IMAGE.shape), dtype=np.uint8)
         actions.append(policy.decide(np.array([0]), {"image": images})[0])
         again = policy.decide(np.array([0]), {"image": images})[0]
         other = policy.decide(np.array([0]), {"image": 255 - images})[0]
@@ -35,8 +35,8 @@ def test_actions_stay_within_their_bounds_and_follow_the_scene() -> None:
 
 
 def test_lanes_have_controllers_of_their_own_and_seeds_repeat_them() -> None:
-    images = np.full((2, *PICTURE.shape), 90, np.uint8)
-    policy, twin = controller(CAR, PICTURE), controller(CAR, PICTURE)
+    images = np.full((2, *IMAGE.shape), 90, np.uint8)
+    policy, twin = controller(CAR, IMAGE), controller(CAR, IMAGE)
     for lane in (0, 1):
         policy.begin(lane, Seeds(lane))
         twin.begin(1 - lane, Seeds(lane))
@@ -69,7 +69,7 @@ def test_mixed_actions_are_choices_then_numbers() -> None:
 
 
 @pytest.mark.parametrize("shape", [(20, 33, 3), (5, 64, 1), (64, 64, 12)])
-def test_a_picture_is_looked_at_in_cells(shape: tuple[int, int, int]) -> None:
+def test_an_image_is_looked_at_in_cells(shape: tuple[int, int, int]) -> None:
     field = Field("image", "uint8", shape)
     images = np.zeros((2, *shape), np.uint8)
     images[1] = 255

@@ -7,7 +7,7 @@ import numpy as np
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.sampling.policies.random import RandomPolicy
-from rollmill.sampling.policies.warmup import Handover
+from rollmill.sampling.policies.warmup import WarmupPolicy
 
 SPEC = EnvSpec("e", (Field("x", "float32", (1,)),), ActionSpec("continuous", shape=(2,), low=(-1, 0), high=(1, 4)))
 
@@ -44,7 +44,7 @@ class Told:
 
 def test_the_first_policy_acts_until_the_other_has_a_version() -> None:
     first, then = Told(), Told()
-    policy = Handover(first, then)
+    policy = WarmupPolicy(first, then)
     assert policy.state_size == 5
     assert policy.version == 0, "before the first decision, too"
     policy.attach(None)  # type: ignore[arg-type]
@@ -59,9 +59,9 @@ def test_the_first_policy_acts_until_the_other_has_a_version() -> None:
 
 
 def test_both_survive_in_a_checkpoint() -> None:
-    one = Handover(Told(calls=["x"]), Told(calls=["y"]))
+    one = WarmupPolicy(Told(calls=["x"]), Told(calls=["y"]))
     first, then = Told(), Told()
-    Handover(first, then).load_state(one.state())
+    WarmupPolicy(first, then).load_state(one.state())
     assert (first.calls, then.calls) == (["x"], ["y"])
 
 

@@ -12,48 +12,48 @@ from rollmill.core.errors import MissingExtraError, StoreError
 from rollmill.store.convert.h264 import VideoFile
 
 av = pytest.importorskip("av")
-PICTURE = np.full((9, 15, 3), 100, np.uint8)
+IMAGE = np.full((9, 15, 3), 100, np.uint8)
 
 
-def _film(path: Path, error: BaseException | None = None) -> None:
+def _video(path: Path, error: BaseException | None = None) -> None:
     with VideoFile(path, 10) as video:
-        video.add(PICTURE)
+        video.add(IMAGE)
         if error is not None:
             raise error
 
 
 def test_a_video_appears_when_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "film.mp4"
+    path = tmp_path / "new" / "video.mp4"
     with VideoFile(path, 10) as video:
-        video.add(PICTURE)
+        video.add(IMAGE)
         assert not path.exists()
-        video.add(PICTURE)
-    assert [p.name for p in path.parent.iterdir()] == ["film.mp4"]
+        video.add(IMAGE)
+    assert [p.name for p in path.parent.iterdir()] == ["video.mp4"]
     with av.open(str(path)) as container:
         assert [(f.height, f.width) for f in container.decode(video=0)] == [(10, 16)] * 2, "sides are even"
 
 
 def test_an_error_on_the_way_leaves_the_earlier_video_alone(tmp_path: Path) -> None:
-    path = tmp_path / "film.mp4"
+    path = tmp_path / "video.mp4"
     path.write_bytes(b"earlier")
     with pytest.raises(KeyboardInterrupt):
-        _film(path, KeyboardInterrupt())
+        _video(path, KeyboardInterrupt())
     assert path.read_bytes() == b"earlier"
-    assert [p.name for p in tmp_path.iterdir()] == ["film.mp4"]
+    assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder.mp4").mkdir()
-    for path in (tmp_path / "file" / "film.mp4", tmp_path / "folder.mp4"):
+    for path in (tmp_path / "file" / "video.mp4", tmp_path / "folder.mp4"):
         with pytest.raises(StoreError, match=f"{path.name}: the video cannot be written"):
-            _film(path)
+            _video(path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.mp4"]
 
 
 def test_errors_of_others_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="another file"):
-        _film(tmp_path / "film.mp4", FileNotFoundError("another file"))
+        _video(tmp_path / "video.mp4", FileNotFoundError("another file"))
 
 
 def test_without_pyav_the_install_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

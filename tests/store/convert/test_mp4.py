@@ -19,12 +19,12 @@ from rollmill.store.writer import StoreWriter
 def decode(path: Path) -> tuple[np.ndarray, float]:
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-        return np.array(pictures), float(stream.average_rate)
+        images = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        return np.array(images), float(stream.average_rate)
 
 
 def brightness_store(path: Path, shape: tuple[int, ...], lengths: list[int]) -> Store:
-    """Pictures of one shade each: 10 times the number of the observation."""
+    """Images of one shade each: 10 times the number of the observation."""
     schema = schema_of((Field("screen", "uint8", shape),))
     _, episodes = write_store(path.with_name("made"), schema, lengths)
     with StoreWriter(path, schema, block=8) as writer:
@@ -38,7 +38,7 @@ def brightness_store(path: Path, shape: tuple[int, ...], lengths: list[int]) -> 
 
 
 @pytest.mark.parametrize("shape", [(30, 40, 3), (31, 41, 1), (30, 40), (3, 30, 40)])
-def test_every_observation_is_a_picture(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_every_observation_is_an_image(tmp_path: Path, shape: tuple[int, ...]) -> None:
     store = brightness_store(tmp_path / "store", shape, [10, 3])
     told: list[tuple[int, int]] = []
     done = export_episodes(
@@ -47,16 +47,16 @@ def test_every_observation_is_a_picture(tmp_path: Path, shape: tuple[int, ...]) 
     assert [file.name for file in done.files] == [f"{k:05d}-{1000 + k:016x}.mp4" for k in range(2)]
     assert told[-1] == (13, 13)
     for file, length in zip(done.files, (10, 3)):
-        pictures, rate = decode(file)
-        assert len(pictures) == length + 1
+        images, rate = decode(file)
+        assert len(images) == length + 1
         assert rate == pytest.approx(8.75)
-        assert pictures.shape[1] in (60, 62)
-        assert pictures.shape[2] in (80, 82)
-        shades = pictures.mean(axis=(1, 2, 3))
+        assert images.shape[1] in (60, 62)
+        assert images.shape[2] in (80, 82)
+        shades = images.mean(axis=(1, 2, 3))
         assert np.abs(shades - 10 * np.arange(length + 1)).max() < 4
 
 
-def test_small_pictures_are_enlarged(tmp_path: Path) -> None:
+def test_small_images_are_enlarged(tmp_path: Path) -> None:
     store = brightness_store(tmp_path / "store", (36, 40, 3), [2])
     done = export_episodes(store, np.arange(1), tmp_path / "x", Options())
     assert decode(done.files[0])[0].shape[1] == 7 * 36
@@ -66,8 +66,8 @@ def test_what_cannot_be_shown(tmp_path: Path) -> None:
     fields = (Field("a", "uint8", (30, 40, 3)), Field("b", "uint8", (30, 40, 3)), Field("stack", "uint8", (30, 40, 4)))
     store, _ = write_store(tmp_path / "store", schema_of(fields), [2])
     for options, message in (
-        (Options(), "pictures among the observations: a, b; one is needed"),
-        (Options("stack"), "stack .* is no picture"),
+        (Options(), "images among the observations: a, b; one is needed"),
+        (Options("stack"), "stack .* is no image"),
         (Options("c"), "no observation 'c'"),
         (Options("a", fps=0), "fps must be positive"),
     ):

@@ -42,8 +42,8 @@ def test_every_observation_is_a_row(tmp_path: Path) -> None:
         assert rows["value"] == episode.columns["value"].tolist()
         assert rows["observation.vector"] == episode.obs["vector"].tolist()
         assert rows["observation.flags"] == episode.obs["flags"].tolist()
-        pictures = [np.array(Image.open(io.BytesIO(item["bytes"]))) for item in rows["observation.image"]]
-        assert np.array_equal(pictures, episode.obs["image"])
+        images = [np.array(Image.open(io.BytesIO(item["bytes"]))) for item in rows["observation.image"]]
+        assert np.array_equal(images, episode.obs["image"])
     summary = pq.read_table(tmp_path / "x" / "episodes" / "episodes.parquet").to_pydict()
     assert summary["length"] == LENGTHS
     assert summary["uid"] == [f"{1000 + k:016x}" for k in range(6)]
@@ -85,9 +85,9 @@ def test_several_files_and_row_groups(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (5, 7, 3), (33, 64, 1)])
 def test_png_files_are_lossless(shape: tuple[int, ...]) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    read = np.array(Image.open(io.BytesIO(encode_png(picture))))
-    assert np.array_equal(read.reshape(shape), picture)
+    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    read = np.array(Image.open(io.BytesIO(encode_png(image))))
+    assert np.array_equal(read.reshape(shape), image)
 
 
 def test_hugging_face_loads_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from storing import by_uid, make_episode, same, small_schema, write_episodes
 
 from rollmill.core.errors import StoreError
 from rollmill.store.care.verify import verify_store
-from rollmill.store.derive.split_store import by_fraction, by_number, divide
+from rollmill.store.derive.split_store import by_fraction, by_number, split_store
 from rollmill.store.reader import Store
 from rollmill.store.split import Split
 from rollmill.store.writer import StoreWriter
@@ -35,7 +35,7 @@ def test_parts_hold_everything_once_and_are_even(store: Store, tmp_path: Path) -
     assert sorted(np.concatenate(list(parts.values()))) == list(range(30))
     sizes = [store.table["bytes"][part].sum() for part in parts.values()]
     assert max(sizes) - min(sizes) <= store.table["bytes"].max()
-    done = divide(store, {tmp_path / "out" / name: part for name, part in parts.items()}, how="parts=4")
+    done = split_store(store, {tmp_path / "out" / name: part for name, part in parts.items()}, how="parts=4")
     assert sum(part.episodes for part in done) == 30
     for part, numbers in zip(done, parts.values()):
         assert verify_store(part.path, workers=1).good
@@ -87,10 +87,10 @@ def test_interrupted_and_continued(store: Store, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        divide(store, targets, how="parts=3", progress=stop)
+        split_store(store, targets, how="parts=3", progress=stop)
     assert sum(path.exists() for path in targets) == 2
     told: list[tuple[int, int]] = []
-    done = divide(store, targets, how="parts=3", resume=True, progress=lambda d, t: told.append((d, t)))
+    done = split_store(store, targets, how="parts=3", resume=True, progress=lambda d, t: told.append((d, t)))
     assert [part.episodes for part in done] == [len(part) for part in targets.values()]
     assert done[0].already == done[0].episodes
     assert 0 < done[1].already < done[1].episodes
@@ -102,18 +102,18 @@ def test_interrupted_and_continued(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_store_that_has_grown_is_not_continued(store: Store, tmp_path: Path) -> None:
-    divide(store, {tmp_path / "out": np.arange(10)}, how="x")
+    split_store(store, {tmp_path / "out": np.arange(10)}, how="x")
     with pytest.raises(StoreError, match="was begun with episodes="):
-        divide(store, {tmp_path / "out": np.arange(11)}, how="x", resume=True)
+        split_store(store, {tmp_path / "out": np.arange(11)}, how="x", resume=True)
 
 
 def test_targets_and_damage(store: Store, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(StoreError, match="exists"):
-        divide(store, {tmp_path / "new": np.arange(3), tmp_path / "there": np.arange(3)}, how="x")
+        split_store(store, {tmp_path / "new": np.arange(3), tmp_path / "there": np.arange(3)}, how="x")
     assert not (tmp_path / "new").exists(), "refused before anything is written"
     ref = only_shard(store.path)
     flip(ref.path, places(ref)[7][0][1] + 40)
     with pytest.raises(StoreError, match=r"episode 0+7.*repair the store first"):
-        divide(store, {tmp_path / "new": np.arange(30)}, how="x")
+        split_store(store, {tmp_path / "new": np.arange(30)}, how="x")
     assert set(by_uid(Store(tmp_path / "new"))) == set(range(7))

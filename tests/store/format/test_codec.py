@@ -40,7 +40,7 @@ def test_what_is_encoded_is_decoded_also_in_part(data: st.DataObject) -> None:
     assert decoded(column, packed, len(values), wanted, skip).tobytes() == values[skip : skip + wanted].tobytes()
 
 
-def test_pictures_are_stored_plane_by_plane() -> None:
+def test_images_are_stored_plane_by_plane() -> None:
     column = Column("x", "uint8", (24, 32, 3))
     assert column.codec == "planes:1"
     assert Column("x", "uint8", (24, 32)).codec == Column("x", "uint8", (24, 32, 1)).codec == "zstd:1"
@@ -88,7 +88,7 @@ def test_a_buffer_of_another_size_is_refused_before_memory_is_taken(monkeypatch:
     for name, data, message in (
         (ZSTD, bomb, "1000000 bytes where the rows take 160"),
         (SHUFFLE, bomb, "1000000 bytes"),
-        (PLANES, bomb, "no picture"),
+        (PLANES, bomb, "no image"),
         (ZSTD, unknown, "where the rows take 160"),
         (ZSTD, b"no frame", "not a zstd frame"),
         (RAW, bytes(159), "159 bytes where 16 rows take 160"),
@@ -112,7 +112,7 @@ def test_a_broken_zstd_frame_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_jpeg_keeps_pictures_nearly(channels: int) -> None:
+def test_jpeg_keeps_images_nearly(channels: int) -> None:
     pytest.importorskip("cv2")
     column = Column("x", "uint8", (32, 48, channels), codec="jpeg:95")
     ramp = np.linspace(0, 255, 48, dtype=np.uint8)[None, None, :, None]

@@ -18,7 +18,7 @@ from rollmill.store.episode import Episode
 from rollmill.store.format.read_column import HEAD_BYTES
 from rollmill.store.format.records import pack, split
 from rollmill.store.format.schema import Column, StoreSchema
-from rollmill.store.reader import SKIM_BYTES, Store
+from rollmill.store.reader import COLUMN_READ_BYTES, Store
 from rollmill.store.returns import sums_to
 from rollmill.store.views import Windows
 from rollmill.store.writer import StoreWriter
@@ -26,14 +26,14 @@ from rollmill.store.writer import StoreWriter
 LENGTH = 37
 
 
-def pictures(extra: tuple[Column, ...] = ()) -> StoreSchema:
+def images(extra: tuple[Column, ...] = ()) -> StoreSchema:
     fields = (Field("image", "uint8", (24, 64, 3)),)
     spec = EnvSpec("toy", fields, ActionSpec("discrete", nvec=(3,), start=(0,)))
     return StoreSchema.for_env(spec, extra=extra)
 
 
 def write(path: Path, schema: StoreSchema, rewards: np.ndarray | None = None) -> Episode:
-    """One episode of noise in blocks of 8 steps, which are larger than ``SKIM_BYTES``."""
+    """One episode of noise in blocks of 8 steps, which are larger than ``COLUMN_READ_BYTES``."""
     episode = make_episode(schema, LENGTH, 3)
     if rewards is not None:
         episode.columns["reward"] = rewards.astype(np.float32)
@@ -52,8 +52,8 @@ def whole_blocks_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[int
 
 
 def test_only_rewards_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = write(tmp_path, pictures())
-    assert min(length for _, _, length in places(only_shard(tmp_path))[3][:-2]) > SKIM_BYTES
+    episode = write(tmp_path, images())
+    assert min(length for _, _, length in places(only_shard(tmp_path))[3][:-2]) > COLUMN_READ_BYTES
     store = Store(tmp_path)
     reads = whole_blocks_read(store, monkeypatch)
     assert np.array_equal(store.rewards(0), episode.rewards)
@@ -77,7 +77,7 @@ def test_small_blocks_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_rewards_that_are_no_numbers_are_read_alone_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = np.arange(LENGTH, dtype=np.float32)
     rewards[5] = np.nan
-    write(tmp_path, pictures(), rewards)
+    write(tmp_path, images(), rewards)
     store = Store(tmp_path)
     reads = whole_blocks_read(store, monkeypatch)
     assert np.array_equal(store.rewards(0), rewards, equal_nan=True)
@@ -87,7 +87,7 @@ def test_rewards_that_are_no_numbers_are_read_alone_too(tmp_path: Path, monkeypa
 def test_blocks_without_checksums_of_their_columns_are_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episode = write(tmp_path, pictures())
+    episode = write(tmp_path, images())
     rewrite(only_shard(tmp_path), lambda number, payload: without_sums(payload))
     recover(tmp_path)
     assert verify_store(tmp_path, workers=1).good
@@ -115,7 +115,7 @@ def without_sums(payload: bytes) -> bytes:
 
 def test_a_map_that_is_longer_than_what_is_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extra = tuple(Column(f"x{k}", "float32") for k in range(HEAD_BYTES // 2))
-    episode = write(tmp_path, pictures(extra))
+    episode = write(tmp_path, images(extra))
     store = Store(tmp_path)
     reads = whole_blocks_read(store, monkeypatch)
     assert np.array_equal(store.rewards(0), episode.rewards)
@@ -125,9 +125,9 @@ def test_a_map_that_is_longer_than_what_is_read_first(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("last", [None, 1e3, 1e6])
 def test_damaged_rewards_are_found(tmp_path: Path, last: float | None) -> None:
     # With a last reward that is large, what happens to the small ones does not show in their sum.
-    rewards = make_episode(pictures(), LENGTH, 3).rewards
+    rewards = make_episode(images(), LENGTH, 3).rewards
     rewards[-1] = rewards[-1] if last is None else last
-    write(tmp_path, pictures(), rewards)
+    write(tmp_path, images(), rewards)
     ref = only_shard(tmp_path)
     shard, store = ref.path.read_bytes(), Store(tmp_path)
     for k in (0, 2, 4):
@@ -144,7 +144,7 @@ def test_damaged_rewards_are_found(tmp_path: Path, last: float | None) -> None:
 
 
 def test_rewards_that_changed_places_are_found(tmp_path: Path) -> None:
-    episode = write(tmp_path, pictures())
+    episode = write(tmp_path, images())
     ref = only_shard(tmp_path)
     shard, spans = ref.path.read_bytes(), []
     for k in (1, 2):
@@ -157,7 +157,7 @@ def test_rewards_that_changed_places_are_found(tmp_path: Path) -> None:
 
 
 def test_every_damaged_bit_of_a_map_is_found_or_harmless(tmp_path: Path) -> None:
-    episode = write(tmp_path, pictures())
+    episode = write(tmp_path, images())
     ref = only_shard(tmp_path)
     (_, offset, _) = places(ref)[3][1]
     found = 0
@@ -175,7 +175,7 @@ def test_every_damaged_bit_of_a_map_is_found_or_harmless(tmp_path: Path) -> None
 
 
 def test_damage_beside_the_rewards_does_not_matter(tmp_path: Path) -> None:
-    episode = write(tmp_path, pictures())
+    episode = write(tmp_path, images())
     ref = only_shard(tmp_path)
     (_, offset, _) = places(ref)[3][1]
     flip(ref.path, offset + 5000, 1)
@@ -186,7 +186,7 @@ def test_damage_beside_the_rewards_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_a_decoded_cache_has_them_too(tmp_path: Path) -> None:
-    episode = write(tmp_path / "store", pictures())
+    episode = write(tmp_path / "store", images())
     store = Store(tmp_path / "store")
     for number, columns in enumerate((["obs:image", "reward"], ["obs:image"])):
         cache = DecodedCache(store, tmp_path / f"cache{number}", columns=columns)

@@ -1,4 +1,4 @@
-"""Controllers: stacked weights against a loop, memory and its ablations, files, pictures."""
+"""Controllers: stacked weights against a loop, memory and its ablations, files, images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.worldmodel.controller.model import (
     VERSION,
-    Mind,
-    Pilot,
+    ControllerAgent,
+    ControllerState,
     SavedController,
     Shape,
+    image_field,
     load_controller,
     make_shape,
     outputs,
-    picture_field,
     save_controller,
 )
 from rollmill.worldmodel.controller.settings import ControllerSettings, RetrievalSettings
@@ -49,17 +49,17 @@ def test_a_linear_controller_of_the_published_size() -> None:
     assert Shape(features=32 + 256, hidden=0, outputs=3).weights == 867
 
 
-def mind(inputs: str = "zh", memory: str = "lstm", lanes: int = 4) -> Mind:
+def state(inputs: str = "zh", memory: str = "lstm", lanes: int = 4) -> ControllerState:
     model = line_model(memory=memory)
-    return Mind(ControllerSettings(inputs=inputs), ACTION, 2, model, lanes, CPU)  # type: ignore[arg-type]
+    return ControllerState(ControllerSettings(inputs=inputs), ACTION, 2, model, lanes, CPU)  # type: ignore[arg-type]
 
 
 def test_what_is_seen_depends_on_inputs_and_memory() -> None:
-    assert mind().shape.features == 2 + 8
-    assert mind(inputs="z").shape.features == 2
-    assert mind(memory="none", inputs="z").shape.features == 2
-    bank = ControllerSettings(retrieval=RetrievalSettings(neighbours=2, store=Path("x")))
-    assert make_shape(bank, line_model(), 2, ACTION).features == 2 + 8 + 3
+    assert state().shape.features == 2 + 8
+    assert state(inputs="z").shape.features == 2
+    assert state(memory="none", inputs="z").shape.features == 2
+    index = ControllerSettings(retrieval=RetrievalSettings(neighbours=2, store=Path("x")))
+    assert make_shape(index, line_model(), 2, ACTION).features == 2 + 8 + 3
 
 
 def test_the_memory_can_be_read_along_its_axes() -> None:
@@ -67,7 +67,7 @@ def test_the_memory_can_be_read_along_its_axes() -> None:
     rng = np.random.default_rng(0)
     model.axes = Axes(rng.normal(size=8).astype(np.float32), rng.normal(size=(8, 8)).astype(np.float32))
     settings = ControllerSettings(components=3)
-    short, whole = (Mind(s, ACTION, 2, model, 4, CPU) for s in (settings, ControllerSettings()))
+    short, whole = (ControllerState(s, ACTION, 2, model, 4, CPU) for s in (settings, ControllerSettings()))
     assert short.shape.features == 2 + 3
     lanes, latents = torch.arange(4), torch.randn(9, 4, 2, generator=torch.Generator().manual_seed(0))
     weights = torch.randn(short.shape.weights, generator=torch.Generator().manual_seed(1))
@@ -84,15 +84,15 @@ def test_the_memory_can_be_read_along_its_axes() -> None:
 
 def test_axes_that_are_not_there_are_said() -> None:
     with pytest.raises(ConfigError, match="components=3: this dynamics model knows no axes"):
-        Mind(ControllerSettings(components=3), ACTION, 2, line_model(), 4, CPU)
+        ControllerState(ControllerSettings(components=3), ACTION, 2, line_model(), 4, CPU)
     model = line_model()
     model.axes = Axes(np.zeros(8, np.float32), np.eye(8, dtype=np.float32))
     with pytest.raises(ConfigError, match="components=9 of a memory of 8 numbers"):
-        Mind(ControllerSettings(components=9), ACTION, 2, model, 4, CPU)
+        ControllerState(ControllerSettings(components=9), ACTION, 2, model, 4, CPU)
 
 
 def test_lanes_remember_for_themselves_and_forget_when_they_begin_anew() -> None:
-    one = mind()
+    one = state()
     rng = torch.Generator().manual_seed(1)
     weights = torch.randn(one.shape.weights, generator=rng)
     z = torch.randn(9, 4, 2, generator=rng)
@@ -107,35 +107,37 @@ def test_lanes_remember_for_themselves_and_forget_when_they_begin_anew() -> None
 
 
 def test_without_a_look_at_the_memory_none_is_kept() -> None:
-    assert mind(inputs="z")._memory is None
+    assert state(inputs="z")._memory is None
 
 
 def test_latents_of_another_size_are_refused() -> None:
     with pytest.raises(ConfigError, match="latents of 2 numbers, not 7"):
-        Mind(ControllerSettings(), ACTION, 7, line_model(), 1, CPU)
+        ControllerState(ControllerSettings(), ACTION, 7, line_model(), 1, CPU)
 
 
-def test_pictures_become_actions(tmp_path: Path) -> None:
+def test_images_become_actions(tmp_path: Path) -> None:
     encoder = load_encoder(corner_encoder(tmp_path / "encoder.bin"))
-    thinking = Mind(ControllerSettings(inputs="z"), ActionSpec("discrete", nvec=(4,), start=(0,)), 4, None, 3, CPU)
-    pilot = Pilot(encoder, thinking)
+    thinking = ControllerState(
+        ControllerSettings(inputs="z"), ActionSpec("discrete", nvec=(4,), start=(0,)), 4, None, 3, CPU
+    )
+    agent = ControllerAgent(encoder, thinking)
     lanes = np.array([2, 0])
-    pilot.take(lanes, torch.randn(2, thinking.shape.weights))
-    actions = pilot.decide(lanes, np.zeros((2, 36, 36, 3), np.uint8))
+    agent.take(lanes, torch.randn(2, thinking.shape.weights))
+    actions = agent.decide(lanes, np.zeros((2, 36, 36, 3), np.uint8))
     assert actions.shape == (2,)
     assert actions.dtype == np.int64
 
 
-def test_the_picture_must_fit_the_encoder(tmp_path: Path) -> None:
+def test_the_image_must_fit_the_encoder(tmp_path: Path) -> None:
     encoder = load_encoder(corner_encoder(tmp_path / "encoder.bin"))
-    picture, other = Field("eye", "uint8", (36, 36, 3)), Field("map", "uint8", (20, 20, 3))
-    assert picture_field(EnvSpec("e", (other, picture), ACTION), encoder) == "eye"
-    with pytest.raises(ConfigError, match=r"one picture of \(36, 36, 3\), .*map uint8 \(20, 20, 3\).*env.args.size"):
-        picture_field(EnvSpec("e", (other,), ACTION), encoder)
+    image, other = Field("eye", "uint8", (36, 36, 3)), Field("map", "uint8", (20, 20, 3))
+    assert image_field(EnvSpec("e", (other, image), ACTION), encoder) == "eye"
+    with pytest.raises(ConfigError, match=r"one image of \(36, 36, 3\), .*map uint8 \(20, 20, 3\).*env.args.size"):
+        image_field(EnvSpec("e", (other,), ACTION), encoder)
     with pytest.raises(ConfigError, match="one agent"):
-        picture_field(EnvSpec("e", (picture,), ACTION, agents=2), encoder)
+        image_field(EnvSpec("e", (image,), ACTION, agents=2), encoder)
     with pytest.raises(ConfigError, match="one agent and without action masks"):
-        picture_field(EnvSpec("e", (picture, Field("action_mask", "int8", (3,))), ACTION), encoder)
+        image_field(EnvSpec("e", (image, Field("action_mask", "int8", (3,))), ACTION), encoder)
 
 
 def test_a_controller_survives_its_file(tmp_path: Path) -> None:

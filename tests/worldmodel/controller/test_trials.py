@@ -14,7 +14,7 @@ from rollmill.core.fields import ActionSpec, Array, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.toy import Image
-from rollmill.worldmodel.controller.model import Mind, Pilot
+from rollmill.worldmodel.controller.model import ControllerAgent, ControllerState
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.controller.trial_env import TrialEnv
 from rollmill.worldmodel.controller.trials import Played, Trials, layout_of
@@ -54,8 +54,8 @@ def stubborn() -> Array:
 def trials(encoder: ImageEncoder, first: int = 0, **values: Any) -> Trials:
     settings = ControllerSettings(**{"inputs": "z", "population": 5, "trials": 4, "mode": "serial", **values})
     made = Trials(settings, EnvSettings(id=f"{__name__}:Uneven"), Uneven().spec, first, {})
-    pilot = Pilot(encoder, Mind(settings, ACTION, 4, None, made.layout.envs, torch.device("cpu")))
-    made.start(pilot, "obs")
+    agent = ControllerAgent(encoder, ControllerState(settings, ACTION, 4, None, made.layout.envs, torch.device("cpu")))
+    made.start(agent, "obs")
     return made
 
 
@@ -159,9 +159,9 @@ def test_a_share_of_the_environments_that_still_play_is_waited_for(encoder: Imag
     assert (made.layout.workers, made.layout.groups) == (5, 2)
     for generation in range(2):
         check(made, generation, made.play(stubborn()))
-    sampler._answerable()
+    sampler._servable()
     assert sampler.box.wanted[0] == 1  # all wait for the next generation
     policy.begin(stubborn())
-    sampler._answerable()
+    sampler._servable()
     assert sampler.box.wanted[0] == 3  # a quarter of ten groups: it rises again
     made.close()

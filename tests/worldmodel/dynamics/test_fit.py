@@ -171,7 +171,7 @@ def test_a_planted_nan_stops_at_once_and_is_named(tmp_path: Path) -> None:
         fitter.close()
 
 
-def test_a_store_of_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_store_of_images_is_refused(tmp_path: Path) -> None:
     write_episodes(tmp_path / "raw", small_schema(), [3])
     with Store(tmp_path / "raw") as store, pytest.raises(StoreError, match=r"no obs:mean, obs:std .*world encode"):
         LatentData(store, SMALL)

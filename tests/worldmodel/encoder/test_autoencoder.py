@@ -1,5 +1,5 @@
 import torch
-from picturing import SHAPE, TINY
+from image_stores import SHAPE, TINY
 
 from rollmill.worldmodel.encoder.autoencoder import NoisyAutoencoder
 

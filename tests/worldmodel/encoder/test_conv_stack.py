@@ -12,7 +12,7 @@ def test_sides_that_do_not_halve_evenly_are_padded_and_cut_again() -> None:
     assert painter(torch.zeros(2, 4)).shape == (2, 2, 10, 7)
 
 
-def test_the_error_is_the_sum_over_a_picture() -> None:
+def test_the_error_is_the_sum_over_an_image() -> None:
     images = torch.full((3, 4, 5, 2), 255, dtype=torch.uint8)
     assert float(squared_error(torch.zeros(3, 2, 4, 5), images)) == 4 * 5 * 2
     assert float(squared_error(torch.ones(3, 2, 4, 5), images)) == 0

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picturing import SHAPE, picture_episode, picture_schema, tiny_encoder
+from image_stores import SHAPE, image_episode, image_schema, tiny_encoder
 
 from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.core.fields import Field
@@ -12,8 +12,8 @@ from rollmill.worldmodel.encoder.encode import EpisodeEncoder, latent_schema
 from rollmill.worldmodel.encoder.file import load_encoder
 
 
-def test_the_schema_has_latents_for_pictures_and_all_else_as_it_was() -> None:
-    source = picture_schema()
+def test_the_schema_has_latents_for_images_and_all_else_as_it_was() -> None:
+    source = image_schema()
     made = latent_schema(source, source["obs:image"], 7)
     assert made.names == ("obs:mean", "obs:std", "obs:speed", "action", "reward", "global_step", "version")
     assert made["obs:mean"] == Column("obs:mean", "float32", (7,), "obs")
@@ -24,9 +24,9 @@ def test_the_schema_has_latents_for_pictures_and_all_else_as_it_was() -> None:
         latent_schema(taken, taken["obs:image"], 7)
 
 
-def test_an_episode_keeps_everything_but_its_pictures(tmp_path: Path) -> None:
+def test_an_episode_keeps_everything_but_its_images(tmp_path: Path) -> None:
     encoder = load_encoder(tiny_encoder(tmp_path / "e.bin"))
-    episode = picture_episode(3, 9)
+    episode = image_episode(3, 9)
     whole, pieces = (EpisodeEncoder(encoder, "obs:image", size)(episode) for size in (100, 10))
     mean, std = encoder.encode(torch.from_numpy(episode.columns["obs:image"]))
     assert np.array_equal(whole.columns["obs:mean"], mean.numpy())
@@ -42,5 +42,5 @@ def test_an_episode_keeps_everything_but_its_pictures(tmp_path: Path) -> None:
 def test_nan_in_latents_is_an_error_that_names_the_episode(tmp_path: Path) -> None:
     encoder = load_encoder(tiny_encoder(tmp_path / "e.bin", shape=SHAPE))
     encoder.moments.bias[0] = torch.nan
-    with pytest.raises(NonFiniteError, match="picture 0 of episode 0000000000000003"):
-        EpisodeEncoder(encoder, "obs:image", 8)(picture_episode(3, 2))
+    with pytest.raises(NonFiniteError, match="image 0 of episode 0000000000000003"):
+        EpisodeEncoder(encoder, "obs:image", 8)(image_episode(3, 2))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from picturing import SHAPE, TINY, tiny_encoder
+from image_stores import SHAPE, TINY, tiny_encoder
 
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.imports import import_object
@@ -19,7 +19,7 @@ from rollmill.worldmodel.encoder.file import (
 )
 
 
-def pictures(n: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
+def random_images(n: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
     return torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(n))
 
 
@@ -34,11 +34,11 @@ def test_every_kind_resolves() -> None:
 @pytest.mark.parametrize("shape", [SHAPE, (21, 14, 1)])
 def test_the_contract_of_every_kind(kind: str, shape: tuple[int, int, int]) -> None:
     encoder = build_encoder(kind, shape, **TINY)
-    images = pictures(6, shape)
-    loss, figures = encoder.loss(images, torch.Generator().manual_seed(1))
+    images = random_images(6, shape)
+    loss, metrics = encoder.loss(images, torch.Generator().manual_seed(1))
     loss.backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in encoder.parameters())
-    assert "reconstruction" in figures
+    assert "reconstruction" in metrics
     encoder.eval()
     mean, std = encoder.encode(images)
     assert mean.shape == std.shape == (6, 4)
@@ -53,14 +53,14 @@ def test_the_contract_of_every_kind(kind: str, shape: tuple[int, int, int]) -> N
 def test_the_generator_is_the_only_noise(kind: str) -> None:
     encoder = build_encoder(kind, SHAPE, **TINY).eval()
     with torch.no_grad():
-        losses = [float(encoder.loss(pictures(5), torch.Generator().manual_seed(seed))[0]) for seed in (1, 1, 2)]
+        losses = [float(encoder.loss(random_images(5), torch.Generator().manual_seed(seed))[0]) for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_path_is_all_that_is_needed(kind: str, tmp_path: Path) -> None:
     encoder = build_encoder(kind, SHAPE, **TINY)
-    encoder.loss(pictures(9), torch.Generator())  # moves the running moments of those that have any
+    encoder.loss(random_images(9), torch.Generator())  # moves the running moments of those that have any
     save_encoder(tmp_path / ENCODER_FILE, encoder, {"steps": 7})
     for path in (tmp_path / ENCODER_FILE, tmp_path, str(tmp_path)):
         loaded = load_encoder(path)
@@ -69,7 +69,7 @@ def test_a_path_is_all_that_is_needed(kind: str, tmp_path: Path) -> None:
         assert loaded.architecture() == encoder.architecture()
         assert not loaded.training
         assert not any(p.requires_grad for p in loaded.parameters())
-        for one, two in zip(encoder.eval().encode(pictures(3)), loaded.encode(pictures(3))):
+        for one, two in zip(encoder.eval().encode(random_images(3)), loaded.encode(random_images(3))):
             assert torch.equal(one, two)
     assert len(encoder_checksum(tmp_path)) == 64
 

@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from picturing import SHAPE, TINY, picture_store
+from image_stores import SHAPE, TINY, image_store
 from running import assert_same
 
 from rollmill.core.errors import NonFiniteError
@@ -12,28 +12,28 @@ from rollmill.models.saving import weights_of
 from rollmill.store.reader import Store
 from rollmill.worldmodel.encoder.file import build_encoder
 from rollmill.worldmodel.encoder.fit import EncoderFitter
-from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures
-from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, PictureSettings
+from rollmill.worldmodel.encoder.images import ImageBatches, held_out_images
+from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, ImageSettings
 
-PICTURES = PictureSettings(per_rollout=6, shuffle_buffer=64)
+IMAGES = ImageSettings(per_rollout=6, shuffle_buffer=64)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(picture_store(tmp_path_factory.mktemp("fit") / "store", 20, steps=8))
+    return Store(image_store(tmp_path_factory.mktemp("fit") / "store", 20, steps=8))
 
 
 def make_fitter(store: Store, kind: str = "vae", **options: object) -> EncoderFitter:
     settings = EncoderFitSettings(**{"steps": 60, "batch_size": 32, "precision": "float32", "device": "cpu", **options})
     torch.manual_seed(0)
     encoder = build_encoder(kind, SHAPE, **TINY)
-    batches = PictureBatches(store, "obs:image", np.arange(18), PICTURES, settings.batch_size, seed=1)
-    held_out = held_out_pictures(store, "obs:image", np.arange(18, 20), 16, seed=1)
+    batches = ImageBatches(store, "obs:image", np.arange(18), IMAGES, settings.batch_size, seed=1)
+    held_out = held_out_images(store, "obs:image", np.arange(18, 20), 16, seed=1)
     return EncoderFitter(encoder, batches, held_out, settings, seed=5)
 
 
 @pytest.mark.parametrize("kind", ["vae", "autoencoder"])
-def test_pictures_get_nearer(store: Store, kind: str) -> None:
+def test_images_get_nearer(store: Store, kind: str) -> None:
     fitter = make_fitter(store, kind, learning_rate=1e-2)
     before = fitter.validate()
     for _ in range(60):
@@ -41,8 +41,8 @@ def test_pictures_get_nearer(store: Store, kind: str) -> None:
     after = fitter.validate()
     assert after["validation/loss"] < 0.7 * before["validation/loss"]
     assert after["validation/pixel_error"] < before["validation/pixel_error"]
-    figures = fitter.metrics()
-    assert {"learn/loss", "learn/grad_norm", "time/updates_per_s", "data/wait_share"} <= figures.keys()
+    metrics = fitter.metrics()
+    assert {"learn/loss", "learn/grad_norm", "time/updates_per_s", "data/wait_share"} <= metrics.keys()
     assert not fitter.fresh
     assert fitter.metrics() == {}
     assert fitter.reconstructions(np.zeros((3, *SHAPE), np.uint8)).shape == (3, *SHAPE)
@@ -133,8 +133,8 @@ def test_the_cosine_of_the_learning_rate_begins_after_the_warm_up(store: Store) 
     [
         (lambda: EncoderSettings(size=0), "size and every number"),
         (lambda: EncoderSettings(beta=-1.0), "must not be negative"),
-        (lambda: PictureSettings(per_rollout=0), "at least 1"),
-        (lambda: PictureSettings(validation=1.0), "validation must be"),
+        (lambda: ImageSettings(per_rollout=0), "at least 1"),
+        (lambda: ImageSettings(validation=1.0), "validation must be"),
         (lambda: EncoderFitSettings(steps=0), "steps must be at least 1"),
         (lambda: EncoderFitSettings(threads=-1), "threads must not be negative"),
         (lambda: EncoderFitSettings(learning_rate=0.0), "learning_rate must be positive"),

@@ -3,25 +3,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picturing import picture_schema, picture_store
+from image_stores import image_schema, image_store
 
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
-from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures, picture_column
-from rollmill.worldmodel.encoder.settings import PictureSettings
+from rollmill.worldmodel.encoder.images import ImageBatches, held_out_images, image_column
+from rollmill.worldmodel.encoder.settings import ImageSettings
 
-SETTINGS = PictureSettings(per_rollout=4, shuffle_buffer=24)
+SETTINGS = ImageSettings(per_rollout=4, shuffle_buffer=24)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(picture_store(tmp_path_factory.mktemp("pictures") / "store", 12, steps=8))
+    return Store(image_store(tmp_path_factory.mktemp("images") / "store", 12, steps=8))
 
 
-def batches(store: Store, position: int = 0, seed: int = 3) -> PictureBatches:
-    found = PictureBatches(store, "obs:image", np.arange(12), SETTINGS, 8, seed)
+def batches(store: Store, position: int = 0, seed: int = 3) -> ImageBatches:
+    found = ImageBatches(store, "obs:image", np.arange(12), SETTINGS, 8, seed)
     found.position = position
     return found
 
@@ -51,39 +51,39 @@ def test_every_episode_has_its_turn_before_any_has_a_second(store: Store) -> Non
     assert turns[0] + turns[1] != turns[2] + turns[3]
 
 
-def test_a_pool_mixes_several_pictures_of_several_episodes(store: Store) -> None:
+def test_a_pool_mixes_several_images_of_several_episodes(store: Store) -> None:
     pool = batches(store).pool(0)
     assert len(pool) == 24
-    rows = {int(np.flatnonzero((picture == 200).any(axis=(1, 2)))[0]) for picture in pool[:8]}
+    rows = {int(np.flatnonzero((image == 200).any(axis=(1, 2)))[0]) for image in pool[:8]}
     assert len(rows) > 1
 
 
-def test_held_out_pictures_are_always_the_same(store: Store) -> None:
-    one, two = (held_out_pictures(store, "obs:image", np.array([1, 5]), 6, seed=0) for _ in range(2))
+def test_held_out_images_are_always_the_same(store: Store) -> None:
+    one, two = (held_out_images(store, "obs:image", np.array([1, 5]), 6, seed=0) for _ in range(2))
     assert one.shape == (6, 16, 16, 3)
     assert np.array_equal(one, two)
-    assert held_out_pictures(store, "obs:image", np.array([], int), 6, seed=0).shape == (0, 16, 16, 3)
+    assert held_out_images(store, "obs:image", np.array([], int), 6, seed=0).shape == (0, 16, 16, 3)
 
 
 def test_nothing_to_learn_from_is_an_error(store: Store) -> None:
     with pytest.raises(StoreError, match="every one is held out"):
-        PictureBatches(store, "obs:image", np.array([], int), SETTINGS, 8, 0)
+        ImageBatches(store, "obs:image", np.array([], int), SETTINGS, 8, 0)
 
 
-def test_the_column_with_the_pictures_is_found_or_named(tmp_path: Path) -> None:
-    schema = picture_schema()
-    assert picture_column(schema, "", "x").name == "obs:image"
-    assert picture_column(schema, "image", "x").name == "obs:image"
-    with pytest.raises(ConfigError, match=r"pictures.field=speed.*it has: image, speed"):
-        picture_column(schema, "speed", "x")
+def test_the_column_with_the_images_is_found_or_named(tmp_path: Path) -> None:
+    schema = image_schema()
+    assert image_column(schema, "", "x").name == "obs:image"
+    assert image_column(schema, "image", "x").name == "obs:image"
+    with pytest.raises(ConfigError, match=r"images.field=speed.*it has: image, speed"):
+        image_column(schema, "speed", "x")
     action = ActionSpec("discrete", nvec=(2,), start=(0,))
     two = (Field("a", "uint8", (4, 4, 1)), Field("b", "uint8", (4, 4, 1)))
-    with pytest.raises(ConfigError, match="several fields with pictures"):
-        picture_column(StoreSchema.for_env(EnvSpec("e", two, action)), "", "x")
-    with pytest.raises(ConfigError, match="no observation field is a picture"):
-        picture_column(StoreSchema.for_env(EnvSpec("e", (Field("v", "float32", (2,)),), action)), "", "x")
+    with pytest.raises(ConfigError, match="several fields with images"):
+        image_column(StoreSchema.for_env(EnvSpec("e", two, action)), "", "x")
+    with pytest.raises(ConfigError, match="no observation field is an image"):
+        image_column(StoreSchema.for_env(EnvSpec("e", (Field("v", "float32", (2,)),), action)), "", "x")
 
 
 def test_batches_that_no_memory_holds_are_refused_before_anything_is_read(store: Store) -> None:
     with pytest.raises(ConfigError, match=r"fit\.batch_size=1000000000000, .*GB of memory at least"):
-        PictureBatches(store, "obs:image", np.arange(12), SETTINGS, 10**12, 0)
+        ImageBatches(store, "obs:image", np.arange(12), SETTINGS, 10**12, 0)

@@ -1,5 +1,5 @@
 import torch
-from picturing import SHAPE, TINY
+from image_stores import SHAPE, TINY
 from torch.distributions import Normal, kl_divergence
 
 from rollmill.worldmodel.encoder.vae import VariationalEncoder, kl_from_standard_normal
@@ -18,15 +18,15 @@ def test_nats_below_the_tolerance_cost_nothing() -> None:
     def cost(tolerance: float, beta: float) -> float:
         torch.manual_seed(0)
         encoder = VariationalEncoder(SHAPE, **TINY, kl_tolerance=tolerance, beta=beta)  # type: ignore[arg-type]
-        loss, figures = encoder.loss(images, torch.Generator().manual_seed(1))
-        assert 0 < float(figures["kl"]) < 4.0
-        return float(loss.detach() - figures["reconstruction"] - beta * figures["kl"])
+        loss, metrics = encoder.loss(images, torch.Generator().manual_seed(1))
+        assert 0 < float(metrics["kl"]) < 4.0
+        return float(loss.detach() - metrics["reconstruction"] - beta * metrics["kl"])
 
     assert abs(cost(0.0, 1.0)) < 1e-3  # all nats are paid
     assert cost(1.0, 1.0) > 0.1  # as much as the tolerance, whatever is used of it
     free = VariationalEncoder(SHAPE, **TINY, kl_tolerance=1.0, beta=1.0)  # type: ignore[arg-type]
-    loss, figures = free.loss(images, torch.Generator())
-    gradient = torch.autograd.grad(loss - figures["reconstruction"], [free.moments.weight], allow_unused=True)[0]
+    loss, metrics = free.loss(images, torch.Generator())
+    gradient = torch.autograd.grad(loss - metrics["reconstruction"], [free.moments.weight], allow_unused=True)[0]
     with_cost = torch.autograd.grad(free.loss(images, torch.Generator())[0], [free.moments.weight])[0]
     assert gradient is not None
     torch.testing.assert_close(gradient, with_cost)  # the constant cost adds nothing to the gradient

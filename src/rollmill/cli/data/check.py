@@ -127,11 +127,11 @@ def _verify_dict(report: VerifyReport) -> dict[str, Any]:
         }
         for path, problem in report.problems
     ]
-    figures = {name: report.total(name) for name in names}
+    metrics = {name: report.total(name) for name in names}
     return {
         "good": report.good,
         "files": len(report.shards),
-        **figures,
+        **metrics,
         "bad_episodes": report.bad_episodes,
         "lost_episodes": report.lost_episodes,
         "problems": problems,

@@ -19,7 +19,7 @@ from rollmill.core.text import bytes_text
 from rollmill.store.convert.formats import EXPORTS, IMPORTS, exporter, importer
 from rollmill.store.derive.derivation import open_quietly
 from rollmill.store.derive.merge import merge as merge_stores
-from rollmill.store.derive.split_store import by_fraction, by_number, divide
+from rollmill.store.derive.split_store import by_fraction, by_number, split_store
 from rollmill.store.filters import Filter
 from rollmill.store.reader import Store
 
@@ -110,7 +110,7 @@ def split(
     targets = _targets(source, chosen, out, parts, fractions, rest)
     how = " ".join([*filters, f"parts={parts}", *fractions])
     with progress("split", hint=f"continue with --resume --out {out}") as tell:
-        done = divide(source, targets, how=how, resume=resume, shard_bytes=shard_bytes(shard_mb), progress=tell)
+        done = split_store(source, targets, how=how, resume=resume, shard_bytes=shard_bytes(shard_mb), progress=tell)
     if json_:
         print(json.dumps([{**dataclasses.asdict(part), "path": str(part.path)} for part in done]))
     else:
@@ -195,7 +195,7 @@ def export(
         compress: npz: deflate the arrays.
         name: tfrecord: what the files are called (default episodes).
         file_mb: tfrecord, parquet: size limit per file in MB (default 195 and 150).
-        fps: mp4: pictures per second (default 30).
+        fps: mp4: images per second (default 30).
         scale: mp4: enlarge by this factor.
         dataset_id: minari: (namespace/)name-v0, if the target's name does not say it.
         author: minari: noted in the dataset.

@@ -14,7 +14,7 @@ from rollmill.core.text import bytes_text
 from rollmill.reports.store.checks import checks
 from rollmill.reports.store.report import write_report
 from rollmill.reports.store.statistics import MAX_EPISODES
-from rollmill.reports.video.stored_episodes import FilmOptions, choose_episodes, film_episodes
+from rollmill.reports.video.stored_episodes import VideoOptions, choose_episodes, write_videos
 from rollmill.store.derive.derivation import open_quietly
 from rollmill.store.filters import Filter
 
@@ -26,28 +26,28 @@ def report(
     max_episodes: int = MAX_EPISODES,
     json_: Json = False,
 ) -> int:
-    """Write a page about a store, and the same figures as JSON: ``rollmill data report runs/x/data --out x.html``.
+    """Write a page about a store, and the same metrics as JSON: ``rollmill data report runs/x/data --out x.html``.
 
-    Returns and lengths, returns over time, ends, actions, rewards, duplicates, pictures, policy versions, workers,
+    Returns and lengths, returns over time, ends, actions, rewards, duplicates, images, policy versions, workers,
     sizes, problems. Exit code 1 if something is damaged; the page is written all the same.
 
     Args:
         store: The store's folder.
-        out: The page (.html); the figures go beside it. Default: report.html in the store.
+        out: The page (.html); the metrics go beside it. Default: report.html in the store.
         max_episodes: Episodes whose rows are read (actions, sizes, duplicates), spread evenly; 0 takes all.
-        json_: Print the figures on stdout too.
+        json_: Print the metrics on stdout too.
     """
     source = open_quietly(store)
     with progress("report") as tell:
         done = write_report(source, out, max_episodes=max_episodes, progress=tell)
     if json_:
-        print(json.dumps(done.figures, allow_nan=False))
+        print(json.dumps(done.metrics, allow_nan=False))
     else:
         words = {"good": "good", "warn": "LOOK", "bad": "BAD", "unknown": "-"}
-        for level, text in checks(done.figures):
+        for level, text in checks(done.metrics):
             print(f"{words[level]:5} {text}")
-        print(f"{done.html} ({bytes_text(done.html.stat().st_size)}), figures in {done.json}")
-    return 1 if done.figures["problems"] else 0
+        print(f"{done.html} ({bytes_text(done.html.stat().st_size)}), metrics in {done.json}")
+    return 1 if done.metrics["problems"] else 0
 
 
 def play(
@@ -70,20 +70,20 @@ def play(
         store: The store's folder.
         out: Folder for the videos; made where there is none.
         episodes: Numbers (7, -1, 3..9), best, worst or random; best:5 takes five.
-        field: The observation to show; needed for depth and stacked pictures, and where there are several.
-        fps: Pictures per second; one per step.
-        scale: Enlarge by this factor; 0 makes pictures at least 320 x 240.
-        plain: Leave out the panel with step, action, reward and return below the picture.
+        field: The observation to show; needed for depth and stacked images, and where there are several.
+        fps: Images per second; one per step.
+        scale: Enlarge by this factor; 0 makes images at least 320 x 240.
+        plain: Leave out the panel with step, action, reward and return below the image.
         seed: Seed of random.
         json_: Print JSON on stdout.
     """
-    options = FilmOptions(field, fps, scale, panel=not plain)
+    options = VideoOptions(field, fps, scale, panel=not plain)
     source = open_quietly(store)
     if not len(source):
         raise ConfigError(f"{store} has no episodes")
     chosen = choose_episodes(source, episodes, Filter.parse(filters).select(source.table), seed)
     with progress("play") as tell:
-        files = film_episodes(source, chosen, out, options, tell)
+        files = write_videos(source, chosen, out, options, tell)
     if json_:
         print(json.dumps([{"episode": i, "file": str(file)} for i, file in zip(chosen, files)]))
         return 0

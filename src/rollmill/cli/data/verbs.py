@@ -18,7 +18,7 @@ SUBVERBS: dict[str, tuple[str, str]] = {
     "split": ("rollmill.cli.data.make:split", "one store into several, or a selection of it"),
     "export": ("rollmill.cli.data.make:export", "to Minari, TFRecord, npz, Parquet or mp4"),
     "import": ("rollmill.cli.data.make:import_", "from Minari, npz or pickled episodes"),
-    "report": ("rollmill.cli.data.report:report", "a page about a store, and its figures as JSON"),
+    "report": ("rollmill.cli.data.report:report", "a page about a store, and its metrics as JSON"),
     "play": ("rollmill.cli.data.report:play", "videos of episodes, with action and reward drawn on"),
 }
 

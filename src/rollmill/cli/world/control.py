@@ -1,4 +1,4 @@
-"""``rollmill world dynamics``, ``controller``, ``dream``, ``film`` and ``eval``."""
+"""``rollmill world dynamics``, ``controller``, ``dream``, ``video`` and ``eval``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.world.control_settings import ControllerConfig
-from rollmill.runs.world.dream import DreamFilm
+from rollmill.runs.world.dream import DreamVideo
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
 
@@ -137,14 +137,14 @@ def _search(
             on_ready=announcer(settings, out, quiet=json_),
             request=_request(json_),
         )
-    figures = outcome.to_dict()
-    judged = "not judged" if outcome.final is None else f"{figures['final_return']:.1f} +- {figures['final_std']:.1f}"
+    metrics = outcome.to_dict()
+    judged = "not judged" if outcome.final is None else f"{metrics['final_return']:.1f} +- {metrics['final_std']:.1f}"
     text = f"{outcome.generations:,} generations, {outcome.env_steps:,} steps; return {judged}; {outcome.controller}"
-    _say(figures, json_, text)
+    _say(metrics, json_, text)
     return outcome.exit_code
 
 
-def film(
+def video(
     overrides: tuple[str, ...],
     latents: tyro.conf.Positional[Path],
     encoder: tyro.conf.Positional[Path],
@@ -154,7 +154,7 @@ def film(
     raw: Path | None = None,
     config: Configs = (),
 ) -> int:
-    """Film dreams beside what happened: ``rollmill world film data/lat runs/vae runs/dynamics --out dreams.mp4``.
+    """Make a video of dreams beside what happened: ``rollmill world video data/lat runs/vae runs/dynamics --out dreams.mp4``.
 
     Args:
         overrides: Settings, for example episodes=4 shown=20 temperature=1.2.
@@ -162,12 +162,12 @@ def film(
         encoder: The encoder's file, or the folder of its training.
         dynamics: The dynamics model's file, or the folder of its training.
         out: The video (mp4).
-        raw: The store of pictures that the latents were made from: real pictures are shown as well.
+        raw: The store of images that the latents were made from: real images are shown as well.
         config: A YAML file with settings; may be given several times, later files win.
     """
-    from rollmill.runs.world.dream import film_dreams
+    from rollmill.runs.world.dream import write_dream_video
 
-    print(film_dreams(latents, encoder, dynamics, out, load_config(DreamFilm, config, overrides), raw))
+    print(write_dream_video(latents, encoder, dynamics, out, load_config(DreamVideo, config, overrides), raw))
     return 0
 
 
@@ -214,7 +214,7 @@ def evaluate(
         workers=workers,
         envs=envs,
     )
-    figures = {
+    metrics = {
         "episodes": len(score.returns),
         "return_mean": float(np.mean(score.returns)),
         "return_std": float(np.std(score.returns)),
@@ -223,9 +223,9 @@ def evaluate(
         "length_mean": float(np.mean(score.lengths)),
     }
     _say(
-        figures,
+        metrics,
         json_,
-        f"{figures['return_mean']:.1f} +- {figures['return_std']:.1f} over {figures['episodes']} episodes",
+        f"{metrics['return_mean']:.1f} +- {metrics['return_std']:.1f} over {metrics['episodes']} episodes",
     )
     return 0
 
@@ -235,5 +235,5 @@ def _request(json_: bool) -> Request:
     return Request("continue", command=("rollmill", *sys.argv[1:]), console="plain" if json_ else "auto")
 
 
-def _say(figures: Mapping[str, Any], json_: bool, text: str) -> None:
-    print(json.dumps(figures) if json_ else text)
+def _say(metrics: Mapping[str, Any], json_: bool, text: str) -> None:
+    print(json.dumps(metrics) if json_ else text)

@@ -32,12 +32,12 @@ def vae(
 ) -> int:
     """Learn an image encoder from a store: ``rollmill world vae data/car --out runs/car/vae fit.steps=3000``.
 
-    Writes ``encoder.bin`` (architecture and weights), metrics, pictures of reconstructions and ``report.html``. The
+    Writes ``encoder.bin`` (architecture and weights), metrics, images of reconstructions and ``report.html``. The
     same command continues a training.
 
     Args:
-        overrides: Settings, for example encoder.size=32 fit.batch_size=128 pictures.per_rollout=100.
-        store: The store with the pictures.
+        overrides: Settings, for example encoder.size=32 fit.batch_size=128 images.per_rollout=100.
+        store: The store with the images.
         out: Folder of the training.
         config: A YAML file with settings; may be given several times, later files win.
         resume: Continue with the settings of the folder below the given ones; without it, the same command continues.
@@ -88,20 +88,20 @@ def encode(
     batch_size: int = 256,
     json_: Json = False,
 ) -> int:
-    """Turn pictures into latents: ``rollmill world encode data/car runs/car/vae --out data/car_latents``.
+    """Turn images into latents: ``rollmill world encode data/car runs/car/vae --out data/car_latents``.
 
     Every instance takes the shards of the store that are its share and that nobody else has done or is at. The same
     command again does what is left.
 
     Args:
-        store: The store with the pictures.
+        store: The store with the images.
         encoder: The encoder's file, or the folder of its training.
         out: The store of latents; instances share it.
         shards: Number of shares that the store's shards are divided into; every instance says the same.
         shard: Number of this instance's share, from 0.
         sub_shards: Processes that divide this instance's share among themselves.
         gpu: Number of the GPU to use; unset: the CPU, or the only GPU there is.
-        batch_size: Pictures encoded at a time.
+        batch_size: Images encoded at a time.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.world.encode import EncodeOptions, encode_store

@@ -12,11 +12,11 @@ from rollmill.core.text import nearest, usage_of
 SUBVERBS: dict[str, tuple[str, str]] = {
     "run": ("rollmill.cli.world.run:run", "all stages in turn; what is done is skipped"),
     "vae": ("rollmill.cli.world.encoder:vae", "learn an image encoder from a store"),
-    "encode": ("rollmill.cli.world.encoder:encode", "a store of pictures into a store of latents"),
+    "encode": ("rollmill.cli.world.encoder:encode", "a store of images into a store of latents"),
     "dynamics": ("rollmill.cli.world.control:dynamics", "learn what happens next from a store of latents"),
     "controller": ("rollmill.cli.world.control:controller", "search a controller by CMA-ES"),
     "dream": ("rollmill.cli.world.control:dream", "search a controller inside the model, test it outside"),
-    "film": ("rollmill.cli.world.control:film", "a video of dreams beside what really happened"),
+    "video": ("rollmill.cli.world.control:video", "a video of dreams beside what really happened"),
     "eval": ("rollmill.cli.world.control:evaluate", "play a saved controller in its environment"),
 }
 

@@ -1,7 +1,7 @@
 """Atari 2600 games, with ALE's emulator driven directly and the usual preprocessing.
 
 One step is ``frame_skip`` frames of the same action; the agent sees the pixel-wise maximum of the last two,
-in gray, shrunk by averaging, and stacked with the pictures of earlier steps. Pictures and rewards are those
+in gray, shrunk by averaging, and stacked with the images of earlier steps. Images and rewards are those
 of Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` for the same seed and actions; what differs:
 
 - The last observation of an episode that ended amid a step is the screen at its end, not an older one.
@@ -30,8 +30,8 @@ NOOP, FIRE = 0, 1
 class AtariEnv:
     """One Atari game with one player.
 
-    Observation ``obs``: uint8 ``[height, width, stack]``, the newest picture last. An episode begins with
-    its first picture repeated.
+    Observation ``obs``: uint8 ``[height, width, stack]``, the newest image last. An episode begins with
+    its first image repeated.
 
     A seed and the actions fix an episode completely, in any process and whatever was played before. The one
     exception is ``episodic_life``: an episode is then one life, and all but a game's first begin where the
@@ -60,9 +60,9 @@ class AtariEnv:
         Args:
             game: ALE's name of it, in snake case.
             frame_skip: Frames per step.
-            width: Columns of the picture.
-            height: Rows of the picture.
-            stack: Pictures in one observation.
+            width: Columns of the image.
+            height: Rows of the image.
+            stack: Images in one observation.
             noop_max: Begin with 1 to this many idle frames, drawn from the seed; 0 for none.
             fire_reset: Press FIRE for the first step, in games that know it (some wait for it).
             episodic_life: End the episode, not the game, when a life is lost.
@@ -77,7 +77,7 @@ class AtariEnv:
         _check_numbers(0, noop_max=noop_max, max_frames=max_frames)
         if not 0 <= sticky < 1:
             raise ConfigError(f"sticky must be at least 0 and below 1, got {sticky}")
-        cv2.setNumThreads(1)  # it would start a pool of threads, for pictures too small to share out
+        cv2.setNumThreads(1)  # it would start a pool of threads, for images too small to share out
         self._ale = ale = _load(ale_py, game, max_frames, mode, difficulty)
         # Games keep traces of earlier play through ``reset_game``; this is how the console is switched on.
         self._switched_on = ale.cloneState(include_rng=True)
@@ -108,9 +108,9 @@ class AtariEnv:
         if not (self._between_lives and self._next_life()):
             self._new_game(seed)
         self._between_lives = False
-        picture = self._screen.picture()
+        image = self._screen.image()
         for plane in self._stack:
-            plane[:] = picture
+            plane[:] = image
         self._write(obs)
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
@@ -121,7 +121,7 @@ class AtariEnv:
             raise EnvError(f"action {choice} is not one of 0 to {len(self._presses) - 1}")
         reward, ended = self._play(self._presses[choice])
         oldest = self._stack.pop(0)
-        oldest[:] = self._screen.picture()
+        oldest[:] = self._screen.image()
         self._stack.append(oldest)
         self._write(obs)
         if not ended:
@@ -130,8 +130,8 @@ class AtariEnv:
 
     def render(self) -> Array | None:
         """The screen in colour, at the console's own size."""
-        picture: Array = self._ale.getScreenRGB()
-        return picture
+        image: Array = self._ale.getScreenRGB()
+        return image
 
     def close(self) -> None:
         self._running = self._between_lives = False

@@ -1,7 +1,7 @@
 """What an Atari agent sees: the brighter of two frames, in gray, shrunk; worked out only where it changed.
 
 Between two steps most rows of an Atari screen stay as they are (two thirds in Pong). Conversion and
-shrinking work on blocks of rows that map onto whole rows of the picture (5 onto 2 for 210 onto 84), so the
+shrinking work on blocks of rows that map onto whole rows of the image (5 onto 2 for 210 onto 84), so the
 result is to the bit what the whole screen would give, at less than half the cost.
 """
 
@@ -88,7 +88,7 @@ class Frame:
 
 
 class Screen:
-    """The picture uint8 ``[height, width]`` of the newest two frames of one emulator."""
+    """The image uint8 ``[height, width]`` of the newest two frames of one emulator."""
 
     def __init__(self, ale: Any, cv2: Any, width: int, height: int) -> None:
         rows, columns = ale.getScreenDims()
@@ -99,7 +99,7 @@ class Screen:
         palette = Palette(ale, cv2)
         self._earlier, self._last = Frame(ale, palette, self._block), Frame(ale, palette, self._block)
         self._pooled = np.empty((rows, columns), np.uint8)
-        self._picture = np.empty((height, width), np.uint8)
+        self._image = np.empty((height, width), np.uint8)
         self._first, self._end = 0, blocks  # what is out of date
 
     def take_earlier(self) -> None:
@@ -115,15 +115,15 @@ class Screen:
         self.take_earlier()
         self.take_last()
 
-    def picture(self) -> Array:
+    def image(self) -> Array:
         """The brighter of both frames, pixel by pixel, shrunk; valid until the next call."""
         if self._first < self._end:
             rows = slice(self._first * self._block, self._end * self._block)
             pooled = np.maximum(self._earlier.gray[rows], self._last.gray[rows], out=self._pooled[rows])
-            part = self._picture[self._first * self._small_block : self._end * self._small_block]
+            part = self._image[self._first * self._small_block : self._end * self._small_block]
             self._resize(pooled, (self._width, len(part)), part, 0, 0, self._area)
             self._first = self._end = 0
-        return self._picture
+        return self._image
 
     def _widen(self, first: int, end: int) -> None:
         if first == end:
@@ -134,14 +134,14 @@ class Screen:
             self._first, self._end = min(self._first, first), max(self._end, end)
 
 
-def count_blocks(screen: tuple[int, int], picture: tuple[int, int]) -> int:
+def count_blocks(screen: tuple[int, int], image: tuple[int, int]) -> int:
     """Into how many blocks of rows a screen (rows, columns) can be cut that shrink independently of each other.
 
-    OpenCV places the rows of the picture at multiples of rows / height. Only where floating point holds
-    that ratio exactly does a block get the same weights as it does within the whole; and only pictures that
+    OpenCV places the rows of the image at multiples of rows / height. Only where floating point holds
+    that ratio exactly does a block get the same weights as it does within the whole; and only images that
     are smaller both ways are averaged, others are interpolated across the cut. Otherwise there is one block.
     """
-    (rows, columns), (height, width) = screen, picture
+    (rows, columns), (height, width) = screen, image
     blocks = math.gcd(rows, height)
     denominator = height // blocks
     exact = denominator & (denominator - 1) == 0

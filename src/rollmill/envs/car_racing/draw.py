@@ -89,7 +89,7 @@ class CarShapes:
 
 
 class CarDrawing:
-    """The car. It stands upright at the same place of every picture; only its wheels move."""
+    """The car. It stands upright at the same place of every image; only its wheels move."""
 
     def __init__(self, cv2: Any, size: int, shapes: CarShapes) -> None:
         self._cv2 = cv2
@@ -139,7 +139,7 @@ class CarLooks:
         x, y = round(CAR_X * size / WINDOW_W), round((WINDOW_H - CAR_Y) * size / WINDOW_H)
         right, down = np.ceil(np.array(CAR_REACH) * zoom * pixels).astype(int).tolist()
         self.box = (slice(y - down, y + down), slice(x - right, x + right))
-        """Of the car in the picture."""
+        """Of the car in the image."""
         self.shape = (2 * down, 2 * right, 3)
         halves, sides = (slice(0, down), slice(down, None)), (slice(0, right), slice(right, None))
         self.quarters = [(rows, columns) for rows in halves for columns in sides]
@@ -211,7 +211,7 @@ class Bar:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._picture = np.zeros((size // 8, size, 3), np.uint8)
+        self._image = np.zeros((size // 8, size, 3), np.uint8)
         self._text = ""
         self._tips = [-1] * len(UPRIGHT)
         self._level_tips = [-1] * len(LEVEL)
@@ -225,7 +225,7 @@ class Bar:
         used = np.flatnonzero(across.any(axis=(0, 2)))
         first, self._end = int(used[0]), int(used[-1]) + 1
         self._across = across[:, first : self._end].reshape(len(UPRIGHT), -1)
-        self._upright = self._picture[:, first : self._end]
+        self._upright = self._image[:, first : self._end]
 
         rows = _covered(BAR_H, size // 8)
         self._down = (rows[BAR_H - 2 * CELL_H + 1] - rows[BAR_H - 4 * CELL_H])[:, None]
@@ -241,8 +241,8 @@ class Bar:
         text = f"{score:04.0f}"
         if text != self._text:
             self._text = text
-            self._picture[:, : self._size // 8] = score_picture(text, self._size)
-        out[:] = self._picture
+            self._image[:, : self._size // 8] = score_image(text, self._size)
+        out[:] = self._image
 
     def _draw_upright(self, values: tuple[float, ...]) -> None:
         tips = [_upright_row(value * cells) for value, (_, cells, _) in zip(values, UPRIGHT)]
@@ -257,7 +257,7 @@ class Bar:
             tip = min(max(int(CELL_W * (place + cells * value)), 0), WINDOW_W - 1)
         if tip != self._level_tips[index]:
             self._level_tips[index] = tip
-            self._picture[:, self._end :, channel] = self._down * self._levels[index][tip, self._end :]
+            self._image[:, self._end :, channel] = self._down * self._levels[index][tip, self._end :]
 
 
 @cache
@@ -297,7 +297,7 @@ def _covered(stock: int, size: int) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def score_picture(text: str, size: int) -> Array:
+def score_image(text: str, size: int) -> Array:
     """The score as it stands at the left of the bar: uint8 ``[size / 8, size / 8, 1]``."""
     import pygame
 

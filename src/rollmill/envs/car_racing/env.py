@@ -29,7 +29,7 @@ class CarRacingEnv:
     discrete: idle, right, left, gas, brake.
 
     For the same seed and actions, tracks, rewards and ends are to the bit those of ``gymnasium.make("CarRacing-v3")``;
-    pictures differ by the rounding of edges (mean 0.2 of 255 levels). A seed and the actions fix an episode completely,
+    images differ by the rounding of edges (mean 0.2 of 255 levels). A seed and the actions fix an episode completely,
     whatever was played before.
 
     Ends: a lap (``lap_complete_percent`` of the tiles, and the first one again) and leaving the field terminate,
@@ -49,7 +49,7 @@ class CarRacingEnv:
         """Build it.
 
         Args:
-            size: Rows and columns of the picture, a multiple of 8.
+            size: Rows and columns of the image, a multiple of 8.
             frame_skip: Frames per step, with the same action; only the last is drawn.
             continuous: Steering, gas and brake, or else five discrete actions.
             max_frames: Truncate after so many frames; 0 for never.
@@ -107,12 +107,12 @@ class CarRacingEnv:
         return total, terminated, truncated, self._statistics()
 
     def render(self) -> Array | None:
-        """Gymnasium's own picture, 400 x 600, with skid marks; None before the first ``reset``. As slow as the stock
+        """Gymnasium's own image, 400 x 600, with skid marks; None before the first ``reset``. As slow as the stock
         environment's."""
         if self._game.car is None:
             return None
-        picture: Array = self._game.picture()
-        return picture
+        image: Array = self._game.image()
+        return image
 
     def close(self) -> None:
         self._game.close()

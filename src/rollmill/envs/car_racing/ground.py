@@ -26,16 +26,16 @@ VIEW_CENTRE = complex(WINDOW_W / 2 - CAR_X, WINDOW_H / 2 - CAR_Y)
 VIEW_RADIUS = math.hypot(WINDOW_W, WINDOW_H) / 2
 """The middle of the window as seen from the car, and the distance of its corners, in stock pixels."""
 PLAYFIELD = 2000 / 6
-"""Half the side of the green field, in metres; beyond it the picture is black."""
+"""Half the side of the green field, in metres; beyond it the image is black."""
 GRASS = PLAYFIELD / 20
 """Side of a square of lighter grass; every second one along both axes has it."""
 FULL_ZOOM = 2.7 * 6
 """Stock pixels per metre once the first second is over."""
 
 TEXELS_PER_PIXEL = 1.4
-"""Texels per pixel of the observation. The stock picture is the average over each pixel; averaging into a texel and
+"""Texels per pixel of the observation. The stock image is the average over each pixel; averaging into a texel and
 interpolating between texels blurs as much at 1.7 of them. With 1.4 all is smaller, a step takes a tenth less, and the
-picture is a hundredth of a level farther from the stock one."""
+image is a hundredth of a level farther from the stock one."""
 FINENESS = 2
 """The patch is painted this much finer, and averaged, for smooth edges."""
 PATCH = 3.2
@@ -59,8 +59,8 @@ def seen(color: Array) -> Array:
 class Ground:
     """The ground of one track.
 
-    ``paint_view`` writes what the camera sees. All pictures here have a fourth, unused channel: OpenCV warps those
-    more than twice as fast as pictures with three.
+    ``paint_view`` writes what the camera sees. All images here have a fourth, unused channel: OpenCV warps those
+    more than twice as fast as images with three.
     """
 
     def __init__(self, cv2: Any, size: int) -> None:
@@ -146,7 +146,7 @@ class Ground:
         half = self._side / self._scale / 2
         room = half - VIEW_RADIUS / zoom - 1 / self._scale
         corner = (centre + heading * room * ROOM_AHEAD - complex(half, half)) * self._scale
-        # On a grid of whole texels: where the patch happens to be does not show in the picture.
+        # On a grid of whole texels: where the patch happens to be does not show in the image.
         self._corner = round(corner.real), round(corner.imag)
         self._centre = complex(*self._corner) / self._scale + complex(half, half)
         self._paint_field()

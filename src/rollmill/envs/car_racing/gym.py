@@ -50,7 +50,7 @@ class CarRacing(car_racing.CarRacing):
             raise ConfigError(f"size must be a multiple of 8 and at least {LEAST_SIZE}, got {size}")
         super().__init__(render_mode, False, lap_complete_percent, domain_randomize, continuous)
         EzPickle.__init__(self, render_mode, size, lap_complete_percent, domain_randomize, continuous)
-        cv2.setNumThreads(1)  # it would start a pool of threads, for pictures too small to share out
+        cv2.setNumThreads(1)  # it would start a pool of threads, for images too small to share out
         self.observation_space = spaces.Box(0, 255, (size, size, 3), np.uint8)
         self._painter = Painter(cv2, size, SHAPES)
         self._shape = (size, size, 3)
@@ -63,8 +63,8 @@ class CarRacing(car_racing.CarRacing):
         zoom = 0.1 * car_racing.SCALE * max(1 - self.t, 0) + car_racing.ZOOM * car_racing.SCALE * min(self.t, 1)
         self._painter.draw(self.car, zoom, self._shown_score, out)
 
-    def picture(self) -> Array:
-        """The stock picture for people, uint8 ``[400, 600, 3]``."""
+    def image(self) -> Array:
+        """The stock image for people, uint8 ``[400, 600, 3]``."""
         drawn: Array = super()._render("rgb_array")
         return drawn
 
@@ -99,6 +99,6 @@ class CarRacing(car_racing.CarRacing):
         self._shown_score = self.reward  # which the stock step changes after it has drawn
         if not self.draws:
             return None
-        picture = np.empty(self._shape, np.uint8)
-        self.draw(picture)
-        return picture
+        image = np.empty(self._shape, np.uint8)
+        self.draw(image)
+        return image

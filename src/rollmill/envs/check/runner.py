@@ -105,7 +105,7 @@ def check_env(
 ) -> CheckReport:
     """Check one environment in a process of its own.
 
-    ``environment``: variables for that process; with those of a ``household`` nothing is left of it in the end.
+    ``environment``: variables for that process; with those of a ``process_scope`` nothing is left of it in the end.
     ConfigError and MissingExtraError where there is nothing to check: a wrong name or argument, a missing package.
     """
     begun = time.monotonic()

@@ -35,7 +35,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         self,
         num_envs: int = 1,
         *,
-        dials: Variables | None = None,
+        variables: Variables | None = None,
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
         **settings: Any,
@@ -53,7 +53,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         self.single_observation_space, self.single_action_space = SPACE, ACTIONS
         self.observation_space = gym.vector.utils.batch_space(SPACE, num_envs)
         self.action_space = gym.vector.utils.batch_space(ACTIONS, num_envs)
-        self._variables = dials if dials is not None else {}
+        self._variables = variables if variables is not None else {}
         self._check_progress()
         self.world = World(self.settings, num_envs)
         self._observer, self.rewards = Observer(self.world), HuntRewards(self.world)
@@ -72,7 +72,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
             if PROGRESS not in self._variables:
                 raise ValueError(
                     f"{name}={getattr(self.settings, name)!r} goes by the progress of the run: set "
-                    "env.dials.progress=1 (the run moves it from 0 to 1; evaluations see 1)"
+                    "env.variables.progress=1 (the run moves it from 0 to 1; evaluations see 1)"
                 )
 
     def reset(
@@ -155,9 +155,9 @@ class TreasureHuntEnv(gym.Env):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
 
-    def __init__(self, *, render_mode: str | None = None, dials: Variables | None = None, **settings: Any) -> None:
+    def __init__(self, *, render_mode: str | None = None, variables: Variables | None = None, **settings: Any) -> None:
         self.render_mode = render_mode
-        self._vector = TreasureHuntVector(1, dials=dials, **settings)
+        self._vector = TreasureHuntVector(1, variables=variables, **settings)
         self.observation_space, self.action_space = SPACE, ACTIONS
 
     @property

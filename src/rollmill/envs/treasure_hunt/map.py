@@ -4,7 +4,7 @@ Words
 -----
 unit    the measure of positions: the map is ``SIZE`` units wide and high, x goes east, y goes north.
 cell    a square of ``CELL`` units. Arrays of cells are indexed ``[row, column]``: columns go east as x does, and row 0
-        is the **northernmost**, as in a picture of the map.
+        is the **northernmost**, as in an image of the map.
 site    one of 16 marked cells. Site 0 holds the speed buff, sites 1 to 15 can be start, end or treasure.
 
 A map file is text: a line for each row, ``#`` for a wall, ``.`` for a free cell, and the site's number as a

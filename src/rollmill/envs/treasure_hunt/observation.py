@@ -1,7 +1,7 @@
 """What the agent of a treasure hunt sees: four local maps, a vector, and which actions it may take.
 
 ``maps`` ``[4, 51, 51]`` uint8, the cells around the agent, which is in the middle; **row 0 is the northernmost**, as in
-a picture, and columns go east. 255 stands for 1. In the order of ``MAPS``: cells that can be walked on, how often they
+an image, and columns go east. 255 stands for 1. In the order of ``MAPS``: cells that can be walked on, how often they
 were visited (51 per visit, up to 255), treasures, the end.
 
 ``vector`` ``[31]`` float32 from 0 to 1, see ``VECTOR``. Distances are steps between neighbouring cells over 256,

@@ -1,4 +1,4 @@
-"""A picture of a hunt: the whole map with what is on it and where the agent was, beside what the agent sees."""
+"""An image of a hunt: the whole map with what is on it and where the agent was, beside what the agent sees."""
 
 from __future__ import annotations
 

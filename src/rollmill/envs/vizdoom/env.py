@@ -33,7 +33,7 @@ FAULTS = (
 NO_INFO: Mapping[str, Any] = {}
 
 BUFFERS = {"depth": 1, "labels": 1, "automap": 3}
-"""Pictures besides the screen, and their channels."""
+"""Images besides the screen, and their channels."""
 VARIABLES_FIELD = "game_variables"
 SCREEN, WIDE_SCREEN = (160, 120), (256, 144)
 EPISODES_PER_ENGINE = 2500
@@ -58,8 +58,8 @@ class DoomEnv:
     Args:
         scenario: A name of ``SCENARIOS``, the path of a ``.cfg`` file, or the file name of one of ViZDoom's.
         frame_skip: Tics per step, with the same buttons.
-        width: Of the pictures the agent sees.
-        height: Of the pictures the agent sees.
+        width: Of the images the agent sees.
+        height: Of the images the agent sees.
         render_width: Of the screen; 0 for 160 x 120, or 256 x 144 with ``wide_aspect_ratio``.
         render_height: Of the screen.
         wide_aspect_ratio: Render 16:9, which shows more to the left and to the right.
@@ -133,7 +133,7 @@ class DoomEnv:
         self._frame_skip = frame_skip
         self._size = (width, height)
         self._resize, self._nearest = cv2.resize, cv2.INTER_NEAREST
-        cv2.setNumThreads(1)  # it would start a pool of threads, for pictures too small to share out
+        cv2.setNumThreads(1)  # it would start a pool of threads, for images too small to share out
         # The engine's own timeout stays off, see the class's text; this many tics replace it.
         own = self._game.get_episode_timeout() if rules.timeout is None else rules.timeout
         self._timeout = (own if timeout is None else timeout) or sys.maxsize
@@ -239,10 +239,10 @@ class DoomEnv:
         return reward * self._reward_scale, True, False, self._statistics()
 
     def _statistics(self) -> Mapping[str, Any]:
-        figures = {name: self._game.get_game_variable(variable) for name, variable in self._statistics_of.items()}
+        metrics = {name: self._game.get_game_variable(variable) for name, variable in self._statistics_of.items()}
         if self._medkit_reward:
-            figures["medkits"] = float(self._medkits)
-        return {"episode_stats": figures} if figures else NO_INFO
+            metrics["medkits"] = float(self._medkits)
+        return {"episode_stats": metrics} if metrics else NO_INFO
 
     def _write(self, screen: Array, obs: Obs) -> None:
         """Shrink ``screen`` straight into the caller's memory."""
@@ -257,10 +257,10 @@ class DoomEnv:
         """The fields besides the screen; ``state`` is kept, because nothing can be seen of an ended episode."""
         self._last_state = state
         for name in self._buffers:
-            picture = getattr(state, f"{name}_buffer")
+            image = getattr(state, f"{name}_buffer")
             view = obs[name][0]
-            flat = view if picture.ndim == 3 else view[:, :, 0]
-            if self._resize(picture, self._size, flat, 0, 0, self._nearest) is not flat:
+            flat = view if image.ndim == 3 else view[:, :, 0]
+            if self._resize(image, self._size, flat, 0, 0, self._nearest) is not flat:
                 raise EnvError(f"{name} is {view.dtype} {view.shape}, expected {(*self._size[::-1], BUFFERS[name])}")
         if self._has_variables:
             obs[VARIABLES_FIELD][0] = state.game_variables
@@ -331,7 +331,7 @@ def _configure(vizdoom: Any, rules: Scenario, cfg: Path) -> Any:
         raise ConfigError(f"ViZDoom does not understand all of {cfg}; its warnings above name the lines")
     _check_files(game, cfg)
     if not game.get_doom_game_path():
-        # Otherwise a doom2.wad in the current folder or beside ViZDoom would change the pictures.
+        # Otherwise a doom2.wad in the current folder or beside ViZDoom would change the images.
         game.set_doom_game_path(str(Path(vizdoom.__file__).parent / "freedoom2.wad"))
     game.set_mode(vizdoom.Mode.PLAYER)
     game.set_sound_enabled(False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rollmill.launch.records import Book, Handle
+from rollmill.launch.records import Handle, LaunchRecords
 
 Stage = Literal["queued", "running", "ended", "unknown"]
 
@@ -44,17 +44,17 @@ class BackEnd(Protocol):
         """Whether jobs are handed in together (an array) instead of one by one."""
         ...
 
-    def submit(self, book: Book, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
+    def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
         """Start the jobs, or hand them in, beside the ``active`` ones; one handle for each."""
         ...
 
-    def status(self, book: Book, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
         """Where the job of every run stands, by the run's name.
 
         None for a handle: its launcher was killed while it handed the job in. It is to be found, or ``ended``.
         """
         ...
 
-    def cancel(self, book: Book, handles: Mapping[str, Handle], force: bool = False) -> None:
+    def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:
         """Ask jobs to end; ``force`` kills those that were asked before."""
         ...

@@ -19,7 +19,7 @@ from rollmill.core.errors import LaunchError
 from rollmill.core.identity import Identity
 from rollmill.core.machine import usable_cores
 from rollmill.launch.backends.base import JobRequest, JobStatus
-from rollmill.launch.records import Book, Handle
+from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import LocalSettings
 
 
@@ -71,23 +71,23 @@ class LocalBackEnd:
     def capacity(self) -> int:
         return len(self.slots)
 
-    def submit(self, book: Book, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
+    def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
         taken = {handle["slot"] for handle in active}
         free = [slot for slot in self.slots if slot.number not in taken]
         if len(jobs) > len(free):
             raise LaunchError(f"{len(jobs)} runs to start, but only {len(free)} of {len(self.slots)} slots are free")
-        return [self._start(book, job, slot) for job, slot in zip(jobs, free)]
+        return [self._start(records, job, slot) for job, slot in zip(jobs, free)]
 
-    def _start(self, book: Book, job: JobRequest, slot: Slot) -> Handle:
+    def _start(self, records: LaunchRecords, job: JobRequest, slot: Slot) -> Handle:
         wait = self._started + self._settings.pause - self._clock()
         if wait > 0:
             self._sleep(wait)
         handle: Handle = {"kind": "local", "slot": slot.number, "gpu": slot.gpu}
-        book.write_job(
+        records.write_job(
             job.run, {**job.spec, "cores": list(slot.cores), "environment": slot.environment, "handle": handle}
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.launch.job", str(book.folder), job.run],
+            [sys.executable, "-m", "rollmill.launch.job", str(records.folder), job.run],
             cwd=job.spec["cwd"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -99,14 +99,14 @@ class LocalBackEnd:
         identity = Identity.of(process.pid)
         return {**handle, "process": identity.to_dict() if identity else None}
 
-    def status(self, book: Book, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
         # A child that ended stays a zombie until its parent has asked how.
         self._children = [child for child in self._children if child.poll() is None]
-        return {run: self._status(book, run, handle) for run, handle in handles.items()}
+        return {run: self._status(records, run, handle) for run, handle in handles.items()}
 
-    def _status(self, book: Book, run: str, handle: Handle | None) -> JobStatus:
+    def _status(self, records: LaunchRecords, run: str, handle: Handle | None) -> JobStatus:
         if handle is None:
-            return self._find(book, run)
+            return self._find(records, run)
         if handle["process"] is None:  # it had ended before it could be looked at
             return JobStatus("ended")
         process = Identity.from_dict(handle["process"])
@@ -114,11 +114,11 @@ class LocalBackEnd:
             return JobStatus("unknown", process.host, f"started on {process.host}, cannot be seen from here")
         return JobStatus("running" if process.alive else "ended", process.host)
 
-    def _find(self, book: Book, run: str) -> JobStatus:
+    def _find(self, records: LaunchRecords, run: str) -> JobStatus:
         """A job that somebody started: it holds its lock, and its attempt says which process it is."""
-        if not book.job_alive(run):
+        if not records.job_alive(run):
             return JobStatus("ended")
-        attempts, spec = book.attempts(run), book.read_job(run)
+        attempts, spec = records.attempts(run), records.read_job(run)
         if spec is None or not attempts or attempts[-1].ended is not None:
             return JobStatus("unknown", reason="about to start")
         if "handle" not in spec:
@@ -126,7 +126,7 @@ class LocalBackEnd:
         process = attempts[-1].process
         return JobStatus("running", process.host, handle={**spec["handle"], "process": process.to_dict()})
 
-    def cancel(self, book: Book, handles: Mapping[str, Handle], force: bool = False) -> None:
+    def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:
         elsewhere = {}
         for run, handle in handles.items():
             if handle["process"] is None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.launch.backends.base import JobRequest, JobStatus, Stage
-from rollmill.launch.records import Book, Handle
+from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import NgcSettings
 
 _STAGES: dict[str, Stage] = {
@@ -37,20 +37,20 @@ class NgcBackEnd:
                 raise ConfigError(f"launch with ngc needs ngc.{name}")
         self._settings = settings
 
-    def submit(self, book: Book, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
+    def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
         handles: list[Handle] = []
         for job in jobs:
-            book.write_job(job.run, job.spec)
-            answer = self._run(run_command(self._settings, book, job))
+            records.write_job(job.run, job.spec)
+            answer = self._run(run_command(self._settings, records, job))
             number = _job_number(answer)
             handles.append({"kind": "ngc", "id": number})
         return handles
 
-    def status(self, book: Book, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
         found = {}
         for run, handle in handles.items():
             if handle is None:  # NGC has no names that are unique: only the run's own lock can tell
-                found[run] = JobStatus("unknown" if book.job_alive(run) else "ended")
+                found[run] = JobStatus("unknown" if records.job_alive(run) else "ended")
                 continue
             try:
                 answer = self._run([self._settings.program, "batch", "info", handle["id"], "--format_type", "json"])
@@ -63,7 +63,7 @@ class NgcBackEnd:
             found[run] = JobStatus(stage, reason=f"NGC: {state.lower().replace('_', ' ')}" if ended_badly else "")
         return found
 
-    def cancel(self, book: Book, handles: Mapping[str, Handle], force: bool = False) -> None:
+    def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:
         for handle in handles.values():
             self._run([self._settings.program, "batch", "kill", handle["id"]])
 
@@ -76,12 +76,12 @@ class NgcBackEnd:
         return done.stdout
 
 
-def run_command(settings: NgcSettings, book: Book, job: JobRequest) -> list[str]:
+def run_command(settings: NgcSettings, records: LaunchRecords, job: JobRequest) -> list[str]:
     """The command line that hands in one run, from the template."""
-    child = shlex.join(["python", "-m", "rollmill.launch.job", str(book.folder), job.run])
+    child = shlex.join(["python", "-m", "rollmill.launch.job", str(records.folder), job.run])
     inside = f"cd {shlex.quote(str(job.spec['cwd']))} && exec {child}"
     values = {
-        "name": re.sub(r"[^\w.-]+", "-", f"{book.experiment.name}-{job.run}"),
+        "name": re.sub(r"[^\w.-]+", "-", f"{records.experiment.name}-{job.run}"),
         "instance": settings.instance,
         "image": settings.image,
         "workspace": settings.workspace,

@@ -14,7 +14,7 @@ from typing import Any
 
 from rollmill.core.errors import LaunchError, MissingExtraError
 from rollmill.launch.backends.base import JobRequest, JobStatus, Stage
-from rollmill.launch.records import Book, Handle
+from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import RaySettings
 
 _STAGES: dict[str, Stage] = {"PENDING": "queued", "RUNNING": "running"}
@@ -33,13 +33,13 @@ class RayBackEnd:
     def capacity(self) -> int:
         return self._settings.parallel
 
-    def submit(self, book: Book, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
+    def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
         handles: list[Handle] = []
         for job in jobs:
-            book.write_job(job.run, job.spec)
-            child = [sys.executable, "-m", "rollmill.launch.job", str(book.folder), job.run]
+            records.write_job(job.run, job.spec)
+            child = [sys.executable, "-m", "rollmill.launch.job", str(records.folder), job.run]
             command = f"cd {shlex.quote(str(job.spec['cwd']))} && exec {shlex.join(child)}"
-            name = submission_id(book, job.run)
+            name = submission_id(records, job.run)
             try:
                 self._connect().submit_job(
                     entrypoint=command,
@@ -52,7 +52,7 @@ class RayBackEnd:
             handles.append({"kind": "ray", "id": name})
         return handles
 
-    def status(self, book: Book, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
         if not handles:
             return {}
         try:
@@ -61,7 +61,7 @@ class RayBackEnd:
             return {name: JobStatus("unknown", reason=f"Ray does not answer: {error}") for name in handles}
         found = {}
         for run, handle in handles.items():
-            name = handle["id"] if handle is not None else submission_id(book, run)
+            name = handle["id"] if handle is not None else submission_id(records, run)
             info = known.get(name)
             stage = "ended" if info is None else _STAGES.get(str(info.status.value), "ended")
             reason = "" if info is None or str(info.status.value) == "SUCCEEDED" else f"Ray: {info.message or ''}"
@@ -69,7 +69,7 @@ class RayBackEnd:
             found[run] = JobStatus(stage, reason=reason if stage != "running" else "", handle=lost)
         return found
 
-    def cancel(self, book: Book, handles: Mapping[str, Handle], force: bool = False) -> None:
+    def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:
         """Ray itself kills what does not end (RAY_JOB_STOP_WAIT_TIME_S of the cluster), so ``force`` adds nothing."""
         for handle in handles.values():
             try:
@@ -90,11 +90,11 @@ class RayBackEnd:
         return self._client
 
 
-def submission_id(book: Book, run: str) -> str:
+def submission_id(records: LaunchRecords, run: str) -> str:
     """The job's name in Ray: it follows from what is on disk, so a job that was not written down can be found.
 
     The time tells it from jobs of other experiments, or of one that was deleted, with the same name.
     """
-    plain = re.sub(r"[^\w.-]+", "-", f"{book.experiment.name}-{run}")
-    submission = book.submission(run)
+    plain = re.sub(r"[^\w.-]+", "-", f"{records.experiment.name}-{run}")
+    submission = records.submission(run)
     return f"rollmill-{plain}-{submission.count}-{round(submission.submitted * 1000):x}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from rollmill.core import atomic
 from rollmill.core.errors import LaunchError
 from rollmill.launch.backends.base import JobRequest, JobStatus, Stage
-from rollmill.launch.records import Book, Handle
+from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import SlurmSettings
 
 LIVING: dict[str, Stage] = {
@@ -44,25 +44,25 @@ class SlurmBackEnd:
 
     # ------------------------------------------------------------------------------------------------ submit
 
-    def submit(self, book: Book, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
+    def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
         arrays = [jobs[start : start + MOST_TASKS] for start in range(0, len(jobs), MOST_TASKS)]
-        return [handle for array in arrays for handle in self._submit(book, array)]
+        return [handle for array in arrays for handle in self._submit(records, array)]
 
-    def _submit(self, book: Book, jobs: Sequence[JobRequest]) -> list[Handle]:
+    def _submit(self, records: LaunchRecords, jobs: Sequence[JobRequest]) -> list[Handle]:
         settings = self._settings
         for job in jobs:
             extra = {
                 "temp_dir": None if settings.temp_dir is None else str(settings.temp_dir),
                 "virtual_display": settings.virtual_display,
             }
-            book.write_job(job.run, {**job.spec, **extra})
-        folder = book.folder / "slurm"
+            records.write_job(job.run, {**job.spec, **extra})
+        folder = records.folder / "slurm"
         folder.mkdir(parents=True, exist_ok=True)
         # The token is in the job's name: a job whose number was not written down can be found by it.
         token = secrets.token_hex(6)
         tasks, script = folder / f"{token}.txt", folder / f"{token}.sh"
         atomic.write_text(tasks, "".join(f"{job.run}\n" for job in jobs))
-        atomic.write_text(script, batch_script(settings, book.folder, tasks, len(jobs), jobs[0].spec["cwd"], token))
+        atomic.write_text(script, batch_script(settings, records.folder, tasks, len(jobs), jobs[0].spec["cwd"], token))
         number = _run("sbatch", "--parsable", str(script)).split(";")[0].strip()
         if not number.isdigit():
             raise LaunchError(f"sbatch answered {number!r} instead of the number of a job")
@@ -74,15 +74,15 @@ class SlurmBackEnd:
 
     # ------------------------------------------------------------------------------------------------ status
 
-    def status(self, book: Book, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
         try:
-            return self._status(book, handles)
+            return self._status(records, handles)
         except LaunchError as error:  # the controller restarts now and then: nothing is known until it answers
             return {name: JobStatus("unknown", reason=str(error)) for name in handles}
 
-    def _status(self, book: Book, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+    def _status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
         known = {name: handle for name, handle in handles.items() if handle is not None}
-        lost = self._find(book, [name for name in handles if name not in known])
+        lost = self._find(records, [name for name in handles if name not in known])
         known |= {name: handle for name, handle in lost.items() if handle is not None}
         tasks = query({handle["job"] for handle in known.values()})
         found: dict[str, JobStatus] = {}
@@ -94,7 +94,7 @@ class SlurmBackEnd:
             found[name] = JobStatus(status.stage, status.host, status.reason, handle if is_found else None)
         return found
 
-    def _find(self, book: Book, runs: Sequence[str]) -> dict[str, Handle | None]:
+    def _find(self, records: LaunchRecords, runs: Sequence[str]) -> dict[str, Handle | None]:
         """Jobs of runs whose launcher was killed while it handed them in: by the token in their name."""
         found: dict[str, Handle | None] = dict.fromkeys(runs)
         if not runs:
@@ -103,7 +103,7 @@ class SlurmBackEnd:
         for line in _run("squeue", "--noheader", "--states=all", "--array", "--format=%F|%j").splitlines():
             number, _, name = line.strip().partition("|")
             numbers[name] = number
-        for path in sorted((book.folder / "slurm").glob("*.txt"), key=lambda p: p.stat().st_mtime):
+        for path in sorted((records.folder / "slurm").glob("*.txt"), key=lambda p: p.stat().st_mtime):
             number = numbers.get(job_name(path.stem), "")
             if number:
                 for index, run in enumerate(path.read_text(encoding="utf-8").splitlines()):
@@ -113,7 +113,7 @@ class SlurmBackEnd:
 
     # ------------------------------------------------------------------------------------------------ cancel
 
-    def cancel(self, book: Book, handles: Mapping[str, Handle], force: bool = False) -> None:
+    def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:
         names = [f"{handle['job']}_{handle['task']}" for handle in handles.values()]
         for start in range(0, len(names), 200):  # a command line has an end
             options = ["--signal=KILL", "--full"] if force else []

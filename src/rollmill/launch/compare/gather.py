@@ -19,7 +19,7 @@ from rollmill.core.run_kind import RunKind, run_kind
 from rollmill.launch.experiment import SEED, flat
 from rollmill.launch.params import Setting
 from rollmill.launch.plan import differing_keys, name_parts
-from rollmill.launch.records import Book
+from rollmill.launch.records import LaunchRecords
 from rollmill.store.format.schema import load_schema, store_at
 
 COMPARED: tuple[RunKind, ...] = ("online", "offline")
@@ -48,8 +48,8 @@ class Found:
 
 def find_runs(experiment: Path) -> list[Found]:
     """All runs that have begun, launched or started one by one, with their groups."""
-    book = Book(experiment)
-    planned = {run.name: run for run in book.read_plan().runs} if book.exists else {}
+    records = LaunchRecords(experiment)
+    planned = {run.name: run for run in records.read_plan().runs} if records.exists else {}
     found = [look_at(path.parent) for path in sorted(experiment.glob("*/config.yaml"))]
     launched = [
         replace(run, group=planned[run.name].group, params=planned[run.name].params)

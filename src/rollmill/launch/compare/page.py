@@ -65,17 +65,17 @@ def _head(found: Aggregate) -> tuple[Html, Html]:
     states = Counter(run.state for run in runs)
     told = ", ".join(f"{count} {state}" for state, count in states.items())
     frames = sum(run.frames for family in found.families if family.kind == "online" for run in family.runs)
-    figures = [
+    metrics = [
         (whole(len(runs)), "runs"),
         (whole(sum(len(family.groups) for family in found.families)), "groups"),
         (whole(frames), "frames"),
     ]
     if len(found.families) == 1:
         family = found.families[0]
-        figures.append((value(family.groups[0].score), f"best {family.metric}"))
+        metrics.append((value(family.groups[0].score), f"best {family.metric}"))
     else:
-        figures.append((whole(len(found.families)), "environments, offline runs apart"))
-    return header(found.name, paragraph(told, kind="muted")), tiles(figures)
+        metrics.append((whole(len(found.families)), "environments, offline runs apart"))
+    return header(found.name, paragraph(told, kind="muted")), tiles(metrics)
 
 
 def _family(family: Family) -> Html:
@@ -199,8 +199,8 @@ def _settings(family: Family) -> Html:
     rows = []
     for group, own in zip(family.groups, params):
         end = f"{group.frames[-1]:,.0f}" if len(group.frames) else "-"
-        figures = [count_text(group), score_text(group), end, *([spread_text(group) or "-"] if several else [])]
-        rows.append((group.name, *own, *figures))
+        metrics = [count_text(group), score_text(group), end, *([spread_text(group) or "-"] if several else [])]
+        rows.append((group.name, *own, *metrics))
     what = f"Spread: lowest to highest run; from {SEEDS} seeds on ± the 95 % confidence interval of the mean."
     return join(table(head, rows, left=1 + len(named), elsewhere=_ELSEWHERE), note(what if several else ""))
 

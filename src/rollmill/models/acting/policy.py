@@ -20,8 +20,8 @@ from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor
 
 
 @dataclass
-class Answer:
-    """Decisions for n lanes (``protocols.ActAnswer``)."""
+class TorchOutput:
+    """Decisions for n lanes (``protocols.PolicyOutput``)."""
 
     action: Array
     log_prob: Array
@@ -75,7 +75,7 @@ class TorchPolicy:
             self._states.copy_(self._remembered)
 
     @torch.inference_mode()
-    def act(self, request: ActRequest) -> Answer:
+    def act(self, request: ActRequest) -> TorchOutput:
         self.refresh()
         obs = {name: self._tensor(array) for name, array in request.obs.items()}
         lanes = torch.from_numpy(request.lanes)
@@ -87,7 +87,7 @@ class TorchPolicy:
         action, log_prob = self._model.head.decide(
             output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic
         )
-        return Answer(
+        return TorchOutput(
             action=action.cpu().numpy(),
             log_prob=log_prob.cpu().numpy(),
             value=self._model.denormalise(output.value.float()).cpu().numpy(),

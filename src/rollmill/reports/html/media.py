@@ -1,4 +1,4 @@
-"""Pictures and films inside a page, so that it is one file; what is too large for that is linked."""
+"""Images and videos inside a page, so that it is one file; what is too large for that is linked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE_BYTES = 8_000_000
 PAGE_BYTES = 16_000_000
 """All files of a page together: with what base64 adds, it can still be mailed."""
 SMALL = 200
-"""Pixels below which a picture is shown with its pixels as squares."""
+"""Pixels below which an image is shown with its pixels as squares."""
 _KINDS = {".mp4": "video/mp4", ".png": "image/png"}
 
 
@@ -26,7 +26,7 @@ def data_url(data: bytes, kind: str) -> Html:
 
 
 def filmstrip(title: str, shots: Iterable[tuple[bytes, tuple[int, int], str]]) -> Html:
-    """Pictures beside each other: (PNG file, its width and height, words below it)."""
+    """Images beside each other: (PNG file, its width and height, words below it)."""
     figures = []
     for png, (width, height), words in shots:
         kind = "small" if width < SMALL else ""
@@ -46,7 +46,7 @@ class Media:
         self._left = PAGE_BYTES
 
     def figure(self, path: Path, caption: str = "") -> Html:
-        """A card with the film or the picture and words below it; nothing where there is no such file."""
+        """A card with the video or the image and words below it; nothing where there is no such file."""
         if not path.exists():
             return NOTHING
         try:

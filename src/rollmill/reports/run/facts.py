@@ -21,7 +21,7 @@ from rollmill.monitor.jsonl import read_jsonl
 LOG_LINES = 12
 _COMPLAINT = re.compile(r" (WARNING|ERROR|CRITICAL) +")
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 @dataclass
@@ -29,25 +29,25 @@ class RunFacts:
     """What a run's folder says, read once."""
 
     folder: Path
-    state: Figures = field(default_factory=dict)
-    diary: Figures = field(default_factory=dict)
+    state: Metrics = field(default_factory=dict)
+    diary: Metrics = field(default_factory=dict)
     config: str = ""
     """``config.yaml`` as it is."""
-    rows: list[Figures] = field(default_factory=list)
+    rows: list[Metrics] = field(default_factory=list)
     """``metrics.jsonl``"""
     checkpoints: list[tuple[str, int, int]] = field(default_factory=list)
     """(name, frames, bytes)"""
-    evaluations: list[Figures] = field(default_factory=list)
+    evaluations: list[Metrics] = field(default_factory=list)
     """Summaries of ``rollmill eval`` that lie in the run's folder."""
-    eval_rows: list[Figures] = field(default_factory=list)
+    eval_rows: list[Metrics] = field(default_factory=list)
     """``eval/training.jsonl``: evaluations while the run went on."""
-    results: Figures = field(default_factory=dict)
+    results: Metrics = field(default_factory=dict)
     """``eval/results.json`` of an offline run: what it was fitted to and what it is worth."""
-    data: Figures = field(default_factory=dict)
-    """Figures of the recorded data (``data_report.json``)."""
+    data: Metrics = field(default_factory=dict)
+    """Metrics of the recorded data (``data_report.json``)."""
     data_page: str = ""
     videos: list[Path] = field(default_factory=list)
-    """Films below the folder, newest first."""
+    """Videos below the folder, newest first."""
     complaints: list[str] = field(default_factory=list)
     """Last warnings and errors of the log."""
     complaint_count: int = 0
@@ -81,7 +81,7 @@ def read_run(folder: Path) -> RunFacts:
     return facts
 
 
-def _rows(path: Path, folder: Path) -> list[Figures]:
+def _rows(path: Path, folder: Path) -> list[Metrics]:
     if not path.is_file():
         return []
     check_within(path, folder)
@@ -98,7 +98,7 @@ def _text(path: Path, facts: RunFacts) -> str:
         return ""
 
 
-def _json(path: Path, facts: RunFacts) -> Figures:
+def _json(path: Path, facts: RunFacts) -> Metrics:
     text = _text(path, facts)
     if not text:
         return {}
@@ -110,10 +110,10 @@ def _json(path: Path, facts: RunFacts) -> Figures:
     return found if isinstance(found, dict) else {}
 
 
-def _evaluations(folder: Path, facts: RunFacts) -> list[Figures]:
+def _evaluations(folder: Path, facts: RunFacts) -> list[Metrics]:
     """Summaries that ``rollmill eval`` has left, oldest checkpoint first: JSON files with a mean return."""
     paths = sorted(folder.rglob("*.json")) if folder.is_dir() else []
-    found: list[Figures] = []
+    found: list[Metrics] = []
     for path in paths:
         one = _json(path, facts)
         entries = (one, *_mappings(one.get("results")), *_mappings(one.get("evaluations")))

@@ -43,8 +43,8 @@ LOSSES = {"training": "learn/loss", "held out": "validation/loss"}
 
 
 @dataclass(frozen=True)
-class Film:
-    """A film and what it shows."""
+class Video:
+    """A video and what it shows."""
 
     caption: str
     path: Path
@@ -53,7 +53,7 @@ class Film:
 # -- several policies -----------------------------------------------------------------------------------------
 
 
-def write_comparison(path: Path, results: Results, films: Sequence[Film], about: str) -> Path:
+def write_comparison(path: Path, results: Results, videos: Sequence[Video], about: str) -> Path:
     """Write a page about policies side by side; RunFolderError where that is impossible."""
     media = Media(path.parent)
     page = document(
@@ -62,7 +62,7 @@ def write_comparison(path: Path, results: Results, films: Sequence[Film], about:
         header(results.title, paragraph(about, kind="muted")),
         section("What it is worth", _worth(results)),
         section("Asked for and achieved", card(results.plot())),
-        section("Films", grid(media.figure(film.path, film.caption) for film in films)),
+        section("Videos", grid(media.figure(video.path, video.caption) for video in videos)),
         footer(f"Made {made_at()}."),
     )
     return write_page(path, "comparison", page)
@@ -83,7 +83,7 @@ def render_offline(facts: RunFacts) -> Html:
         "What it is worth": lambda: _own_worth(facts),
         "Asked for and achieved": lambda: card(Results.from_dict(saved).plot()) if saved.get("rows") else NOTHING,
         "Curves": lambda: _curves(facts),
-        "Films": lambda: sections.videos(facts, _captions(facts)),
+        "Videos": lambda: sections.videos(facts, _captions(facts)),
         "Warnings and errors": lambda: sections.faults(facts),
         "All metrics": lambda: sections.all_metrics(facts.rows, drawn, UNIT),
         "Checkpoints": lambda: sections.checkpoints(facts, UNIT),
@@ -94,26 +94,26 @@ def render_offline(facts: RunFacts) -> Html:
 
 
 def _captions(facts: RunFacts) -> dict[Path, str]:
-    films = facts.results.get("films") or []
-    return {facts.folder / "videos" / film["file"]: film["caption"] for film in films}
+    videos = facts.results.get("videos") or []
+    return {facts.folder / "videos" / video["file"]: video["caption"] for video in videos}
 
 
 def _tiles(facts: RunFacts) -> Html:
     saved, last, best = facts.results, sections.last(facts.rows), _lowest(facts)
     data, seconds, sessions = saved.get("data") or {}, last.get("time/seconds"), facts.diary.get("sessions") or []
-    figures = [(whole(int(facts.state.get("frames") or last.get("frames") or 0)), UNIT)]
+    metrics = [(whole(int(facts.state.get("frames") or last.get("frames") or 0)), UNIT)]
     if best is not None:
-        figures.append((number(best[1]), f"lowest held-out loss, at update {best[0]:,.0f}"))
+        metrics.append((number(best[1]), f"lowest held-out loss, at update {best[0]:,.0f}"))
     own = [row for row in saved.get("rows") or [] if row["policy"] == (saved.get("config") or {}).get("algorithm")]
     if own:
         top = max(own, key=lambda row: row["mean"])
         asked = "" if top["target"] is None else f", asked for {number(top['target'])}"
-        figures.append((number(top["mean"]), f"return{asked}"))
+        metrics.append((number(top["mean"]), f"return{asked}"))
     if data:
-        figures.append((whole(data["episodes"]), f"episodes learnt from, {whole(data['steps'])} steps"))
+        metrics.append((whole(data["episodes"]), f"episodes learnt from, {whole(data['steps'])} steps"))
     spent = duration_text(seconds) if seconds is not None else NONE
-    figures.append((spent, f"of fitting, {counted(len(sessions), 'session')}"))
-    return tiles(figures)
+    metrics.append((spent, f"of fitting, {counted(len(sessions), 'session')}"))
+    return tiles(metrics)
 
 
 def _lowest(facts: RunFacts) -> tuple[float, float] | None:

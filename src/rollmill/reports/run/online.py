@@ -36,7 +36,7 @@ CURVES = (
 PHASES = (
     ("Workers: in environments", "time/worker_env"),
     ("Workers: waiting for actions", "time/worker_wait"),
-    ("Main: answering", "time/main_answer"),
+    ("Main: answering", "time/main_inference"),
     ("Main: gathering batches", "time/main_gather"),
     ("Main: learning", "time/main_learn"),
 )
@@ -157,7 +157,7 @@ def _number_in(config: str, key: str) -> float | None:
 def _own_statistics(rows: Sequence[Row]) -> Html:
     known = {"episode/return", "episode/return_min", "episode/return_max", "episode/length", "episode/count"}
     names = sections.metric_names(rows)
-    own = [name for name in names if name.startswith(("episode/", "dial/")) and name not in known]
+    own = [name for name in names if name.startswith(("episode/", "variable/")) and name not in known]
     titles = {name: name.removeprefix("episode/") for name in own}
     return grid(curve_card(rows, titles[name], {titles[name]: name}, "frames") for name in own)
 
@@ -232,26 +232,26 @@ def _mean(rows: Sequence[Row], name: str) -> float:
 
 def _data(facts: RunFacts) -> Html:
     last, found = sections.last(facts.rows), facts.data
-    figures: list[tuple[str, str]] = []
+    metrics: list[tuple[str, str]] = []
     if found:
         try:
             episodes, returns = found["episodes"], found["returns"]
             stored = sum(shard["bytes"] for shard in found["shards"])
-            figures = [
+            metrics = [
                 ("episodes", f"{episodes['total']:,}, {episodes['whole']:,} whole"),
                 ("steps", f"{found['rows']['steps']:,}"),
                 ("mean return", f"{value(returns['mean'])} ± {value(returns['std'])}"),
                 ("on disk", bytes_text(stored)),
             ]
         except (KeyError, TypeError):
-            figures = [("report", "data_report.json is of another version")]
+            metrics = [("report", "data_report.json is of another version")]
     elif "record/bytes" in last:
-        figures = [
+        metrics = [
             ("episodes", f"{last['record/episodes']:,.0f}"),
             ("steps", f"{last['record/rows']:,.0f}"),
             ("on disk", bytes_text(last["record/bytes"])),
         ]
-    if not figures:
+    if not metrics:
         return NOTHING
     more = paragraph(link(facts.data_page, "Report of the recorded data")) if facts.data_page else NOTHING
-    return join(pair(table((), figures, left=2)), more)
+    return join(pair(table((), metrics, left=2)), more)

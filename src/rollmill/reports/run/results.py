@@ -24,7 +24,7 @@ LAST = ", last"
 """Ends the name of a policy that acts with its last weights instead of those with the lowest held-out loss."""
 
 APART = 2.0
-"""Standard errors between two figures before their difference counts as more than chance."""
+"""Standard errors between two metrics before their difference counts as more than chance."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def all_metrics(rows: Sequence[Row], drawn: Iterable[str], unit: str = "frames")
         return NOTHING
     titles = ("metric", "first", "last", "lowest", "highest")
     tables = (table(titles, cells[k : k + MAX_ROWS], left=1) for k in range(0, len(cells), MAX_ROWS))
-    others = [name for name in shown if name not in drawn and not name.startswith(("episode/", "dial/"))]
+    others = [name for name in shown if name not in drawn and not name.startswith(("episode/", "variable/"))]
     more = grid(curve_card(rows, name, {name: name}, unit) for name in others)
     return join(
         details(f"Table of {len(cells)} metrics", *tables),
@@ -155,7 +155,7 @@ def faults(facts: RunFacts, counters: Sequence[tuple[str, str]] = ()) -> Html:
 
 
 def videos(facts: RunFacts, captions: Mapping[Path, str] | None = None) -> Html:
-    """``captions``: what a film shows."""
+    """``captions``: what a video shows."""
     media = Media(facts.folder)
     return grid(media.figure(path, (captions or {}).get(path, "")) for path in facts.videos[:MAX_ROWS])
 

@@ -24,7 +24,7 @@ from rollmill.reports.run.sections import Row, points, thinned
 Stage = Literal["encoder", "dynamics", "controller"]
 Records = Mapping[str, Mapping[str, Any]]
 
-FILM = "dreams.mp4"
+VIDEO = "dreams.mp4"
 TABLE = "generations.csv"
 """Of a controller's search, in its folder: a row for each generation."""
 SHEETS = 3
@@ -78,14 +78,14 @@ def _worth(records: Records) -> Html:
     result = records.get("controller", {}).get("result", {})
     if result.get("final_return") is None:
         return NOTHING
-    figures = [
+    metrics = [
         (number(result["final_return"]), f"return ± {number(result['final_std'])} (standard deviation)"),
         (f"{result['final_episodes']:,}", "episodes that nothing was chosen by"),
         (f"{result['generations']:,}", "generations"),
         (f"{result['env_steps']:,}", "steps in environments"),
         (duration_text(sum(record["seconds"] for record in records.values())), "in all stages together"),
     ]
-    return tiles(figures)
+    return tiles(metrics)
 
 
 def _stages(records: Records) -> Html:
@@ -103,7 +103,7 @@ def _facts(result: Mapping[str, Any]) -> str:
 
 def _dreams(folder: Path, media: Media) -> Html:
     return media.figure(
-        folder / FILM,
+        folder / VIDEO,
         "From left to right: what was seen, what the encoder makes of it, and what the model dreams with the same "
         "actions. From where its frame changes colour, it goes on alone.",
     )
@@ -118,7 +118,7 @@ def _metrics(folder: Path) -> list[Row]:
 
 
 def render_stage(facts: RunFacts, stage: Stage) -> Html:
-    """Reconstructions, plots of the search, curves, figures; whatever of it there is."""
+    """Reconstructions, plots of the search, curves, metrics; whatever of it there is."""
     folder, media = facts.folder, Media(facts.folder)
     unit = "generations" if stage == "controller" else "updates"
     every: sections.Sections = {
@@ -138,24 +138,24 @@ def _tiles(facts: RunFacts, unit: str) -> Html:
     last = sections.last(facts.rows)
     seconds = last.get("time/seconds") or last.get("search/seconds")
     done = int(facts.state.get("frames") or last.get("frames") or 0)
-    figures = [(f"{done:,}", unit), (duration_text(seconds) if seconds else NONE, "of training")]
+    metrics = [(f"{done:,}", unit), (duration_text(seconds) if seconds else NONE, "of training")]
     shown = (
         ("validation/loss", "held-out loss"),
         ("validation/pixel_error", "held-out pixel error"),
         ("search/champion", "return of the best controller so far"),
         ("search/env_steps", "steps in environments"),
     )
-    return tiles([*figures, *((number(last[name]), words) for name, words in shown if name in last)])
+    return tiles([*metrics, *((number(last[name]), words) for name, words in shown if name in last)])
 
 
 def reconstructions(folder: Path, media: Media) -> Html:
-    """Sheets of pictures and what encoding leaves of them, from early to late."""
-    found = sorted(RunFolder(folder).pictures.glob("reconstructions-*.png"))
+    """Sheets of images and what encoding leaves of them, from early to late."""
+    found = sorted(RunFolder(folder).images.glob("reconstructions-*.png"))
     if not found:
         return NOTHING
     chosen = dict.fromkeys([found[0], found[len(found) // 2], found[-1]])
     steps = {path: int(path.stem.rpartition("-")[2]) for path in list(chosen)[-SHEETS:]}
-    about = "above the picture, below what its latents say of it"
+    about = "above the image, below what its latents say of it"
     return join(*(media.figure(path, f"update {step:,}: {about}") for path, step in steps.items()))
 
 
@@ -164,8 +164,8 @@ def reconstructions(folder: Path, media: Media) -> Html:
 
 def metric_curves(rows: Sequence[Row], unit: str = "updates") -> Html:
     """Everything that was learnt and validated; a figure of training and its held-out twin share a plot."""
-    figures = dict.fromkeys(name.partition("/")[2] for name in _drawn(rows))
-    return grid(card(_curve(rows, figure, unit), title=figure) for figure in figures)
+    metrics = dict.fromkeys(name.partition("/")[2] for name in _drawn(rows))
+    return grid(card(_curve(rows, figure, unit), title=figure) for figure in metrics)
 
 
 def _drawn(rows: Sequence[Row]) -> list[str]:
@@ -185,7 +185,7 @@ def _curve(rows: Sequence[Row], figure: str, unit: str) -> Html:
 
 
 Generation = Mapping[str, float | None]
-"""One row of the table: figures by their names; None where there is none."""
+"""One row of the table: metrics by their names; None where there is none."""
 
 
 def search_plots(folder: Path) -> Html:

@@ -1,28 +1,28 @@
-"""What the figures of a store say about its soundness, as sentences."""
+"""What the metrics of a store say about its soundness, as sentences."""
 
 from __future__ import annotations
 
-from rollmill.reports.store.statistics import Figures
+from rollmill.reports.store.statistics import Metrics
 
 
-def checks(figures: Figures) -> list[tuple[str, str]]:
+def checks(metrics: Metrics) -> list[tuple[str, str]]:
     """(``good``, ``warn``, ``bad`` or ``unknown``, a sentence) for everything that can be judged."""
-    found = [_damage(figures), _arrow(figures), _order(figures), _twice(figures)]
-    chosen = figures["selection"]
+    found = [_damage(metrics), _arrow(metrics), _order(metrics), _twice(metrics)]
+    chosen = metrics["selection"]
     if chosen is not None:
         level = {True: "good", False: "bad", None: "warn"}[chosen["agrees"]]
         found.append((level, chosen["sentence"]))
-    episodes, actions = figures["episodes"], figures["actions"]
+    episodes, actions = metrics["episodes"], metrics["actions"]
     if episodes["partial"]:
         share = 100 * episodes["partial"] / episodes["total"]
         text = (
             f"{episodes['partial']:,} episodes ({share:.1f} %) are partial: {episodes['partial_start']:,} without a "
-            f"beginning, {episodes['partial_end']:,} without an end; figures of returns and lengths leave them out"
+            f"beginning, {episodes['partial_end']:,} without an end; metrics of returns and lengths leave them out"
         )
         found.append(("warn", text))
     if episodes["unfinished"]:
         found.append(("warn", f"{episodes['unfinished']:,} more episodes were never finished and are not counted"))
-    odd = figures["rewards"]["non_finite"] + figures["returns"]["non_finite"]
+    odd = metrics["rewards"]["non_finite"] + metrics["returns"]["non_finite"]
     if odd:
         found.append(("bad", f"{odd:,} rewards or returns are NaN or infinite"))
     other = sum(part.get("other", 0) for part in actions["components"])
@@ -34,28 +34,28 @@ def checks(figures: Figures) -> list[tuple[str, str]]:
     return found
 
 
-def _damage(figures: Figures) -> tuple[str, str]:
-    count = len(figures["problems"])
+def _damage(metrics: Metrics) -> tuple[str, str]:
+    count = len(metrics["problems"])
     if count:
         return "bad", f"{count:,} problems were found, see below; `rollmill data verify` looks at every block"
-    looked = figures["looked_at"]
+    looked = metrics["looked_at"]
     return "good", f"no damage in the {looked['read']:,} episodes that were read (of {looked['of']:,})"
 
 
-def _arrow(figures: Figures) -> tuple[str, str]:
-    arrow = figures["arrow_of_time"]
-    if arrow["verdict"] == "flat" and not _learned(figures):
+def _arrow(metrics: Metrics) -> tuple[str, str]:
+    arrow = metrics["arrow_of_time"]
+    if arrow["verdict"] == "flat" and not _learned(metrics):
         return "good", f"arrow of time: {arrow['reason']}; none is expected, the policy never changed"
     level = {"rising": "good", "falling": "bad", "flat": "warn", "unknown": "unknown"}[arrow["verdict"]]
     return level, f"arrow of time: {arrow['reason']}"
 
 
-def _learned(figures: Figures) -> bool:
-    return len({(row["version_min"], row["version_max"]) for row in figures["versions"]}) > 1
+def _learned(metrics: Metrics) -> bool:
+    return len({(row["version_min"], row["version_max"]) for row in metrics["versions"]}) > 1
 
 
-def _order(figures: Figures) -> tuple[str, str]:
-    order = figures["order"]
+def _order(metrics: Metrics) -> tuple[str, str]:
+    order = metrics["order"]
     if order["step_goes_back"] or order["version_goes_back"]:
         return "bad", (
             f"the global step goes back within {order['step_goes_back']:,} episodes, the policy version within "
@@ -64,8 +64,8 @@ def _order(figures: Figures) -> tuple[str, str]:
     return "good", "global step and policy version never go back within an episode"
 
 
-def _twice(figures: Figures) -> tuple[str, str]:
-    twice = figures["duplicates"]
+def _twice(metrics: Metrics) -> tuple[str, str]:
+    twice = metrics["duplicates"]
     unsure = f"; {twice['not_compared']:,} more could not be compared" if twice["not_compared"] else ""
     if not twice["copies"] and not twice["same_uid"]:
         return "warn" if unsure else "good", f"no duplicates among {twice['looked_at']:,} episodes{unsure}"

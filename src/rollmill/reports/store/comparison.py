@@ -1,4 +1,4 @@
-"""Is what was kept like what was played? Compares the whole episodes of a store with the figures of all episodes.
+"""Is what was kept like what was played? Compares the whole episodes of a store with the metrics of all episodes.
 
 Within each part of the run, kept episodes count with one over their probability of having been kept. The weighted mean
 is compared with the mean of all that were played; where the choice was made by chance alone, the difference is noise

@@ -1,4 +1,4 @@
-"""Contact sheets: a few pictures of a few episodes, to see what a store is about."""
+"""Contact sheets: a few images of a few episodes, to see what a store is about."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rollmill.core.errors import BadBlock
 from rollmill.core.fields import Array
 from rollmill.reports.video.images import shrink
 from rollmill.store.convert.png import encode_png
-from rollmill.store.images import Picture, pictures, read_picture
+from rollmill.store.images import ImageColumn, images, read_image
 from rollmill.store.reader import Store
 
 MAX_SIDE = 256
-"""Pixels of a picture on the page; larger ones are made smaller."""
+"""Pixels of an image on the page; larger ones are made smaller."""
 MAX_SHEETS = 3
-"""Columns with pictures that are shown."""
+"""Columns with images that are shown."""
 SHOTS = 5
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: the step it was seen at, and a PNG file."""
+    """One image: the step it was seen at, and a PNG file."""
 
     step: int
     png: bytes
@@ -32,7 +32,7 @@ class Shot:
 
 @dataclass(frozen=True)
 class Strip:
-    """Pictures of one episode from its beginning to its end."""
+    """Images of one episode from its beginning to its end."""
 
     rank: str
     episode: int
@@ -42,30 +42,30 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """One column with pictures."""
+class ContactSheet:
+    """One column with images."""
 
     name: str
     note: str
     strips: list[Strip]
 
 
-def contact_sheets(store: Store, problems: list[str]) -> list[Sheet]:
-    """Five pictures, from first to last, of the episodes with low, median and high return.
+def contact_sheets(store: Store, problems: list[str]) -> list[ContactSheet]:
+    """Five images, from first to last, of the episodes with low, median and high return.
 
     A damaged place is added to ``problems``.
     """
     picks = pick_by_return(store)
     sheets = []
-    for picture in pictures(store.schema)[:MAX_SHEETS] if picks else []:
-        note = "; ".join(text for text in (picture.why_not, picture.note and f"shown: {picture.note}") if text)
+    for image in images(store.schema)[:MAX_SHEETS] if picks else []:
+        note = "; ".join(text for text in (image.why_not, image.note and f"shown: {image.note}") if text)
         strips = []
         for rank, i in picks.items():
             try:
-                strips.append(_strip(store, rank, i, picture))
+                strips.append(_strip(store, rank, i, image))
             except BadBlock as error:
-                problems.append(f"picture of episode {i}: {error}")
-        sheets.append(Sheet(picture.name, note, strips))
+                problems.append(f"image of episode {i}: {error}")
+        sheets.append(ContactSheet(image.name, note, strips))
     return sheets
 
 
@@ -86,15 +86,15 @@ def pick_by_return(store: Store) -> dict[str, int]:
     return picks
 
 
-def _strip(store: Store, rank: str, i: int, picture: Picture) -> Strip:
+def _strip(store: Store, rank: str, i: int, image: ImageColumn) -> Strip:
     length = int(store.table.length[i])
-    last = length if picture.column.per == "obs" else length - 1
+    last = length if image.column.per == "obs" else length - 1
     first_step = int(store.table["first_step"][i])
     rows = dict.fromkeys(round(last * k / (SHOTS - 1)) for k in range(SHOTS))
-    shots = [_shot(first_step + row, read_picture(store, i, row, picture)) for row in rows]
+    shots = [_shot(first_step + row, read_image(store, i, row, image)) for row in rows]
     return Strip(rank, i, float(store.table.return_[i]), length, shots)
 
 
-def _shot(step: int, picture: Array) -> Shot:
-    small = shrink(picture, MAX_SIDE)
+def _shot(step: int, image: Array) -> Shot:
+    small = shrink(image, MAX_SIDE)
     return Shot(step, encode_png(small, level=6), (small.shape[1], small.shape[0]))

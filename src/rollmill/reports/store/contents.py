@@ -2,7 +2,7 @@
 episodes are there more than once.
 
 One pass over the blocks of the chosen episodes. Of each block only the small columns are decoded (action, reward,
-global step, version); pictures stay compressed. Memory is one block and a fixed number of counters, and a digest per
+global step, version); images stay compressed. Memory is one block and a fixed number of counters, and a digest per
 episode. Damaged episodes are left out and named.
 """
 
@@ -189,7 +189,7 @@ class ActionCounts:
             return None
         return float(self._spec.low[k]), float(self._spec.high[k])
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """JSON values. Discrete components: ``counts`` [choices], the numbers as the environment got them begin
         at ``start``. Continuous ones: moments and a histogram; ``outside``: beyond the bounds of the space.
         """
@@ -201,7 +201,7 @@ class ActionCounts:
         bounds = self._bounds(k)
         limits = [bound if np.isfinite(bound) else None for bound in bounds or ()]
         low, high = limits if limits else (None, None)
-        return {**self._spread[k].figures(), "low": low, "high": high, "outside": self._outside[k]}
+        return {**self._spread[k].metrics(), "low": low, "high": high, "outside": self._outside[k]}
 
     def _choices(self, k: int) -> dict[str, Any]:
         counts = self._counts[k]

@@ -114,7 +114,7 @@ class GrowingHistogram:
     def std(self) -> float:
         return float(np.sqrt(self._squares / self.count)) if self.count else np.nan
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """JSON values: moments, extremes and the bins that hold something, with those between them."""
         used = np.flatnonzero(self._counts)
         first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)

@@ -1,4 +1,4 @@
-"""The report page: figures in, HTML out. Sections in the order in which one asks: what is it, is it sound, how good is
+"""The report page: metrics in, HTML out. Sections in the order in which one asks: what is it, is it sound, how good is
 it, what is in it, where does it come from.
 """
 
@@ -34,41 +34,41 @@ from rollmill.reports.html.plots import Plot, choices_plot, histogram_plot, spre
 from rollmill.reports.html.tables import MAX_ROWS, NONE, Marked, number, table, value, whole
 from rollmill.reports.store.checks import checks
 from rollmill.reports.store.comparison import QUANTITIES
-from rollmill.reports.store.contact_sheet import Sheet, Strip
-from rollmill.reports.store.statistics import Figures
+from rollmill.reports.store.contact_sheet import ContactSheet, Strip
+from rollmill.reports.store.statistics import Metrics
 
 MAX_PLOTS = 24
 """Components of an action that are drawn."""
 MAX_BARS = 64
 
 
-def render(figures: Figures, sheets: Sequence[Sheet], json_name: str) -> Html:
+def render(metrics: Metrics, sheets: Sequence[ContactSheet], json_name: str) -> Html:
     """The whole page."""
     return document(
         "store",
-        f"{figures['store']['env_id']}: {figures['store']['name']}",
-        _head(figures),
-        _tiles(figures),
-        section("Checks", _checks(figures)),
-        section("Kept and played", _kept_and_played(figures["selection"])),
-        section("Returns over time", _over_time(figures)),
-        section("Episodes", _spreads(figures)),
-        section("Actions and rewards", _decisions(figures)),
-        section("Pictures", *map(_sheet, sheets)),
-        section("Policy versions", _versions(figures["versions"])),
-        section("Side by side", _comparisons(figures["groups"])),
-        section("Columns", _columns(figures)),
-        section("Shards", _shards(figures["shards"])),
-        section("Problems", _problems(figures["problems"])),
-        _foot(figures, json_name),
+        f"{metrics['store']['env_id']}: {metrics['store']['name']}",
+        _head(metrics),
+        _tiles(metrics),
+        section("Checks", _checks(metrics)),
+        section("Kept and played", _kept_and_played(metrics["selection"])),
+        section("Returns over time", _over_time(metrics)),
+        section("Episodes", _spreads(metrics)),
+        section("Actions and rewards", _decisions(metrics)),
+        section("Images", *map(_sheet, sheets)),
+        section("Policy versions", _versions(metrics["versions"])),
+        section("Side by side", _comparisons(metrics["groups"])),
+        section("Columns", _columns(metrics)),
+        section("Shards", _shards(metrics["shards"])),
+        section("Problems", _problems(metrics["problems"])),
+        _foot(metrics, json_name),
     )
 
 
 # -------------------------------------------------------------------------------------------------- what it is
 
 
-def _head(figures: Figures) -> Html:
-    about = figures["store"]
+def _head(metrics: Metrics) -> Html:
+    about = metrics["store"]
     facts = [f"made by {about['created_by']}"]
     if about["first_time"] is not None:
         facts.append(f"episodes from {_date(about['first_time'])} to {_date(about['last_time'])}")
@@ -86,10 +86,10 @@ def _date(seconds: float) -> str:
         return f"{seconds:.0f} s"
 
 
-def _tiles(figures: Figures) -> Html:
-    episodes, returns, lengths = figures["episodes"], figures["returns"], figures["lengths"]
-    stored = sum(shard["bytes"] for shard in figures["shards"])
-    steps = figures["rows"]["steps"]
+def _tiles(metrics: Metrics) -> Html:
+    episodes, returns, lengths = metrics["episodes"], metrics["returns"], metrics["lengths"]
+    stored = sum(shard["bytes"] for shard in metrics["shards"])
+    steps = metrics["rows"]["steps"]
     per_step = f"{bytes_text(stored / steps)} per step" if steps else "no steps"
     shown = (
         (f"{steps:,}", "steps"),
@@ -97,7 +97,7 @@ def _tiles(figures: Figures) -> Html:
         (value(returns["mean"]), f"mean return ± {value(returns['std'])}"),
         (value(lengths["mean"]), f"mean length ± {value(lengths['std'])}"),
         (bytes_text(stored), f"on disk, {per_step}"),
-        (f"{len(figures['shards']):,}", f"shards, {sum(not s['sealed'] for s in figures['shards'])} open"),
+        (f"{len(metrics['shards']):,}", f"shards, {sum(not s['sealed'] for s in metrics['shards'])} open"),
     )
     return tiles(shown)
 
@@ -105,12 +105,12 @@ def _tiles(figures: Figures) -> Html:
 # -------------------------------------------------------------------------------------------------- is it sound
 
 
-def _checks(figures: Figures) -> Html:
+def _checks(metrics: Metrics) -> Html:
     words = {"good": "good", "warn": "look", "bad": "bad", "unknown": "unknown"}
-    return card(checklist((level, words[level], text) for level, text in checks(figures)))
+    return card(checklist((level, words[level], text) for level, text in checks(metrics)))
 
 
-def _kept_and_played(selection: Figures | None) -> Html:
+def _kept_and_played(selection: Metrics | None) -> Html:
     """Means of kept and of all episodes, over the run and part by part; empty where nobody knows what was played."""
     if selection is None:
         return NOTHING
@@ -130,7 +130,7 @@ def _kept_and_played(selection: Figures | None) -> Html:
     return join(card(sentence, plots, note(about)), table(head, rows, left=1))
 
 
-def _part_plot(parts: Sequence[Figures], name: str) -> Html:
+def _part_plot(parts: Sequence[Metrics], name: str) -> Html:
     usual = statistics.median(part["played"] for part in parts)
     parts = [part for part in parts if part["played"] >= usual / 4]  # of the last part only short ones have ended
     middles = [sum(part["frames"]) / 2 for part in parts]
@@ -150,8 +150,8 @@ def _part_plot(parts: Sequence[Figures], name: str) -> Html:
 # -------------------------------------------------------------------------------------------------- how good it is
 
 
-def _over_time(figures: Figures) -> Html:
-    arrow = figures["arrow_of_time"]
+def _over_time(metrics: Metrics) -> Html:
+    arrow = metrics["arrow_of_time"]
     if not arrow["points"]:
         return paragraph("No whole episode has a return.", kind="muted")
     drawn = len(arrow["points"])
@@ -162,7 +162,7 @@ def _over_time(figures: Figures) -> Html:
     return card(wide(lambda size: _time_plot(arrow, size)), paragraph(ends), note(about))
 
 
-def _time_plot(arrow: Figures, size: tuple[int, int]) -> Html:
+def _time_plot(arrow: Metrics, size: tuple[int, int]) -> Html:
     steps, values = zip(*arrow["points"])
     bins = [one for one in arrow["bins"] if None not in one.values()]
     plot = Plot(
@@ -180,13 +180,13 @@ def _time_plot(arrow: Figures, size: tuple[int, int]) -> Html:
     return plot.svg()
 
 
-def _spreads(figures: Figures) -> Html:
-    ends = shares([(_END_NAMES[name], count) for name, count in figures["ends"].items()])
+def _spreads(metrics: Metrics) -> Html:
+    ends = shares([(_END_NAMES[name], count) for name, count in metrics["ends"].items()])
     kinds = (("Return", "returns"), ("Length", "lengths"))
-    return grid([*(_spread_card(title, figures[name]) for title, name in kinds), card(ends, title="Ends")])
+    return grid([*(_spread_card(title, metrics[name]) for title, name in kinds), card(ends, title="Ends")])
 
 
-def _spread_card(title: str, values: Figures) -> Html:
+def _spread_card(title: str, values: Metrics) -> Html:
     if not values["count"]:
         return card(paragraph("No whole episode.", kind="muted"), title=title)
     plot = histogram_plot(
@@ -212,22 +212,22 @@ _END_NAMES = {
 # -------------------------------------------------------------------------------------------------- what is in it
 
 
-def _decisions(figures: Figures) -> Html:
-    actions = figures["actions"]
+def _decisions(metrics: Metrics) -> Html:
+    actions = metrics["actions"]
     if not actions["rows"]:
         return NOTHING
     parts = actions["components"]
     draw = _floats_card if actions["kind"] == "continuous" else _choices_card
     cards = [draw(_action_title(k, len(parts)), part) for k, part in enumerate(parts[:MAX_PLOTS])]
     more = f"{len(parts) - MAX_PLOTS} more components are in the JSON file." if len(parts) > MAX_PLOTS else ""
-    return join(grid([_reward_card(figures["rewards"]), *cards]), note(more))
+    return join(grid([_reward_card(metrics["rewards"]), *cards]), note(more))
 
 
 def _action_title(k: int, count: int) -> str:
     return "Action" if count == 1 else f"Action, component {k}"
 
 
-def _choices_card(title: str, part: Figures) -> Html:
+def _choices_card(title: str, part: Metrics) -> Html:
     counts, start = part["counts"], part["start"]
     if not sum(counts):
         return card(paragraph("No value lies within the action space.", kind="muted"), title=title)
@@ -242,7 +242,7 @@ def _choices_card(title: str, part: Figures) -> Html:
     return card(plot, note(even), title=title)
 
 
-def _floats_card(title: str, part: Figures) -> Html:
+def _floats_card(title: str, part: Metrics) -> Html:
     if not part["count"]:
         return card(paragraph("No finite value.", kind="muted"), title=title)
     plot = histogram_plot(part["edges"], part["counts"], label=title, x_title="value")
@@ -253,7 +253,7 @@ def _floats_card(title: str, part: Figures) -> Html:
     return card(plot, note(text), title=title)
 
 
-def _reward_card(rewards: Figures) -> Html:
+def _reward_card(rewards: Metrics) -> Html:
     if not rewards["count"]:
         return card(paragraph("No finite reward.", kind="muted"), title="Reward per step")
     if rewards["distinct"] is not None:
@@ -270,7 +270,7 @@ def _reward_card(rewards: Figures) -> Html:
     return card(plot, note(text), title="Reward per step")
 
 
-def _sheet(sheet: Sheet) -> Html:
+def _sheet(sheet: ContactSheet) -> Html:
     return card(note(sheet.note), *map(_strip, sheet.strips), title=sheet.name)
 
 
@@ -282,7 +282,7 @@ def _strip(strip: Strip) -> Html:
 # -------------------------------------------------------------------------------------------------- where it comes from
 
 
-def _versions(rows: list[Figures]) -> Html:
+def _versions(rows: list[Metrics]) -> Html:
     several = len({row["policy_id"] for row in rows}) > 1
     head = (["policy id"] if several else []) + ["version", *_GROUP_HEAD, "global step"]
     cells = []
@@ -297,20 +297,20 @@ def _versions(rows: list[Figures]) -> Html:
 _GROUP_HEAD = ("episodes", "whole", "steps", "mean return", "± std", "min", "max", "mean length")
 
 
-def _group_cells(row: Figures) -> list[str]:
+def _group_cells(row: Metrics) -> list[str]:
     counts = [f"{row[name]:,}" for name in ("episodes", "whole", "steps")]
     names = ("return_mean", "return_std", "return_min", "return_max", "length_mean")
     return counts + [value(row[name]) for name in names]
 
 
-def _comparisons(groups: Figures) -> Html:
+def _comparisons(groups: Metrics) -> Html:
     titles = {"env": "Environment", "policy": "Policy", "policy_id": "Policy id", "worker": "Worker"}
     parts = [_comparison(titles[name], group) for name, group in groups.items() if group["total"] > 1]
     about = "Apart: by how many standard errors the mean return differs from that of all others; beyond 4 it is marked."
     return join(*parts, note(about)) if parts else NOTHING
 
 
-def _comparison(title: str, group: Figures) -> Html:
+def _comparison(title: str, group: Metrics) -> Html:
     cells: list[list[Any]] = []
     for row in group["rows"]:
         name = "not recorded" if row["name"] in ("", -1) else row["name"]
@@ -320,10 +320,10 @@ def _comparison(title: str, group: Figures) -> Html:
     return subsection(title, table([title.lower(), *_GROUP_HEAD, "apart"], cells, left=1, more=more))
 
 
-def _columns(figures: Figures) -> Html:
+def _columns(metrics: Metrics) -> Html:
     cells = []
-    total = max(1, sum(column["stored"] for column in figures["columns"]))
-    for column in figures["columns"]:
+    total = max(1, sum(column["stored"] for column in metrics["columns"]))
+    for column in metrics["columns"]:
         shape = "x".join(map(str, column["shape"])) or "scalar"
         ratio = NONE if column["ratio"] is None else f"{column['ratio']:.2f}"
         per_row = bytes_text(column["stored"] / column["rows"]) if column["rows"] else NONE
@@ -332,12 +332,12 @@ def _columns(figures: Figures) -> Html:
         about = [column["name"], column["dtype"], shape, codec]
         cells.append([*about, bytes_text(column["raw"]), bytes_text(column["stored"]), ratio, per_row, share])
     head = ("column", "type", "shape", "codec", "raw", "stored", "ratio", "per row", "share")
-    looked = figures["looked_at"]
+    looked = metrics["looked_at"]
     read = f"Sizes of the {looked['read']:,} episodes that were read (of {looked['of']:,})."
     return join(table(head, cells, left=4), note(read))
 
 
-def _shards(shards: list[Figures]) -> Html:
+def _shards(shards: list[Metrics]) -> Html:
     head = ("shard", "state", "size", "episodes", "steps")
     cells = [
         [
@@ -359,9 +359,9 @@ def _problems(problems: list[str]) -> Html:
     return card(bullets(problems[:MAX_ROWS]), note(f"{more:,} more are in the JSON file." if more > 0 else ""))
 
 
-def _foot(figures: Figures, json_name: str) -> Html:
-    looked = figures["looked_at"]
+def _foot(metrics: Metrics, json_name: str) -> Html:
+    looked = metrics["looked_at"]
     return footer(
-        f"Made {figures.get('made_at', '')}. Figures of episodes come from the whole table; actions, rewards, sizes of "
-        f"columns and duplicates from {looked['read']:,} of {looked['of']:,} episodes. The same figures: {json_name}."
+        f"Made {metrics.get('made_at', '')}. Metrics of episodes come from the whole table; actions, rewards, sizes of "
+        f"columns and duplicates from {looked['read']:,} of {looked['of']:,} episodes. The same metrics: {json_name}."
     )

@@ -1,6 +1,6 @@
-"""A page about a store: one HTML file without scripts and without anything from elsewhere, and its figures as JSON.
+"""A page about a store: one HTML file without scripts and without anything from elsewhere, and its metrics as JSON.
 
-The page is made from the figures alone (``statistics.describe``) and from a few pictures. Names come from data, so
+The page is made from the metrics alone (``statistics.describe``) and from a few images. Names come from data, so
 every text is escaped, and the page forbids the browser to load anything.
 """
 
@@ -17,7 +17,7 @@ from rollmill.reports.html.document import place_for
 from rollmill.reports.store.contact_sheet import contact_sheets
 from rollmill.reports.store.contents import Progress
 from rollmill.reports.store.page import render
-from rollmill.reports.store.statistics import MAX_EPISODES, Figures, describe
+from rollmill.reports.store.statistics import MAX_EPISODES, Metrics, describe
 from rollmill.store.reader import Store
 
 
@@ -27,7 +27,7 @@ class Report:
 
     html: Path
     json: Path
-    figures: Figures = field(repr=False)
+    metrics: Metrics = field(repr=False)
 
 
 def write_report(
@@ -37,22 +37,22 @@ def write_report(
     max_episodes: int = MAX_EPISODES,
     progress: Progress | None = None,
 ) -> Report:
-    """Write ``out`` (default: ``report.html`` in the store) and, beside it, the same figures as ``.json``."""
+    """Write ``out`` (default: ``report.html`` in the store) and, beside it, the same metrics as ``.json``."""
     page = (out or store.path / "report.html").absolute()
     if page.suffix.lower() not in (".html", ".htm"):
         raise StoreError(f"{page}: the report is a web page, give it a name that ends in .html")
-    figures = describe(store, max_episodes, progress)
-    figures["made_at"] = datetime.now(UTC).isoformat(timespec="seconds")
-    sheets = contact_sheets(store, figures["problems"])
+    metrics = describe(store, max_episodes, progress)
+    metrics["made_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    sheets = contact_sheets(store, metrics["problems"])
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         page = place_for(page, "store")
         data = page.with_suffix(".json")
         # ASCII, because a name from elsewhere may hold halves of characters that no encoding has.
-        atomic.write_text(data, json.dumps(figures, indent=1, allow_nan=False) + "\n")
-        atomic.write_text(page, render(figures, sheets, data.name))
+        atomic.write_text(data, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+        atomic.write_text(page, render(metrics, sheets, data.name))
     except OSError as error:
         raise StoreError(
             f"{page} cannot be written: {error.strerror or error} (choose another place: --out)"
         ) from error
-    return Report(page, data, figures)
+    return Report(page, data, metrics)

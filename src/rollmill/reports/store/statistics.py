@@ -1,4 +1,4 @@
-"""The figures of a store: what ``rollmill data report`` shows and writes as JSON.
+"""The metrics of a store: what ``rollmill data report`` shows and writes as JSON.
 
 Everything about whole episodes comes from the table and costs next to nothing. What needs rows (``contents``) is taken
 from at most ``max_episodes`` episodes, spread evenly over the store. All values are plain JSON: no NaN, no numpy.
@@ -22,7 +22,7 @@ from rollmill.store.played import PlayedEpisodes
 from rollmill.store.reader import Store
 from rollmill.store.table import EpisodeTable
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 FORMAT = 1
 MAX_EPISODES = 5000
@@ -45,8 +45,8 @@ MIN_SIGMAS = 3.0
 """A trend is one of at least ``MIN_CORRELATION`` that chance makes in one of several hundred stores."""
 
 
-def describe(store: Store, max_episodes: int = MAX_EPISODES, progress: Progress | None = None) -> Figures:
-    """All figures of a store; ``max_episodes`` 0 reads the rows of every episode."""
+def describe(store: Store, max_episodes: int = MAX_EPISODES, progress: Progress | None = None) -> Metrics:
+    """All metrics of a store; ``max_episodes`` 0 reads the rows of every episode."""
     if max_episodes < 0:
         raise ConfigError(f"max_episodes {max_episodes}: 0 (all) or a positive number is expected")
     chosen = spread_evenly(len(store), max_episodes)
@@ -69,8 +69,8 @@ def describe(store: Store, max_episodes: int = MAX_EPISODES, progress: Progress 
             "step_goes_back": inside.step_goes_back,
             "version_goes_back": inside.version_goes_back,
         },
-        "actions": inside.actions.figures(),
-        "rewards": inside.rewards.figures(),
+        "actions": inside.actions.metrics(),
+        "rewards": inside.rewards.metrics(),
         "duplicates": find_duplicates(store, inside.digests),
         "versions": versions(table, whole),
         "groups": _groups(table, whole),
@@ -81,7 +81,7 @@ def describe(store: Store, max_episodes: int = MAX_EPISODES, progress: Progress 
     }
 
 
-def selection(store: Store) -> Figures | None:
+def selection(store: Store) -> Metrics | None:
     """Kept episodes beside all that were played (``comparison``); None where nobody knows what was played."""
     played = PlayedEpisodes.load(store.path)
     if played is None or not played.count:
@@ -99,17 +99,17 @@ def spread_evenly(count: int, limit: int) -> Array:
     return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
 
 
-def spread(values: Array) -> Figures:
+def spread(values: Array) -> Metrics:
     """Count, mean, deviation, extremes and quartiles of the finite values; None where there are none."""
     finite = values[np.isfinite(values)].astype(np.float64)
     names = ("min", "p25", "median", "p75", "max")
-    figures: Figures = {"count": len(finite), "non_finite": len(values) - len(finite), "mean": None, "std": None}
+    metrics: Metrics = {"count": len(finite), "non_finite": len(values) - len(finite), "mean": None, "std": None}
     if not len(finite):
-        return {**figures, **dict.fromkeys(names)}
+        return {**metrics, **dict.fromkeys(names)}
     with np.errstate(over="ignore"):  # returns near the largest float: the figure is then None
-        figures |= {"mean": _number(finite.mean()), "std": _number(finite.std())}
+        metrics |= {"mean": _number(finite.mean()), "std": _number(finite.std())}
     quantiles = np.percentile(finite, (0, 25, 50, 75, 100))
-    return {**figures, **dict(zip(names, map(_number, quantiles)))}
+    return {**metrics, **dict(zip(names, map(_number, quantiles)))}
 
 
 def _number(value: Any) -> float | None:
@@ -120,7 +120,7 @@ def _number(value: Any) -> float | None:
 # -------------------------------------------------------------------------------------------------- the arrow of time
 
 
-def arrow_of_time(global_steps: Array, returns: Array) -> Figures:
+def arrow_of_time(global_steps: Array, returns: Array) -> Metrics:
     """Do returns rise with training progress? Of whole episodes: ``global_steps`` at their start, ``returns``.
 
     ``verdict``: ``rising``, ``falling``, ``flat`` or ``unknown`` (too few episodes, or nothing varies), and ``reason``
@@ -178,7 +178,7 @@ def _verdict(rho: float | None, episodes: int) -> tuple[str, str]:
     return "flat", f"no clear trend of returns with the global step: {said}"
 
 
-def _time_bins(steps: Array, values: Array) -> list[Figures]:
+def _time_bins(steps: Array, values: Array) -> list[Metrics]:
     """Mean and quantiles of returns over consecutive, equally long stretches of time; ``steps`` is sorted.
 
     The more episodes, the more stretches, so that each holds several.
@@ -194,15 +194,15 @@ def _time_bins(steps: Array, values: Array) -> list[Figures]:
     ):
         if len(part):
             p10, p50, p90 = np.percentile(part, (10, 50, 90))
-            figures = {"step": float(some.mean()), "mean": part.mean(), "p10": p10, "median": p50, "p90": p90}
-            bins.append({**{name: _number(value) for name, value in figures.items()}, "episodes": len(part)})
+            metrics = {"step": float(some.mean()), "mean": part.mean(), "p10": p10, "median": p50, "p90": p90}
+            bins.append({**{name: _number(value) for name, value in metrics.items()}, "episodes": len(part)})
     return bins
 
 
 # -------------------------------------------------------------------------------------------------- episodes in groups
 
 
-def versions(table: EpisodeTable, whole: Array) -> list[Figures]:
+def versions(table: EpisodeTable, whole: Array) -> list[Metrics]:
     """Episodes by the policy version that finished them, per policy id; neighbouring versions share a row if there
     are more than ``VERSION_ROWS``.
     """
@@ -219,8 +219,8 @@ def versions(table: EpisodeTable, whole: Array) -> list[Figures]:
     return found
 
 
-def _groups(table: EpisodeTable, whole: Array) -> Figures:
-    """The same figures side by side for every env, policy and worker: ``total`` groups, ``rows`` of the largest."""
+def _groups(table: EpisodeTable, whole: Array) -> Metrics:
+    """The same metrics side by side for every env, policy and worker: ``total`` groups, ``rows`` of the largest."""
     return {
         "env": _compare(table, whole, table["env_id"], str),
         "policy": _compare(table, whole, table["policy"], str),
@@ -229,7 +229,7 @@ def _groups(table: EpisodeTable, whole: Array) -> Figures:
     }
 
 
-def _compare(table: EpisodeTable, whole: Array, keys: Array, kind: Callable[[Any], Any]) -> Figures:
+def _compare(table: EpisodeTable, whole: Array, keys: Array, kind: Callable[[Any], Any]) -> Metrics:
     names, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     rows = []
     for number in np.sort(np.argsort(-counts, kind="stable")[:GROUPS]).tolist():
@@ -239,7 +239,7 @@ def _compare(table: EpisodeTable, whole: Array, keys: Array, kind: Callable[[Any
     return {"total": len(names), "rows": rows}
 
 
-def _group(table: EpisodeTable, inside: Array, whole: Array) -> Figures:
+def _group(table: EpisodeTable, inside: Array, whole: Array) -> Metrics:
     returns = spread(table.return_[inside & whole])
     first, last = table["global_step_first"][inside], table["global_step_last"][inside]
     return {
@@ -268,7 +268,7 @@ def _apart(these: Array, others: Array) -> float | None:
 # -------------------------------------------------------------------------------------------------- the store itself
 
 
-def _about(store: Store) -> Figures:
+def _about(store: Store) -> Metrics:
     schema, times = store.schema, store.table["time"]
     times = times[times > 0]
     return {
@@ -284,12 +284,12 @@ def _about(store: Store) -> Figures:
     }
 
 
-def _rows(store: Store) -> Figures:
+def _rows(store: Store) -> Metrics:
     steps = store.table.steps
     return {"steps": steps, "observations": steps + len(store), "raw_row_bytes": store.schema.row_bytes}
 
 
-def _episodes(store: Store, whole: Array) -> Figures:
+def _episodes(store: Store, whole: Array) -> Metrics:
     table = store.table
     listed = store if store.unfinished else open_quietly(store.path, unfinished=True)
     return {
@@ -302,7 +302,7 @@ def _episodes(store: Store, whole: Array) -> Figures:
     }
 
 
-def _ends(table: EpisodeTable) -> Figures:
+def _ends(table: EpisodeTable) -> Metrics:
     terminated, truncated = table["terminated"], table["truncated"]
     return {
         "terminated": int((terminated & ~truncated).sum()),
@@ -312,7 +312,7 @@ def _ends(table: EpisodeTable) -> Figures:
     }
 
 
-def _columns(store: Store, inside: Contents) -> list[Figures]:
+def _columns(store: Store, inside: Contents) -> list[Metrics]:
     found = []
     for column, stored, rows in zip(store.schema.columns, inside.column_bytes.tolist(), inside.column_rows.tolist()):
         raw = rows * column.row_bytes
@@ -322,7 +322,7 @@ def _columns(store: Store, inside: Contents) -> list[Figures]:
     return found
 
 
-def _shards(store: Store) -> list[Figures]:
+def _shards(store: Store) -> list[Metrics]:
     counts = np.bincount(store.table.shard, minlength=len(store.shards))
     steps = np.bincount(store.table.shard, weights=store.table.length, minlength=len(store.shards))
     return [

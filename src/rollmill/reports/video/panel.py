@@ -1,5 +1,5 @@
-"""Text in pictures, with nothing but numpy: letters of 5 x 7 pixels, a line below a picture, and the panel below a
-film: step, action, reward and return of one stored episode, redrawn for every picture.
+"""Text in images, with nothing but numpy: letters of 5 x 7 pixels, a line below an image, and the panel below a
+video: step, action, reward and return of one stored episode, redrawn for every image.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MAX_BOXES = 64
 MAX_BARS = 16
 
 
-def captioned(picture: Array, left: str, right: str, ink: Colour = INK) -> Array:
-    """The picture with a line below it, as large as it fits; ``ink``: colour of the text on the left."""
-    width = picture.shape[1]
+def captioned(image: Array, left: str, right: str, ink: Colour = INK) -> Array:
+    """The image with a line below it, as large as it fits; ``ink``: colour of the text on the left."""
+    width = image.shape[1]
     scale = max(1, min(3, (width - 16) // max(1, text_width(f"{left}   {right}"))))
     strip = np.empty(((HEIGHT + 6) * scale, width, 3), np.uint8)
     strip[:] = BACK
     draw_text(strip, 4 * scale, 3 * scale, left, ink, scale)
     draw_text(strip, width - 4 * scale - text_width(right, scale), 3 * scale, right, INK, scale)
-    return np.concatenate([picture, strip])
+    return np.concatenate([image, strip])
 
 
 class Panel:
@@ -60,7 +60,7 @@ class Panel:
         self._ground = self._draw_ground()
 
     def draw(self, row: int) -> Array:
-        """The panel ``[height, width, 3]`` for picture ``row``; row ``length`` is the final observation."""
+        """The panel ``[height, width, 3]`` for image ``row``; row ``length`` is the final observation."""
         panel = self._ground.copy()
         last = row >= self._end.length
         step, total = self._end.first_step + row, self._end.first_step + self._end.length
@@ -133,7 +133,7 @@ class Panel:
     # ---------------------------------------------------------------------------------------- the return so far
 
     def _draw_ground(self) -> Array:
-        """What is the same on every picture: the curve of the return over the whole episode."""
+        """What is the same on every image: the curve of the return over the whole episode."""
         ground = np.empty((self.height, self.width, 3), np.uint8)
         ground[:] = BACK
         top = self.height - CURVE - self._pad // 2
@@ -188,7 +188,7 @@ def _how_it_ended(terminated: bool, truncated: bool) -> str:
 
 # ---------------------------------------------------------------------------------------- letters
 
-# Eight letters side by side, one column of space between them; the line above the picture names them.
+# Eight letters side by side, one column of space between them; the line above the image names them.
 _DRAWN = """
 A     B     C     D     E     F     G     H
 .###. ####. .###. ####. ##### ##### .###. #...#
@@ -267,10 +267,10 @@ def text_width(text: str, scale: int = 1) -> int:
     return max(0, len(text) * ADVANCE - 1) * scale
 
 
-def draw_text(picture: Array, x: int, y: int, text: str, colour: Colour, scale: int = 1) -> None:
-    """Draw into ``picture`` ``[h, w, 3]`` with the upper left corner at (x, y); what lies outside is cut off."""
+def draw_text(image: Array, x: int, y: int, text: str, colour: Colour, scale: int = 1) -> None:
+    """Draw into ``image`` ``[h, w, 3]`` with the upper left corner at (x, y); what lies outside is cut off."""
     mask = text_mask(text, scale)
     left, top = max(0, -x), max(0, -y)
-    part = picture[max(0, y) : max(0, y + mask.shape[0]), max(0, x) : max(0, x + mask.shape[1])]
+    part = image[max(0, y) : max(0, y + mask.shape[0]), max(0, x) : max(0, x + mask.shape[1])]
     seen = mask[top : top + part.shape[0], left : left + part.shape[1]]
     part[: seen.shape[0], : seen.shape[1]][seen] = colour

@@ -1,7 +1,7 @@
-"""Films of stored episodes: each picture with the action that was taken there and the reward it brought.
+"""Videos of stored episodes: each image with the action that was taken there and the reward it brought.
 
-Picture t shows what was seen, the panel below it what was done and what came of it; the last picture is the final
-observation and says how the episode ended. An episode of n steps has n + 1 pictures.
+Image t shows what was seen, the panel below it what was done and what came of it; the last image is the final
+observation and says how the episode ended. An episode of n steps has n + 1 images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollmill.core.fields import Array
 from rollmill.reports.video.images import MAX_SCALE, enlarge
 from rollmill.reports.video.panel import Panel
 from rollmill.store.convert.h264 import VideoFile
-from rollmill.store.images import Picture, choose_picture, read_pictures
+from rollmill.store.images import ImageColumn, choose_image, read_images
 from rollmill.store.reader import Store
 
 Progress = Callable[[int, int], None]
@@ -29,23 +29,23 @@ _NUMBERS = re.compile(r"(-?\d+)(?:\.\.(-?\d+))?")
 
 
 @dataclass(frozen=True)
-class FilmOptions:
-    """Knobs of a film."""
+class VideoOptions:
+    """Knobs of a video."""
 
     field: str | None = None
     """The observation to show; without it, the only view there is."""
     fps: float = 30.0
-    """Pictures per second: one per step."""
+    """Images per second: one per step."""
     scale: int = 0
-    """Each pixel becomes a square of this many; 0 makes pictures at least 320 x 240."""
+    """Each pixel becomes a square of this many; 0 makes images at least 320 x 240."""
     panel: bool = True
-    """Draw action and reward below the picture."""
+    """Draw action and reward below the image."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale <= MAX_SCALE:
             raise ConfigError(f"scale {self.scale}: 0 (automatic) to {MAX_SCALE} is expected")
         if not 0 < self.fps <= 1000:
-            raise ConfigError(f"fps {self.fps}: pictures per second must be above 0 and at most 1000")
+            raise ConfigError(f"fps {self.fps}: images per second must be above 0 and at most 1000")
 
 
 def choose_episodes(store: Store, words: Sequence[str], among: Array | None = None, seed: int = 0) -> list[int]:
@@ -94,26 +94,26 @@ def _ranked(store: Store, how: str, count: int, candidates: Array, seed: int) ->
     return [int(i) for i in order[:count]]
 
 
-def film_episodes(
+def write_videos(
     store: Store,
     episodes: Sequence[int],
     out: Path,
-    options: FilmOptions | None = None,
+    options: VideoOptions | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Write ``episode-<number>-<uid>.mp4`` into the folder ``out`` for every episode; returns the files.
 
-    A file appears when it is complete, and replaces an earlier film of the same episode.
+    A file appears when it is complete, and replaces an earlier video of the same episode.
     """
-    options = options or FilmOptions()
-    picture = choose_picture(store.schema, options.field)
+    options = options or VideoOptions()
+    image = choose_image(store.schema, options.field)
     done, total = 0, int(store.table.length[list(episodes)].sum())
     files = []
     for i in episodes:
         if progress is not None:
             progress(done, total)
         path = Path(out) / f"episode-{i:06d}-{int(store.table.uid[i]):016x}.mp4"
-        _film(store, i, path, picture, options)
+        _video(store, i, path, image, options)
         files.append(path)
         done += int(store.table.length[i])
     if progress is not None:
@@ -121,13 +121,13 @@ def film_episodes(
     return files
 
 
-def _film(store: Store, i: int, path: Path, picture: Picture, options: FilmOptions) -> None:
+def _video(store: Store, i: int, path: Path, image: ImageColumn, options: VideoOptions) -> None:
     panel: Panel | None = None
     row = 0
     with VideoFile(path, options.fps) as video:
-        for part in read_pictures(store, i, picture):
-            for image in part:
-                large = enlarge(image, options.scale, fit=options.panel)
+        for part in read_images(store, i, image):
+            for shown in part:
+                large = enlarge(shown, options.scale, fit=options.panel)
                 if options.panel:
                     panel = panel or Panel(store, i, large.shape[1])
                     large = np.concatenate([large, panel.draw(row)])

@@ -30,10 +30,10 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.machine import usable_cores
 from rollmill.core.process import start_module
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.probing import probe_beside
+from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig, segments_per_batch
 from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Observer
@@ -66,8 +66,8 @@ def bench(
     """Measure the asked kinds one after the other; ``profiler`` records the training, which costs speed."""
     asked, config = config, size(config)
     results: dict[str, Measurement] = {}
-    with household() as environment:
-        spec = probe_beside(config.env, environment, config.sampling.start_timeout)
+    with process_scope() as environment:
+        spec = probe_in_child(config.env, environment, config.sampling.start_timeout)
         config = size(asked, spec)
         measures: dict[str, Callable[[], Measurement]] = {
             "sim": lambda: bench_sim(config, spec, environment, seconds),
@@ -189,13 +189,13 @@ def bench_sampling(
         while sampler.box.done.min() < warm:  # some simulators start much later than others
             _run_rounds(sampler, WARM_UP_SECONDS)
         frames, envs, waits = sampler.frames, sampler.box.seconds_env.copy(), sampler.box.seconds_wait.copy()
-        busy, rounds = sampler.seconds_answer, sampler.rounds
+        busy, rounds = sampler.seconds_inference, sampler.rounds
         took = _run_rounds(sampler, seconds)
         frames = sampler.frames - frames
         phases = {
             "worker env": float((sampler.box.seconds_env - envs).mean() / took),
             "worker wait": float((sampler.box.seconds_wait - waits).mean() / took),
-            "main answer": (sampler.seconds_answer - busy) / took,
+            "main inference": (sampler.seconds_inference - busy) / took,
             "main rounds": (sampler.rounds - rounds) / took,
         }
     kind = "policy" if network else "sample"
@@ -216,13 +216,13 @@ def _sampler(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str],
             seeds=Seeds(config.run.seed).branch("envs"),
             segments_per_batch=segments_per_batch(config, spec),
             environment=environment,
-            stay_apart=True,
+            pin_inference=True,
             random_actions=True,
         )
         sampler = Sampler(plan, [RandomPolicy(spec, config.run.seed)])
     try:
         sampler.start()
-        sampler.crew.settle()
+        sampler.pool.pin_inference_thread()
         yield sampler
     finally:
         sampler.stop()

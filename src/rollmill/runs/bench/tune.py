@@ -16,9 +16,9 @@ from typing import Any
 from rollmill.core.config.plain import differences
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.runs.bench.run import bench_train
-from rollmill.runs.probing import probe_beside
+from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig, rows_in_flight, segments_per_batch
 from rollmill.runs.sizing import FRESH_BATCHES, Machine, size, thread_limit
 
@@ -98,8 +98,8 @@ def tune(config: TrainConfig, options: TuneOptions, tell: Tell) -> TuneResult:
     if config.sampling.mode == "serial":
         raise ConfigError("sampling.mode=serial is there to repeat bit for bit; tune sampling.mode=async or sync")
     sized = size(config)
-    with household() as environment:
-        spec = probe_beside(sized.env, environment, sized.sampling.start_timeout)
+    with process_scope() as environment:
+        spec = probe_in_child(sized.env, environment, sized.sampling.start_timeout)
     start = size(config, spec)
     machine = Machine.here(config.learning.device)
     knobs = all_knobs(machine, machine.bfloat16, options.tune_batch)
@@ -182,7 +182,7 @@ class Search:
         return found
 
     def _measure_again(self) -> tuple[float, float] | None:
-        """New figures of start and best, next to each other: the largest of several noisy ones is too large."""
+        """New metrics of start and best, next to each other: the largest of several noisy ones is too large."""
         if self._best is self._start:
             return None
         start, best = self._try(self._start), self._try(self._best)

@@ -20,12 +20,12 @@ from typing import Any, Literal
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Policy
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.runs.collect.options import CollectOptions, PolicySource, find_policy
-from rollmill.runs.collect.series import EpisodeSeries, StoreCensus, refuse_twins
+from rollmill.runs.collect.series import EpisodeSeries, StoreContents, refuse_twins
 from rollmill.runs.evaluate.targets import require_fit
 from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.sizing import ENVS, GROUPS, SERIAL_ENVS
@@ -45,12 +45,12 @@ log = logging.getLogger("rollmill")
 EPISODES_PER_ENV = 4
 """Automatic number of envs: so few that each plays this many episodes. At the end all wait for the longest one."""
 IMAGE_ENVS = 4
-"""Automatic number of envs of a worker where they show pictures: their steps take so long that few keep it busy."""
+"""Automatic number of envs of a worker where they show images: their steps take so long that few keep it busy."""
 GB = 1e9
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """How far a collection is."""
 
     episodes: int
@@ -112,7 +112,7 @@ class Collected:
     policy: str
     seed: int
     shard: str
-    figures: Figures
+    metrics: Metrics
     signal: int = 0
 
     @property
@@ -123,10 +123,10 @@ class Collected:
         own = {
             name: getattr(self, name) for name in ("state", "reason", "complete", "total_episodes", "policy", "seed")
         }
-        return {**own, "shard": self.shard or None, "store": str(self.store), **self.figures.to_dict()}
+        return {**own, "shard": self.shard or None, "store": str(self.store), **self.metrics.to_dict()}
 
 
-Progress = Callable[[Figures], None]
+Progress = Callable[[Metrics], None]
 
 
 def collect(
@@ -139,15 +139,15 @@ def collect(
     options.check(overrides)
     source = find_policy(options)
     config = _configure(files, overrides, options, source)
-    with Interrupt() as interrupt, household(inside=config.sampling.mode == "serial") as environment:
+    with Interrupt() as interrupt, process_scope(inside=config.sampling.mode == "serial") as environment:
         spec = _learn_spec(config, source, environment)
         job = _prepare(config, spec, options, source, environment)
-        with contextlib.closing(job.census):
+        with contextlib.closing(job.contents):
             if job.reason_not_to_begin():
-                return job.outcome(job.reason_not_to_begin(), job.figures_at_start(), 0)
+                return job.outcome(job.reason_not_to_begin(), job.metrics_at_start(), 0)
             policy = source.build(config, job.plan, job.series.seeds)
             check_writable(options.out)
-            with _Collection(job, policy, interrupt, progress or (lambda figures: None)) as collection:
+            with _Collection(job, policy, interrupt, progress or (lambda metrics: None)) as collection:
                 collection.loop()
             return collection.outcome()
 
@@ -205,7 +205,7 @@ class _Job:
     series: EpisodeSeries
     schema: StoreSchema
     plan: SamplerPlan
-    census: StoreCensus
+    contents: StoreContents
     need: int | None
     """Env episodes to add; None: until there are ``step_limit`` steps."""
     step_limit: int | None
@@ -233,26 +233,26 @@ class _Job:
     def reason_not_to_begin(self) -> str:
         if self.need == 0:
             return "everything is there"
-        return self.budget_reason if self.census.bytes >= self.budget else ""
+        return self.budget_reason if self.contents.bytes >= self.budget else ""
 
     @property
     def budget_reason(self) -> str:
         return f"the disk budget of {self.options.budget_gb:g} GB is used up"
 
-    def figures_at_start(self) -> Figures:
-        return Figures(0, self.need, 0, self.step_limit, 0, 0.0, 0.0, None)
+    def metrics_at_start(self) -> Metrics:
+        return Metrics(0, self.need, 0, self.step_limit, 0, 0.0, 0.0, None)
 
-    def outcome(self, reason: str, figures: Figures, signal: int) -> Collected:
+    def outcome(self, reason: str, metrics: Metrics, signal: int) -> Collected:
         return Collected(
             state="interrupted" if signal else "finished",
             reason=reason,
-            complete=figures.share >= 1.0,
+            complete=metrics.share >= 1.0,
             store=self.options.out,
-            total_episodes=len(self.census.uids),
+            total_episodes=len(self.contents.uids),
             policy=self.source.name,
             seed=self.series.seed,
             shard=self.options.shard,
-            figures=figures,
+            metrics=metrics,
             signal=signal,
         )
 
@@ -269,11 +269,11 @@ def _prepare(
     shard, shards = options.part
     seed = secrets.randbits(31) if options.seed is None else options.seed
     series = EpisodeSeries(seed, source.name, config.env.max_episode_steps, spec.agents, shard, shards)
-    census = StoreCensus(options.out)
-    present = frozenset(census.all_uids.tolist())
+    contents = StoreContents(options.out)
+    present = frozenset(contents.all_uids.tolist())
     gaps, start = series.missing(present)
     done = series.share(start) - len(gaps)
-    need, step_limit = _amount(options, series, done, len(census.uids) // spec.agents)
+    need, step_limit = _amount(options, series, done, len(contents.uids) // spec.agents)
     settings = _size(config.sampling, spec, need)
     schedule = EpisodeSchedule(series.seeds, settings.workers * settings.envs_per_worker, gaps, start, shards)
     plan = SamplerPlan(
@@ -286,7 +286,7 @@ def _prepare(
         schedule=schedule,
     )
     schema = StoreSchema.for_env(spec, env_id=config.env.id, env_kwargs=config.env.args)
-    return _Job(options, source, series, schema, plan, census, need, step_limit, present)
+    return _Job(options, source, series, schema, plan, contents, need, step_limit, present)
 
 
 def _settle(path: Path) -> None:
@@ -346,7 +346,7 @@ class _Collection:
         serial = job.plan.settings.mode == "serial"
         self._thread = None if serial else ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._writing: deque[Future[None]] = deque()
-        self._foreign_bytes = job.census.bytes
+        self._foreign_bytes = job.contents.bytes
         self._begun = time.monotonic()
         self._first_rows: float | None = None
         self._reason = ""
@@ -360,10 +360,10 @@ class _Collection:
             self._sampler.round()
             self._hand_over()
             self._look_around()
-            self._progress(self.figures())
+            self._progress(self.metrics())
         self._reason = reason
         self._finish_writing()
-        self._progress(self.figures())
+        self._progress(self.metrics())
 
     def _why_stop(self) -> str:
         if self._interrupt.signal is not None:
@@ -382,7 +382,7 @@ class _Collection:
         if slots:
             self._first_rows = self._first_rows or time.monotonic()
             groups = [int(self._sampler.inference.group_of_slot[slot]) for slot in slots]
-            stats = self._sampler.crew.pop_stats()
+            stats = self._sampler.pool.pop_stats()
             if self._thread is None:
                 self._write(slots, groups, stats)
             else:
@@ -399,28 +399,28 @@ class _Collection:
         while self._writing:
             self._writing.popleft().result()
 
-    # -- others, budget, figures ---------------------------------------------------------------
+    # -- others, budget, metrics ---------------------------------------------------------------
 
     def _look_around(self) -> None:
-        census, quota, own = self._job.census, self._quota, self._extractor.written
-        if census.look(self._writer.name):
-            refuse_twins(own, census.all_uids, self._job.options.out)
-            self._foreign_bytes = census.bytes - self._writer.bytes_written
+        contents, quota, own = self._job.contents, self._quota, self._extractor.written
+        if contents.look(self._writer.name):
+            refuse_twins(own, contents.all_uids, self._job.options.out)
+            self._foreign_bytes = contents.bytes - self._writer.bytes_written
             if self._job.options.until is not None and self._job.series.shards == 1:
-                others = len(census.uids) - len(own.intersection(census.uids.tolist()))
+                others = len(contents.uids) - len(own.intersection(contents.uids.tolist()))
                 quota.lower(self._job.options.until - others // self._job.series.agents)
         # Every env may have one under way; twice the mean, as those are longer than all are on average.
         expected = 2 * self._envs * self._writer.bytes_written / max(1, quota.complete)
         if quota.complete and self._used_bytes() + expected >= self._job.budget:
             quota.closed = True
-        self._file.write("running", self.figures().to_dict())
+        self._file.write("running", self.metrics().to_dict())
 
     def _used_bytes(self) -> int:
         return self._foreign_bytes + self._writer.bytes_written
 
-    def figures(self) -> Figures:
-        extractor, report, now = self._extractor, self._sampler.crew.report, time.monotonic()
-        return Figures(
+    def metrics(self) -> Metrics:
+        extractor, report, now = self._extractor, self._sampler.pool.report, time.monotonic()
+        return Metrics(
             episodes=self._quota.complete,
             wanted=self._quota.need,
             steps=extractor.steps,
@@ -441,7 +441,7 @@ class _Collection:
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         with contextlib.ExitStack() as stack:
             state = "failed" if error is not None else "interrupted" if self._interrupt.signal else "finished"
-            stack.callback(lambda: self._file.write(state, self.figures().to_dict(), now=True))
+            stack.callback(lambda: self._file.write(state, self.metrics().to_dict(), now=True))
             stack.callback(self._writer.close)
             stack.callback(self._leave_open)
             stack.callback(self._sampler.stop)
@@ -456,7 +456,7 @@ class _Collection:
             self._extractor.discard_open()
 
     def outcome(self) -> Collected:
-        self._job.census.refresh()
-        refuse_twins(self._extractor.written, self._job.census.all_uids, self._job.options.out)
+        self._job.contents.refresh()
+        refuse_twins(self._extractor.written, self._job.contents.all_uids, self._job.options.out)
         number = self._interrupt.signal
-        return self._job.outcome(self._reason, self.figures(), int(number) if number else 0)
+        return self._job.outcome(self._reason, self.metrics(), int(number) if number else 0)

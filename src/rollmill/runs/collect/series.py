@@ -63,7 +63,7 @@ class EpisodeSeries:
         return tuple(gap for gap in gaps if gap < end), end
 
 
-class StoreCensus:
+class StoreContents:
     """The whole episodes in a store, own ones and those of other writers."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:

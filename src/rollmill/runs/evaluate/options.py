@@ -13,7 +13,7 @@ from rollmill.core.errors import ConfigError, RunFolderError
 
 EPISODES = 100
 ENVS = 16
-FILMS = 3
+VIDEOS = 3
 MAX_CELLS = 64
 
 
@@ -29,7 +29,7 @@ class EvalOptions:
     """Take the most likely action instead of sampling."""
     seed: int = 1
     workers: int = 0
-    """Worker processes; 0 takes one per core. Figures do not depend on it."""
+    """Worker processes; 0 takes one per core. Metrics do not depend on it."""
     envs: int = ENVS
     """Environments that play side by side."""
     best: bool = False
@@ -50,15 +50,15 @@ class EvalOptions:
     csv: Path | None = None
     """CSV file with a row for each episode."""
     video: Path | None = None
-    """Folder for films."""
-    films: int | None = None
-    """Episodes to film, from number 0 on; unset: 3."""
+    """Folder for videos."""
+    video_count: int | None = None
+    """Episodes to show in a video, from number 0 on; unset: 3."""
     grid: str = ""
-    """``ROWSxCOLUMNS``: that many episodes in one film."""
+    """``ROWSxCOLUMNS``: that many episodes in one video."""
     fps: float | None = None
-    """Pictures per second; unset: as fast as it would happen."""
+    """Images per second; unset: as fast as it would happen."""
     no_captions: bool = False
-    """Leave out step and return below the pictures."""
+    """Leave out step and return below the images."""
 
     @property
     def wanted(self) -> int | None:
@@ -72,13 +72,13 @@ class EvalOptions:
         return (int(match.group(1)), int(match.group(2))) if match else None
 
     @property
-    def filmed(self) -> int:
-        """How many episodes are filmed."""
+    def shown_episodes(self) -> int:
+        """How many episodes are shown in a video."""
         if self.video is None:
             return 0
         if self.cells is not None:
             return self.cells[0] * self.cells[1]
-        most = FILMS if self.films is None else self.films
+        most = VIDEOS if self.video_count is None else self.video_count
         return most if self.wanted is None else min(most, self.wanted)
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ WRONG: tuple[Rule, ...] = (
     (lambda o: o.envs < 1, "--envs must be at least 1"),
     (lambda o: o.workers < 0, "--workers must be 0 (one per core) or positive"),
     (lambda o: o.seed < 0, "--seed must not be negative"),
-    (lambda o: o.films is not None and o.films < 1, "--films must be at least 1"),
+    (lambda o: o.video_count is not None and o.video_count < 1, "--video-count must be at least 1"),
     (lambda o: o.fps is not None and not 0 < o.fps <= 1000, "--fps must be above 0 and at most 1000"),
     (
         lambda o: bool(o.grid) and (o.cells is None or not 1 <= o.cells[0] * o.cells[1] <= MAX_CELLS),
@@ -126,17 +126,17 @@ CONTRADICTIONS: tuple[Rule, ...] = (
         "--record and --steps: what is recorded is settled when an episode begins, what --steps counts when all "
         "before it have ended; give --episodes",
     ),
-    (lambda o: o.video is None and bool(o.grid), "--grid is for films: add --video FOLDER"),
-    (lambda o: o.video is None and o.films is not None, "--films is for films: add --video FOLDER"),
-    (lambda o: o.video is None and o.fps is not None, "--fps is for films: add --video FOLDER"),
-    (lambda o: o.video is None and o.no_captions, "--no-captions is for films: add --video FOLDER"),
+    (lambda o: o.video is None and bool(o.grid), "--grid is for videos: add --video FOLDER"),
+    (lambda o: o.video is None and o.video_count is not None, "--video-count is for videos: add --video FOLDER"),
+    (lambda o: o.video is None and o.fps is not None, "--fps is for videos: add --video FOLDER"),
+    (lambda o: o.video is None and o.no_captions, "--no-captions is for videos: add --video FOLDER"),
     (
-        lambda o: bool(o.grid) and o.films is not None,
-        "--grid and --films exclude each other: a grid films as many episodes as it has cells",
+        lambda o: bool(o.grid) and o.video_count is not None,
+        "--grid and --video-count exclude each other: a grid shows as many episodes as it has cells",
     ),
     (
-        lambda o: o.wanted is not None and (o.films or 0) > o.wanted,
-        lambda o: f"--films {o.films}: only {o.wanted} episodes are played; raise --episodes",
+        lambda o: o.wanted is not None and (o.video_count or 0) > o.wanted,
+        lambda o: f"--video-count {o.video_count}: only {o.wanted} episodes are played; raise --episodes",
     ),
     (
         lambda o: o.cells is not None and o.wanted is not None and o.cells[0] * o.cells[1] > o.wanted,

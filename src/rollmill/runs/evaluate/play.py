@@ -1,7 +1,7 @@
 """Plays the numbered episodes of an evaluation and counts those that are wanted.
 
 Episode n has a seed of its own, environment e of ``envs`` plays the episodes e, e + envs, e + 2 * envs ..., and all
-environments step together. So the policy is always asked about the same lanes in the same order: figures depend on the
+environments step together. So the policy is always asked about the same lanes in the same order: metrics depend on the
 seed and on ``envs``, not on how many workers share the environments.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.protocols import ActAnswer, ActRequest, Policy
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
@@ -25,7 +25,7 @@ from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.settings import TrainConfig
 from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.random import RandomAnswer
+from rollmill.sampling.policies.random import ArrayOutput
 from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.store.assemble import Rows
@@ -33,7 +33,7 @@ from rollmill.store.extract import EpisodeExtractor, EpisodeQuota, Stats
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """How far one policy's episodes are."""
 
     policy: str
@@ -47,7 +47,7 @@ class Figures:
         return {"policy": self.policy, "done": self.done, "wanted": self.wanted, "unit": self.unit}
 
 
-Progress = Callable[[Sequence[EpisodeRow], Figures], None]
+Progress = Callable[[Sequence[EpisodeRow], Metrics], None]
 """Called with the episodes that have just been counted, and how far it is; every second at least, then without any."""
 BEAT_SECONDS = 1.0
 
@@ -60,12 +60,12 @@ class Pace:
         self._policy = ""
         self._begun, self._done = 0.0, 0
 
-    def left(self, figures: Figures) -> float | None:
+    def left(self, metrics: Metrics) -> float | None:
         """Seconds; None before anything is done."""
-        if figures.policy != self._policy:
-            self._policy, self._begun, self._done = figures.policy, self._clock(), figures.done
-        done = figures.done - self._done
-        return (figures.wanted - figures.done) * (self._clock() - self._begun) / done if done > 0 else None
+        if metrics.policy != self._policy:
+            self._policy, self._begun, self._done = metrics.policy, self._clock(), metrics.done
+        done = metrics.done - self._done
+        return (metrics.wanted - metrics.done) * (self._clock() - self._begun) / done if done > 0 else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,12 @@ def make_plan(
         envs = min(envs, episodes)
     count = min(workers or default_workers(), envs)
     settings = replace(
-        config.sampling, mode="sync", workers=count, envs_per_worker=-(-envs // count), groups=1, answer_share=1.0
+        config.sampling,
+        mode="sync",
+        workers=count,
+        envs_per_worker=-(-envs // count),
+        groups=1,
+        inference_batch_share=1.0,
     )
     seeds = Seeds(seed).branch("evaluation")
     schedule = EpisodeSchedule(seeds, envs)
@@ -154,7 +159,7 @@ class FirstLanes:
     def refresh(self) -> int:
         return self._policy.refresh()
 
-    def act(self, request: ActRequest) -> ActAnswer:
+    def act(self, request: ActRequest) -> PolicyOutput:
         n, rest = self._lanes, len(request.lanes) - self._lanes
         if rest <= 0:
             return self._policy.act(request)
@@ -173,7 +178,7 @@ class FirstLanes:
         state = answer.state
         if state is not None:
             state = np.concatenate([state, np.zeros((rest, state.shape[1]), state.dtype)])
-        return RandomAnswer(
+        return ArrayOutput(
             np.concatenate([answer.action, tail]),
             np.concatenate([answer.log_prob, blank]),
             np.concatenate([answer.value, blank]),
@@ -216,7 +221,7 @@ class EpisodeCounter:
         return row
 
     def add_stats(self, stats: Mapping[tuple[int, int], Stats]) -> None:
-        """The environments' own figures of ended episodes, by (lane of the first agent, episode)."""
+        """The environments' own metrics of ended episodes, by (lane of the first agent, episode)."""
         for (lane, episode), own in stats.items():
             if lane < self._plan.lanes:
                 self._stats[self._plan.number(lane, episode)] = own
@@ -246,13 +251,13 @@ class EpisodeCounter:
         stats = {number: self._stats[number] for number in dict.fromkeys(k[0] for k in keys) if number in self._stats}
         return Score([self._rows[key] for key in keys], len(self._lost), stats)
 
-    def figures(self, policy: str) -> Figures:
+    def metrics(self, policy: str) -> Metrics:
         returns = [row.episode_return for row in self._rows.values()]
         mean = float(np.mean(returns)) if returns else None
         if self._plan.episodes is None:
             assert self._plan.steps is not None
-            return Figures(policy, min(self._prefix_steps, self._plan.steps), self._plan.steps, "steps", mean)
-        return Figures(policy, self._quota.complete // self._agents, self._plan.episodes, "episodes", mean)
+            return Metrics(policy, min(self._prefix_steps, self._plan.steps), self._plan.steps, "steps", mean)
+        return Metrics(policy, self._quota.complete // self._agents, self._plan.episodes, "episodes", mean)
 
 
 class SegmentReader(Protocol):
@@ -292,17 +297,17 @@ def play(
         while not counter.is_done:
             sampler.round()
             if sampler.episodes:
-                stats |= sampler.crew.pop_stats()
+                stats |= sampler.pool.pop_stats()
                 counter.add_stats(stats)
             _empty_slots(sampler, extractor, reader, stats)
             fresh = _take_ended(sampler, counter)
             if fresh or time.monotonic() >= due:
                 due = time.monotonic() + BEAT_SECONDS
-                figures = counter.figures(name)
+                metrics = counter.metrics(name)
                 if record is not None and fresh:
-                    record.recording.note(record.policy, figures.done, figures.wanted)
+                    record.recording.note(record.policy, metrics.done, metrics.wanted)
                 if progress is not None:
-                    progress(fresh, figures)
+                    progress(fresh, metrics)
     finally:
         sampler.stop()
         if extractor is not None:

@@ -57,8 +57,8 @@ class EvalRecording(contextlib.AbstractContextManager["EvalRecording"]):
 
     def note(self, policy: str, done: int, wanted: int) -> None:
         """Write down how far it is; called whenever episodes have ended."""
-        figures = {"policy": policy, "episodes": done, "episodes_wanted": wanted, "recorded": self._writer.acknowledged}
-        self._file.write("running", figures, now=done == wanted)
+        metrics = {"policy": policy, "episodes": done, "episodes_wanted": wanted, "recorded": self._writer.acknowledged}
+        self._file.write("running", metrics, now=done == wanted)
 
     def __exit__(
         self, _type: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None

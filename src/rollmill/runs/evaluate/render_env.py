@@ -1,6 +1,6 @@
 """Environments that show themselves: which arguments make one render, how large, and how fast it really goes.
 
-Pictures come from ``render()`` only. What an agent sees (stacked, shrunk, depth) is not what happens there.
+Images come from ``render()`` only. What an agent sees (stacked, shrunk, depth) is not what happens there.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SIMULATOR_FPS = {
 }
 """Frames per second at which a simulator runs for people, by the module of the environment."""
 USUAL_FPS = 30.0
-"""Pictures per second where nothing is known."""
+"""Images per second where nothing is known."""
 WIDE = (640, 360)
 LARGE: Mapping[tuple[int, int], tuple[int, int]] = {(4, 3): (640, 480), (16, 9): WIDE, (16, 10): (640, 400)}
-"""Size of large pictures of simulators that render at any of several sizes (ViZDoom), by aspect ratio."""
+"""Size of large images of simulators that render at any of several sizes (ViZDoom), by aspect ratio."""
 
 
-def with_pictures(settings: EnvSettings, large: bool = True) -> EnvSettings:
-    """The same environment, told to render RGB pictures; ``large``: at a size for people where that can be chosen.
+def with_images(settings: EnvSettings, large: bool = True) -> EnvSettings:
+    """The same environment, told to render RGB images; ``large``: at a size for people where that can be chosen.
 
     Only for replaying and showing: the size may change what the agent itself sees.
     """
@@ -90,16 +90,16 @@ def has_display() -> bool:
 
 
 def make_shown(settings: EnvSettings) -> Env:
-    """An environment for ``picture``; ``settings`` come from ``with_pictures``."""
+    """An environment for ``image``; ``settings`` come from ``with_images``."""
     try:
         return make_env(settings)
     except (TypeError, ConfigError) as error:
         raise ConfigError(
-            f"{settings.id} cannot be told to render ({error}); it cannot be filmed or watched"
+            f"{settings.id} cannot be told to render ({error}); it cannot be shown in a video or watched"
         ) from error
 
 
-def picture(env: Env) -> Array:
+def image(env: Env) -> Array:
     """What ``env`` shows now: RGB uint8 ``[height, width, 3]``, a copy."""
     try:
         shown = env.render()
@@ -107,7 +107,7 @@ def picture(env: Env) -> Array:
         # Whatever drivers and windows have to say; most often there is no display.
         raise EnvError(f"{env.spec.name}: render() failed: {type(error).__name__}: {error}") from error
     if shown is None:
-        raise ConfigError(f"{env.spec.name} renders no RGB pictures; it cannot be filmed or watched")
+        raise ConfigError(f"{env.spec.name} renders no RGB images; it cannot be shown in a video or watched")
     if shown.ndim != 3 or shown.shape[2] != 3 or shown.dtype != np.uint8 or 0 in shown.shape:
         raise EnvError(
             f"{env.spec.name}: render() gave {shown.dtype} of shape {shown.shape}, expected uint8 (height, width, 3)"
@@ -115,8 +115,8 @@ def picture(env: Env) -> Array:
     return np.array(shown)
 
 
-def pictures_per_second(env: Env) -> float:
-    """Decisions per second at the simulator's own speed: a film at this rate runs neither fast nor slow."""
+def images_per_second(env: Env) -> float:
+    """Decisions per second at the simulator's own speed: a video at this rate runs neither fast nor slow."""
     frames = SIMULATOR_FPS.get(type(env).__module__)
     if frames is None:
         known = [getattr(getattr(env, name, None), "metadata", None) or {} for name in ("env", "_env")]

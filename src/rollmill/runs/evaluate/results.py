@@ -1,4 +1,4 @@
-"""What an evaluation has found: a row for every episode, figures over them, and the files they go to."""
+"""What an evaluation has found: a row for every episode, metrics over them, and the files they go to."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class EpisodeRow:
 class Score:
     """Rows of some episodes, in the order of their numbers.
 
-    Agents of one episode are not independent: figures are over episodes, each counted with the mean of its agents.
+    Agents of one episode are not independent: metrics are over episodes, each counted with the mean of its agents.
     """
 
     rows: Sequence[EpisodeRow]
     lost: int = 0
     """Episodes that an environment's fault or a worker's death has ended; they count nowhere."""
     stats: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """The environment's own figures (``info["episode_stats"]``) by the number of the episode."""
+    """The environment's own metrics (``info["episode_stats"]``) by the number of the episode."""
 
     @property
     def returns(self) -> list[float]:
@@ -82,7 +82,7 @@ class Score:
         }
 
     def own_means(self) -> dict[str, float]:
-        """Mean of each of the environment's own figures, over the episodes that have it."""
+        """Mean of each of the environment's own metrics, over the episodes that have it."""
         names = dict.fromkeys(name for own in self.stats.values() for name in own)
         return {name: float(np.mean([own[name] for own in self.stats.values() if name in own])) for name in names}
 
@@ -101,7 +101,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Film:
+class Video:
     """One video file, or why there is none."""
 
     file: str
@@ -126,7 +126,7 @@ class EvalResult:
     options: dict[str, Any] = field(default_factory=dict)
     record: str | None = None
     """The store with the episodes."""
-    films: list[Film] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -142,12 +142,12 @@ class EvalResult:
             "seeds": [row.seed for row in self.policy.rows],
             "options": self.options,
             "record": self.record,
-            "films": [film.to_dict() for film in self.films],
+            "videos": [video.to_dict() for video in self.videos],
         }
 
 
 def document(results: Sequence[EvalResult]) -> dict[str, Any]:
-    """The JSON of an evaluation: of one checkpoint its figures, of several ``{"results": [...]}``."""
+    """The JSON of an evaluation: of one checkpoint its metrics, of several ``{"results": [...]}``."""
     if len(results) == 1:
         return results[0].to_dict()
     return {"results": [result.to_dict() for result in results]}
@@ -203,14 +203,14 @@ def _line(name: str, frames: str, score: Score, own: Sequence[str]) -> tuple[str
     s, means = score.summary(), score.own_means()
     error = "" if s["standard_error"] is None else f"{s['standard_error']:.2g}"
     middle = tuple(f"{s[key]:.4g}" for key in ("mean", "median", "min", "max"))
-    figures = (middle[0], error, *middle[1:], f"{s['mean_length']:.1f}", f"{s['episodes']:.0f}")
-    return (name, frames, *figures, *(f"{means[name]:.4g}" if name in means else "-" for name in own))
+    metrics = (middle[0], error, *middle[1:], f"{s['mean_length']:.1f}", f"{s['episodes']:.0f}")
+    return (name, frames, *metrics, *(f"{means[name]:.4g}" if name in means else "-" for name in own))
 
 
 def _where(result: EvalResult) -> list[str]:
     lines = [f"episodes in {result.record}"] if result.record is not None else []
-    lines += [f"film {film.file}" for film in result.films if not film.problem]
-    return lines + [f"no film {film.file}: {film.problem}" for film in result.films if film.problem]
+    lines += [f"video {video.file}" for video in result.videos if not video.problem]
+    return lines + [f"no video {video.file}: {video.problem}" for video in result.videos if video.problem]
 
 
 # -- rows on disk ------------------------------------------------------------------------------------
@@ -241,14 +241,14 @@ class CsvFile(contextlib.AbstractContextManager["CsvFile"]):
         """The rows to come are of this policy."""
         self._source = (checkpoint, frames, policy)
 
-    def add(self, rows: Iterable[EpisodeRow], figures: Mapping[str, Any]) -> None:
+    def add(self, rows: Iterable[EpisodeRow], metrics: Mapping[str, Any]) -> None:
         fresh = [(*self._source, *asdict(row).values()) for row in rows]
         self._kept += fresh
         try:
             self._write_lines(fresh)
             if self._clock() >= self._due:
                 self._due = self._clock() + PROGRESS_SECONDS
-                self._progress("running", figures)
+                self._progress("running", metrics)
         except OSError as error:
             raise self._failed(error) from error
 
@@ -261,9 +261,9 @@ class CsvFile(contextlib.AbstractContextManager["CsvFile"]):
         csv.writer(self._file, lineterminator="\n").writerows(lines)
         self._file.flush()
 
-    def _progress(self, state: str, figures: Mapping[str, Any]) -> None:
+    def _progress(self, state: str, metrics: Mapping[str, Any]) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        value = {"state": state, "time": now, "pid": os.getpid(), "rows": len(self._kept), **figures}
+        value = {"state": state, "time": now, "pid": os.getpid(), "rows": len(self._kept), **metrics}
         path = self._path.with_name(self._path.name + ".progress.json")
         temporary = path.with_suffix(".tmp")  # no sync: a note for whoever looks
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

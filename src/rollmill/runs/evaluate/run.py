@@ -1,7 +1,7 @@
 """``rollmill eval``: what trained policies are worth, over a number of whole episodes.
 
 ``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
-checkpoints, play (``play``), film (``video``), write. Which episodes are played is settled beforehand, so that
+checkpoints, play (``play``), video (``video``), write. Which episodes are played is settled beforehand, so that
 short ones do not count more often than long ones, and the same seed gives the same figures.
 """
 
@@ -17,16 +17,16 @@ from pathlib import Path
 from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.tree_file import stored_checksum
 from rollmill.envs.make import check_env_settings
 from rollmill.runs.evaluate.options import EvalOptions, check_outputs, check_targets
-from rollmill.runs.evaluate.play import EvalPlan, Figures, RecordTarget, make_plan, play
+from rollmill.runs.evaluate.play import EvalPlan, Metrics, RecordTarget, make_plan, play
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.render_env import without_display
-from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Film, Score, write_document
+from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Score, Video, write_document
 from rollmill.runs.evaluate.targets import (
     checkpoint_name,
     find_checkpoints,
@@ -35,19 +35,19 @@ from rollmill.runs.evaluate.targets import (
     record_folder,
     require_fit,
 )
-from rollmill.runs.evaluate.video import FilmPlan, ScriptWriter, make_films
-from rollmill.runs.probing import probe_beside
+from rollmill.runs.evaluate.video import ScriptWriter, VideoPlan, make_videos
+from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
-from rollmill.sampling.policies.per_agent import Team
+from rollmill.sampling.policies.per_agent import PolicyPerAgent
 from rollmill.sampling.sampler import SamplerPlan
 from rollmill.store.extract import check_writable
 from rollmill.store.format.schema import StoreSchema
 
 log = logging.getLogger("rollmill")
 
-Progress = Callable[[Figures], None]
+Progress = Callable[[Metrics], None]
 
 
 def evaluate(target: Path, options: EvalOptions, progress: Progress | None = None) -> EvalResult:
@@ -75,13 +75,13 @@ def evaluate_all(
     results: list[EvalResult] = []
     with contextlib.ExitStack() as stack:
         context = EvalContext(options, progress)
-        context.environment = stack.enter_context(household(inside=options.video is not None))
+        context.environment = stack.enter_context(process_scope(inside=options.video is not None))
         if options.video is not None:
-            without_display()  # household restores the variables
+            without_display()  # process scope restores the variables
         jobs = [_fitted(job, options, context.environment) for job in jobs]
         if options.csv is not None:
             context.csv = stack.enter_context(CsvFile(options.csv))
-        context.fps = [context.film_plan(job).check() if options.video is not None else 0.0 for job in jobs]
+        context.fps = [context.video_plan(job).check() if options.video is not None else 0.0 for job in jobs]
         for number, job in enumerate(jobs):
             context.number, context.count = number, len(jobs)
             results.append(_evaluate(job, context))
@@ -126,7 +126,7 @@ def _prepare(path: Path, target: Path, options: EvalOptions) -> Job:
     config = load_saved(TrainConfig, saved, path, overrides=options.overrides, trust_code=options.trust_code)
     check_env_settings(config.env)
     if config.env.vector:
-        log.warning("env.vector: episodes are seeded by the group, so figures depend on the number of workers, too")
+        log.warning("env.vector: episodes are seeded by the group, so metrics depend on the number of workers, too")
     spec = EnvSpec.from_dict(loaded.state["spec"])
     stem = re.sub(r"[^\w.-]+", "-", checkpoint_name(loaded).removesuffix(".ckpt"))
     elsewhere = config.env != saved_settings(SavedEnv, {"env": saved["env"]}, path).env
@@ -149,7 +149,7 @@ def _fitted(job: Job, options: EvalOptions, environment: dict[str, str]) -> Job:
     """The job with the spec of the environment it is to be played in; ConfigError where the policy does not fit."""
     if not job.elsewhere:
         return job
-    found = probe_beside(job.config.env, environment, job.config.sampling.start_timeout)
+    found = probe_in_child(job.config.env, environment, job.config.sampling.start_timeout)
     require_fit(job.spec, found)
     return replace(job, spec=found, plan=_plan(job.config, found, options))
 
@@ -163,7 +163,7 @@ class EvalContext:
     csv: CsvFile | None = None
     environment: dict[str, str] = field(default_factory=dict)
     fps: list[float] = field(default_factory=list)
-    """Pictures per second of each job's films."""
+    """Images per second of each job's videos."""
     comparators: dict[str, Score] = field(default_factory=dict)
     """Of the random policy, by environment."""
     number: int = 0
@@ -173,20 +173,20 @@ class EvalContext:
         if self.csv is not None:
             self.csv.begin(str(job.loaded.path), job.loaded.frames, policy)
 
-    def show(self, rows: Sequence[EpisodeRow], figures: Figures) -> None:
+    def show(self, rows: Sequence[EpisodeRow], metrics: Metrics) -> None:
         if self.csv is not None:
-            self.csv.add(rows, figures.to_dict())
+            self.csv.add(rows, metrics.to_dict())
         if self.progress is not None:
-            self.progress(figures)
+            self.progress(metrics)
 
     def end(self, score: Score) -> None:
         if self.csv is not None:
             self.csv.keep(score)
 
-    def film_plan(self, job: Job) -> FilmPlan:
+    def video_plan(self, job: Job) -> VideoPlan:
         o = self.options
-        assert o.video is not None, "asked for films"
-        return FilmPlan(job.config.env, o.video, range(o.filmed), o.cells, o.fps, not o.no_captions)
+        assert o.video is not None, "asked for videos"
+        return VideoPlan(job.config.env, o.video, range(o.shown_episodes), o.cells, o.fps, not o.no_captions)
 
 
 def _evaluate(job: Job, context: EvalContext) -> EvalResult:
@@ -194,7 +194,7 @@ def _evaluate(job: Job, context: EvalContext) -> EvalResult:
     options, loaded = context.options, load_checkpoint(job.loaded.path)
     job = replace(job, plan=replace(job.plan, sampler=replace(job.plan.sampler, environment=context.environment)))
     seeds = Seeds(options.seed)
-    films: list[Film] = []
+    videos: list[Video] = []
     with contextlib.ExitStack() as stack:
         recording = stack.enter_context(_recording(job, options)) if options.record else None
         policy = trained_policy(
@@ -202,8 +202,8 @@ def _evaluate(job: Job, context: EvalContext) -> EvalResult:
         )
         trained_for = {"version": int(loaded.state["learners"][0]["version"]), "global_step": loaded.frames}
         record = RecordTarget(recording, checkpoint_name(loaded), trained_for) if recording else None
-        score = _play(job, policy, "policy", job.stem, record, context, films)
-        comparator = _play_random(job, recording, context, films) if options.random else None
+        score = _play(job, policy, "policy", job.stem, record, context, videos)
+        comparator = _play_random(job, recording, context, videos) if options.random else None
     return EvalResult(
         str(loaded.path),
         loaded.frames,
@@ -212,32 +212,40 @@ def _evaluate(job: Job, context: EvalContext) -> EvalResult:
         comparator,
         options.to_dict(),
         str(recording.folder) if recording else None,
-        films,
+        videos,
     )
 
 
-def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext, films: list[Film]) -> Score:
+def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext, videos: list[Video]) -> Score:
     """The comparator; once for all checkpoints of the same environment, unless each is to be recorded."""
     same = repr((job.config.env, job.spec))
     if recording is None and same in context.comparators:
         return context.comparators[same]
     record = RecordTarget(recording, "random", {"version": 0, "global_step": 0}) if recording else None
     policy = EpisodeRandom(job.spec, job.plan.schedule)
-    context.comparators[same] = _play(job, policy, "random", f"{job.stem}-random", record, context, films)
+    context.comparators[same] = _play(job, policy, "random", f"{job.stem}-random", record, context, videos)
     return context.comparators[same]
 
 
 def _play(
-    job: Job, policy: Policy, role: str, name: str, record: RecordTarget | None, context: EvalContext, films: list[Film]
+    job: Job,
+    policy: Policy,
+    role: str,
+    name: str,
+    record: RecordTarget | None,
+    context: EvalContext,
+    videos: list[Video],
 ) -> Score:
-    """Play, and film what was played."""
-    scripts = ScriptWriter(job.plan, range(context.options.filmed)) if context.options.video is not None else None
+    """Play, and make videos of what was played."""
+    scripts = (
+        ScriptWriter(job.plan, range(context.options.shown_episodes)) if context.options.video is not None else None
+    )
     context.begin(job, role)
     shown = f"{name} ({context.number + 1} of {context.count})" if context.count > 1 else role
     score = play(job.plan, policy, shown, context.show, record, scripts)
     context.end(score)
     if scripts is not None:
-        films += make_films(context.film_plan(job), name, scripts.scripts, context.fps[context.number])
+        videos += make_videos(context.video_plan(job), name, scripts.scripts, context.fps[context.number])
     return score
 
 
@@ -284,4 +292,4 @@ def trained_policy(
         model.to(choose_device(config.learning.device))
         lanes = plan.groups * plan.lanes_per_group
         members.append(TorchPolicy(model, WeightBoard(model), lanes, seed + number, deterministic))
-    return members[0] if len(members) == 1 else Team(members, owners)
+    return members[0] if len(members) == 1 else PolicyPerAgent(members, owners)

@@ -1,6 +1,6 @@
-"""Films of evaluated episodes, made by playing them once more: the same seed and actions, this time with pictures.
+"""Videos of evaluated episodes, made by playing them once more: the same seed and actions, this time with images.
 
-The evaluation itself renders nothing, and a film may be larger than what the agent sees. Rewards and the end are
+The evaluation itself renders nothing, and a video may be larger than what the agent sees. Rewards and the end are
 compared on the way: what does not repeat is not shown.
 """
 
@@ -20,8 +20,8 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.reports.video.images import enlarge, tiled
 from rollmill.reports.video.panel import BACK, INK, MUTED, captioned
 from rollmill.runs.evaluate.play import EvalPlan
-from rollmill.runs.evaluate.render_env import make_shown, picture, pictures_per_second, with_pictures
-from rollmill.runs.evaluate.results import Film
+from rollmill.runs.evaluate.render_env import image, images_per_second, make_shown, with_images
+from rollmill.runs.evaluate.results import Video
 from rollmill.store.assemble import Assembler, Rows, find_pieces
 from rollmill.store.convert.h264 import VideoFile
 
@@ -98,10 +98,10 @@ def _by_env(segment: Rows, agents: int) -> dict[str, Array]:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One picture of an episode and what had happened by then."""
+class ReplayFrame:
+    """One image of an episode and what had happened by then."""
 
-    picture: Array
+    image: Array
     step: int
     so_far: float
     """Return, the mean over agents."""
@@ -109,8 +109,8 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class FilmPlan:
-    """What to film, and how it looks."""
+class VideoPlan:
+    """What to show in a video, and how it looks."""
 
     env: EnvSettings
     """The environment as it was evaluated."""
@@ -121,12 +121,12 @@ class FilmPlan:
     captions: bool = True
 
     def check(self) -> float:
-        """Pictures per second, after all has been tried out that can fail: the extra, the folder, one picture."""
+        """Images per second, after all has been tried out that can fail: the extra, the folder, one image."""
         VideoFile(self.folder / "probe.mp4", self.fps or 1.0)  # PyAV is there, the rate is possible
-        with contextlib.closing(make_shown(with_pictures(self.env))) as env:
+        with contextlib.closing(make_shown(with_images(self.env))) as env:
             env.reset(0, blank(env))
-            picture(env)
-            return self.fps or pictures_per_second(env)
+            image(env)
+            return self.fps or images_per_second(env)
 
 
 def blank(env: Env) -> Obs:
@@ -134,14 +134,14 @@ def blank(env: Env) -> Obs:
     return {f.name: np.zeros((env.spec.agents, *f.shape), f.dtype) for f in env.spec.observation}
 
 
-def replay(settings: EnvSettings, script: Script, max_steps: int = 0) -> Generator[Scene]:
-    """The pictures of an episode, the first one before its first step. EnvError when it does not repeat."""
+def replay(settings: EnvSettings, script: Script, max_steps: int = 0) -> Generator[ReplayFrame]:
+    """The images of an episode, the first one before its first step. EnvError when it does not repeat."""
     env = make_shown(settings)
     obs, so_far, steps = blank(env), 0.0, len(script.actions)
     ended = np.zeros(env.spec.agents, bool)
     try:
         env.reset(script.seed, obs)
-        yield Scene(picture(env), 0, 0.0, steps == 0)
+        yield ReplayFrame(image(env), 0, 0.0, steps == 0)
         for t in range(steps):
             reward, terminated, truncated, _ = env.step(script.actions[t], obs)
             got = np.where(ended, 0.0, np.asarray(reward, np.float64))
@@ -152,7 +152,7 @@ def replay(settings: EnvSettings, script: Script, max_steps: int = 0) -> Generat
             if ended.all() != over and not (over and max_steps == steps):
                 raise _no_repetition(script, t, f"it {'ended' if ended.all() else 'went on'}")
             so_far += float(np.mean(script.rewards[t]))
-            yield Scene(picture(env), t + 1, so_far, over)
+            yield ReplayFrame(image(env), t + 1, so_far, over)
     finally:
         env.close()
 
@@ -163,45 +163,45 @@ def _no_repetition(script: Script, t: int, what: str) -> EnvError:
     )
 
 
-# -- pictures ----------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
-def _shown(scene: Scene, episode: int, captions: bool) -> Array:
-    """The picture large enough to see; with a caption, large enough to read it."""
-    large = enlarge(scene.picture, fit=captions)
+def _shown(frame: ReplayFrame, episode: int, captions: bool) -> Array:
+    """The image large enough to see; with a caption, large enough to read it."""
+    large = enlarge(frame.image, fit=captions)
     if not captions:
         return large
-    left, right = f"EPISODE {episode}  STEP {scene.step}", f"RETURN {scene.so_far:+.4g}"
-    return captioned(large, left, right, MUTED if scene.over else INK)
+    left, right = f"EPISODE {episode}  STEP {frame.step}", f"RETURN {frame.so_far:+.4g}"
+    return captioned(large, left, right, MUTED if frame.over else INK)
 
 
 # -- files -------------------------------------------------------------------------------------------
 
 
-def make_films(plan: FilmPlan, policy: str, scripts: Mapping[int, Script], fps: float) -> list[Film]:
-    """Film what the plan asks for; an episode that does not repeat is left out and said so."""
+def make_videos(plan: VideoPlan, policy: str, scripts: Mapping[int, Script], fps: float) -> list[Video]:
+    """Make a video of what the plan asks for; an episode that does not repeat is left out and said so."""
     missing = [n for n in plan.episodes if n not in scripts]
     chosen = [scripts[n] for n in plan.episodes if n in scripts]
-    films = [_not_there(plan, policy, n, fps) for n in missing]
+    videos = [_not_there(plan, policy, n, fps) for n in missing]
     if plan.cells is not None:
         rows, columns = plan.cells
         path = plan.folder / f"{policy}-grid-{rows}x{columns}.mp4"
-        return [*films, _film(path, policy, chosen, plan, fps)] if chosen else films
-    return [*films, *(_film(_path(plan, policy, s.episode), policy, [s], plan, fps) for s in chosen)]
+        return [*videos, _video(path, policy, chosen, plan, fps)] if chosen else videos
+    return [*videos, *(_video(_path(plan, policy, s.episode), policy, [s], plan, fps) for s in chosen)]
 
 
-def _path(plan: FilmPlan, policy: str, episode: int) -> Path:
+def _path(plan: VideoPlan, policy: str, episode: int) -> Path:
     return plan.folder / f"{policy}-episode-{episode:04d}.mp4"
 
 
-def _not_there(plan: FilmPlan, policy: str, episode: int, fps: float) -> Film:
+def _not_there(plan: VideoPlan, policy: str, episode: int, fps: float) -> Video:
     reason = "the episode was not played to its end"
-    return Film(str(_path(plan, policy, episode)), policy, [episode], fps, reason)
+    return Video(str(_path(plan, policy, episode)), policy, [episode], fps, reason)
 
 
-def _film(path: Path, policy: str, scripts: Sequence[Script], plan: FilmPlan, fps: float) -> Film:
+def _video(path: Path, policy: str, scripts: Sequence[Script], plan: VideoPlan, fps: float) -> Video:
     numbers = [script.episode for script in scripts]
-    settings = with_pictures(plan.env)
+    settings = with_images(plan.env)
     with contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(contextlib.closing(replay(settings, script, plan.env.max_episode_steps)))
@@ -209,25 +209,25 @@ def _film(path: Path, policy: str, scripts: Sequence[Script], plan: FilmPlan, fp
         ]
         try:
             with VideoFile(path, fps) as video:
-                for sheet in _sheets(running, numbers, plan):
-                    video.add(sheet)
+                for frame in _grid_frames(running, numbers, plan):
+                    video.add(frame)
         except EnvError as error:
-            return Film(str(path), policy, numbers, fps, str(error))
-    return Film(str(path), policy, numbers, fps)
+            return Video(str(path), policy, numbers, fps, str(error))
+    return Video(str(path), policy, numbers, fps)
 
 
-def _sheets(running: Sequence[Iterator[Scene]], numbers: Sequence[int], plan: FilmPlan) -> Iterator[Array]:
-    """Whole pictures of the film; an episode that is over keeps its last one, darkened, until all are."""
+def _grid_frames(running: Sequence[Iterator[ReplayFrame]], numbers: Sequence[int], plan: VideoPlan) -> Iterator[Array]:
+    """Whole images of the video; an episode that is over keeps its last one, darkened, until all are."""
     last: list[Array | None] = [None] * len(running)
     while True:
         moved = False
-        for k, scenes in enumerate(running):
-            scene = next(scenes, None)
-            if scene is not None:
+        for k, frames in enumerate(running):
+            frame = next(frames, None)
+            if frame is not None:
                 moved = True
-                whole = _shown(scene, numbers[k], plan.captions)
-                last[k] = whole // 2 if scene.over and len(running) > 1 else whole
+                whole = _shown(frame, numbers[k], plan.captions)
+                last[k] = whole // 2 if frame.over and len(running) > 1 else whole
         if not moved:
             return
-        pictures = [p for p in last if p is not None]
-        yield pictures[0] if plan.cells is None else tiled(pictures, plan.cells[1], ground=BACK)
+        images = [p for p in last if p is not None]
+        yield images[0] if plan.cells is None else tiled(images, plan.cells[1], ground=BACK)

@@ -12,16 +12,16 @@ import torch
 from rollmill.core.checkpoints import Loaded, load_checkpoint, saved_settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
 from rollmill.offline.data import check_spec
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import EvaluationSettings, FitSettings
 from rollmill.optim.device import choose_device, matmul_dtype
-from rollmill.reports.run.offline import Film, write_comparison
+from rollmill.reports.run.offline import Video, write_comparison
 from rollmill.reports.run.results import Results, Row
-from rollmill.runs.evaluate.play import Figures
+from rollmill.runs.evaluate.play import Metrics
 from rollmill.runs.evaluate.targets import find_checkpoints
 from rollmill.runs.offline.play import Stage, find_behaviour
 from rollmill.runs.offline.policy import Choice, load_policy, require_offline
@@ -88,7 +88,7 @@ class Entry:
 
 
 def compare(
-    runs: Sequence[Path], options: CompareOptions, progress: Callable[[Figures], None] | None = None
+    runs: Sequence[Path], options: CompareOptions, progress: Callable[[Metrics], None] | None = None
 ) -> Results:
     """Let all policies play; returns the table and writes the page. ``progress`` is told how far it is."""
     options.check()
@@ -98,7 +98,7 @@ def compare(
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
         raise ConfigError(f"two runs have the same name: {', '.join(sorted(names))}; rename a folder")
-    with household() as environment:
+    with process_scope() as environment:
         spec = Probe(entries[0].env, environment).result(PROBE_SECONDS)
         for entry in entries:
             if entry.env.id != entries[0].env.id:
@@ -112,12 +112,12 @@ def compare(
         if behaviour is not None:
             stage.check(behaviour)
         if options.videos:
-            stage.check_films()
-        rows, films = _play(stage, entries, behaviour, options, progress)
+            stage.check_videos()
+        rows, videos = _play(stage, entries, behaviour, options, progress)
     results = Results(entries[0].env.id, rows, notes=[_which_weights(entry, options.last) for entry in entries])
     if options.report is not None:
         about = f"{options.episodes} episodes for every row, seed {options.seed}"
-        write_comparison(options.report, results, films, about)
+        write_comparison(options.report, results, videos, about)
     return results
 
 
@@ -126,22 +126,22 @@ def _play(
     entries: Sequence[Entry],
     behaviour: Loaded | None,
     options: CompareOptions,
-    progress: Callable[[Figures], None] | None,
-) -> tuple[list[Row], list[Film]]:
+    progress: Callable[[Metrics], None] | None,
+) -> tuple[list[Row], list[Video]]:
     rows: list[Row] = []
-    films: list[Film] = []
+    videos: list[Video] = []
     folder = options.report.with_suffix("") if options.report is not None else Path()
     wanted = sum(len(entry.targets) for entry in entries) + (behaviour is not None) + options.random
 
-    def show(figures: Figures) -> None:
+    def show(metrics: Metrics) -> None:
         if progress is not None:
-            progress(replace(figures, policy=f"{figures.policy} ({len(rows)} of {wanted} rows done)"))
+            progress(replace(metrics, policy=f"{metrics.policy} ({len(rows)} of {wanted} rows done)"))
 
     stage = replace(stage, progress=show)
 
-    def film(name: str, stage: Stage, policy: tuple[SequencePolicy, float | None] | Loaded | None) -> None:
+    def video(name: str, stage: Stage, policy: tuple[SequencePolicy, float | None] | Loaded | None) -> None:
         if options.videos:
-            films.append(Film(name, stage.film(name, folder, policy)))
+            videos.append(Video(name, stage.video(name, folder, policy)))
 
     for entry in entries:
         device = choose_device(options.device, "--device")
@@ -153,14 +153,14 @@ def _play(
         rows += found
         best = found[int(np.argmax([row.mean for row in found]))]
         words = "" if best.target is None else f", asked for {best.target:g}"
-        film(entry.name + words, own, (model, best.target))
+        video(entry.name + words, own, (model, best.target))
     if behaviour is not None:
         rows.append(stage.behaviour(behaviour, options.episodes))
-        film("behaviour", stage, behaviour)
+        video("behaviour", stage, behaviour)
     if options.random:
         rows.append(stage.random(options.episodes))
-        film("random", stage, None)
-    return rows, films
+        video("random", stage, None)
+    return rows, videos
 
 
 def _which_weights(entry: Entry, last: bool) -> str:

@@ -22,8 +22,8 @@ from rollmill.offline.data import check_spec
 from rollmill.offline.model import SequencePolicy
 from rollmill.offline.settings import EvaluationSettings
 from rollmill.reports.run.results import Row
-from rollmill.reports.video.stored_episodes import FilmOptions, film_episodes
-from rollmill.runs.evaluate.play import EvalPlan, Figures, RecordTarget, make_plan, play
+from rollmill.reports.video.stored_episodes import VideoOptions, write_videos
+from rollmill.runs.evaluate.play import EvalPlan, Metrics, RecordTarget, make_plan, play
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.evaluate.run import trained_policy
@@ -33,11 +33,11 @@ from rollmill.runs.trust import load_saved
 from rollmill.sampling.policies.episode import EpisodeRandom
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.format.schema import StoreSchema
-from rollmill.store.images import choose_picture
+from rollmill.store.images import choose_image
 from rollmill.store.reader import Store
 
-FILM_EPISODES = 8
-"""Episodes that are played for a film; it shows the one whose return is nearest to their median."""
+VIDEO_EPISODES = 8
+"""Episodes that are played for a video; it shows the one whose return is nearest to their median."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Stage:
     settings: EvaluationSettings
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of worker processes."""
-    progress: Callable[[Figures], None] | None = None
+    progress: Callable[[Metrics], None] | None = None
     """Told how far the episodes of a policy are, every second at least."""
 
-    def _show(self, _rows: Sequence[EpisodeRow], figures: Figures) -> None:
+    def _show(self, _rows: Sequence[EpisodeRow], metrics: Metrics) -> None:
         if self.progress is not None:
-            self.progress(figures)
+            self.progress(metrics)
 
     def plan(self, episodes: int, multiple: int = 1) -> EvalPlan:
         """A plan for so many episodes, with a number of environments that ``multiple`` divides."""
@@ -107,19 +107,19 @@ class Stage:
         seed = Seeds(self.settings.seed).branch("actions").integer()
         return trained_policy(config, loaded, plan.sampler, seed, self.settings.deterministic)
 
-    # -- films ---------------------------------------------------------------------------------
+    # -- videos ---------------------------------------------------------------------------------
 
-    def check_films(self) -> None:
-        """RollmillError unless its episodes can be filmed on this machine: better before they are played."""
-        choose_picture(self._schema(), None)
-        VideoFile(Path("probe.mp4"), FilmOptions().fps)  # PyAV is there; nothing is written yet
+    def check_videos(self) -> None:
+        """RollmillError unless its episodes can be shown in a video on this machine: better before they are played."""
+        choose_image(self._schema(), None)
+        VideoFile(Path("probe.mp4"), VideoOptions().fps)  # PyAV is there; nothing is written yet
 
     def _schema(self) -> StoreSchema:
         return StoreSchema.for_env(self.spec, env_id=self.env.id, env_kwargs=self.env.args)
 
-    def film(self, name: str, folder: Path, policy: tuple[SequencePolicy, float | None] | Loaded | None) -> Path:
-        """Play some episodes of a policy and write a film of a typical one into ``folder``; None plays at random."""
-        plan = self.plan(FILM_EPISODES)
+    def video(self, name: str, folder: Path, policy: tuple[SequencePolicy, float | None] | Loaded | None) -> Path:
+        """Play some episodes of a policy and write a video of a typical one into ``folder``; None plays at random."""
+        plan = self.plan(VIDEO_EPISODES)
         acting: Policy
         if policy is None:
             acting = EpisodeRandom(self.spec, plan.schedule)
@@ -133,11 +133,11 @@ class Stage:
         with tempfile.TemporaryDirectory(prefix=".episodes-", dir=folder) as scratch:
             with EvalRecording(Path(scratch), self._schema(), name) as recording:
                 record = RecordTarget(recording, name, {"version": 0, "global_step": 0})
-                play(plan, acting, f"film of {name}", self._show, record)
+                play(plan, acting, f"video of {name}", self._show, record)
             with Store(Path(scratch)) as store:
                 returns = store.table.return_
                 typical = np.argmin(np.abs(returns - np.median(returns)))
-                return film_episodes(store, [int(typical)], folder, FilmOptions())[0]
+                return write_videos(store, [int(typical)], folder, VideoOptions())[0]
 
 
 def find_behaviour(path: Path, spec: EnvSpec, trust_code: bool = False) -> Loaded:

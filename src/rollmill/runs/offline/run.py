@@ -23,7 +23,7 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
 from rollmill.models.saving import load_weights, weights_of
 from rollmill.monitor.console import Row as PanelRow
@@ -36,9 +36,9 @@ from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.held_out import HeldOut
 from rollmill.offline.model import SequencePolicy
 from rollmill.optim.device import choose_device, matmul_dtype
-from rollmill.reports.run.offline import Film
+from rollmill.reports.run.offline import Video
 from rollmill.reports.run.results import LAST, Results, Row, data_rows
-from rollmill.runs.evaluate.play import Figures, Pace
+from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.offline.play import Stage
 from rollmill.runs.offline.policy import Choice, require_offline
@@ -97,7 +97,7 @@ def train_offline(
     device = choose_device(config.fit.device, "fit.device")
     matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(household())
+        environment = stack.enter_context(process_scope())
         task = prepare(config, environment, request.trust_code)
         stack.callback(task.store.close)
         living = live("offline", config.folder, config, request, require_offline, keep=config.checkpoints)
@@ -192,14 +192,14 @@ class OfflineRun:
         )
 
     def _validate(self) -> dict[str, float]:
-        """Held-out figures; the weights are kept where the loss is the lowest so far."""
-        figures = self.fitter.validate()
-        if "validation/loss" in figures:
-            self.held_out.note(self.step, figures["validation/loss"], lambda: weights_of(self.model))
+        """Held-out metrics; the weights are kept where the loss is the lowest so far."""
+        metrics = self.fitter.validate()
+        if "validation/loss" in metrics:
+            self.held_out.note(self.step, metrics["validation/loss"], lambda: weights_of(self.model))
             warning = self.held_out.warning()
             if warning:
                 log.warning("%s; the weights of update %s will act", warning, f"{self.held_out.best_step:,}")
-        return {**figures, **self.held_out.metrics()}
+        return {**metrics, **self.held_out.metrics()}
 
     def _limit(self) -> str:
         fit = self.task.config.fit
@@ -214,31 +214,31 @@ class OfflineRun:
             f"(fit.patience; lowest: {self.held_out.best_loss:.4g} at update {self.held_out.best_step:,})"
         )
 
-    def _report(self, figures: Mapping[str, float]) -> None:
-        self.metrics |= {**self.fitter.metrics(), **figures}
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        self.metrics |= {**self.fitter.metrics(), **metrics}
         self.life.report(self.step, self.metrics)
 
     def _play(self, episodes: int) -> dict[str, float]:
         """Returns by target, as metrics."""
         rows = self._rows(self.task.config.algorithm, self.model, episodes)
         self._evaluations.append({"step": self.step, "rows": [[row.target, row.mean] for row in rows]})
-        figures = {"eval/return": max(row.mean for row in rows)}
-        figures |= {f"eval/return_target_{row.target:g}": row.mean for row in rows if row.target is not None}
-        return figures
+        metrics = {"eval/return": max(row.mean for row in rows)}
+        metrics |= {f"eval/return_target_{row.target:g}": row.mean for row in rows if row.target is not None}
+        return metrics
 
     def _rows(self, name: str, model: SequencePolicy, episodes: int) -> list[Row]:
         assert self._stage is not None
         return self._stage.targets(name, model, self.task.targets, episodes, self.fitter.autocast)
 
-    def _tell(self, figures: Figures) -> None:
+    def _tell(self, metrics: Metrics) -> None:
         """A line about episodes that are being played, every few seconds."""
         self.folder.watch()
-        left, now = self._pace.left(figures), time.monotonic()
+        left, now = self._pace.left(metrics), time.monotonic()
         self.life.reporter.refresh()
         if now - self._told_at >= self.task.config.report.console_seconds:
             self._told_at = now
             rest = "" if left is None else f", left {duration_text(left)}"
-            log.info("evaluating %s: %d of %d episodes%s", figures.policy, figures.done, figures.wanted, rest)
+            log.info("evaluating %s: %d of %d episodes%s", metrics.policy, metrics.done, metrics.wanted, rest)
 
     @property
     def choice(self) -> Choice:
@@ -272,23 +272,23 @@ class OfflineRun:
             rows.append(stage.random(episodes))
         title, returns = f"{stage.env.id}, {self.folder.path.name}", task.selection.whole_returns
         self.results = Results(title, [*rows, *data_rows(returns)], notes=notes)
-        self.write_results()  # before films, which may fail
-        films = self._films(stage, policy, rows)
-        if films:
-            self.write_results(films)
+        self.write_results()  # before videos, which may fail
+        videos = self._videos(stage, policy, rows)
+        if videos:
+            self.write_results(videos)
         self.life.report(self.step, self.metrics)
 
-    def _films(self, stage: Stage, policy: SequencePolicy, rows: list[Row]) -> list[Film]:
+    def _videos(self, stage: Stage, policy: SequencePolicy, rows: list[Row]) -> list[Video]:
         config = self.task.config
         own = sorted((row for row in rows if row.policy == config.algorithm), key=lambda row: -row.mean)
-        films = []
+        videos = []
         for row in own[: config.report.videos]:
             self.folder.require()
             words = config.algorithm if row.target is None else f"{config.algorithm}, asked for {row.target:g}"
-            films.append(Film(words, stage.film(words, self.folder.videos, (policy, row.target))))
-        return films
+            videos.append(Video(words, stage.video(words, self.folder.videos, (policy, row.target))))
+        return videos
 
-    def write_results(self, films: Sequence[Film] = ()) -> None:
+    def write_results(self, videos: Sequence[Video] = ()) -> None:
         """``eval/results.json`` and ``eval/table.md``: what it was fitted to and what it is worth, as far as known."""
         task, place = self.task, self.folder.path / "eval"
         results = self.results or Results(self.folder.path.name, [])
@@ -302,7 +302,7 @@ class OfflineRun:
             "seconds": round(self.fitter.seconds, 1),
             "metrics": dict(self.metrics),
             "evaluations": self._evaluations,
-            "films": [{"caption": film.caption, "file": film.path.name} for film in films],
+            "videos": [{"caption": video.caption, "file": video.path.name} for video in videos],
             "config": to_dict(task.config),
         }
         self.folder.require()

@@ -26,7 +26,7 @@ class OfflineReportSettings:
     """Write TensorBoard files beside metrics.jsonl."""
 
     videos: int = 0
-    """Films on the page: of the targets that brought most in the final evaluation, one episode each (needs images and
+    """Videos on the page: of the targets that brought most in the final evaluation, one episode each (needs images and
     PyAV). A policy that is not asked for a return has one."""
 
     def __post_init__(self) -> None:

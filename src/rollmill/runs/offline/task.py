@@ -52,7 +52,7 @@ def prepare(config: OfflineConfig, environment: Mapping[str, str], trust_code: b
     if config.algorithm == "dt" and stage is not None and not config.evaluation.targets:
         targets = automatic_targets(selection)
     if config.report.videos and stage is not None:
-        stage.check_films()
+        stage.check_videos()
     behaviour = None
     if config.evaluation.behaviour is not None and stage is not None:
         behaviour = find_behaviour(config.evaluation.behaviour, stage.spec, trust_code)
@@ -87,10 +87,10 @@ def env_of(config: OfflineConfig, store: Store) -> EnvSettings:
 
 def describe_data(task: Task) -> str:
     """One line: what is learnt from, and what is not."""
-    figures = task.selection.summary(task.store)
-    dropped = ", ".join(f"{count:,} {why}" for why, count in figures["dropped"].items())
-    returns = "" if figures["return_mean"] is None else f", mean return {figures['return_mean']:.4g}"
+    metrics = task.selection.summary(task.store)
+    dropped = ", ".join(f"{count:,} {why}" for why, count in metrics["dropped"].items())
+    returns = "" if metrics["return_mean"] is None else f", mean return {metrics['return_mean']:.4g}"
     return (
-        f"{task.store.path}: {figures['episodes']:,} episodes, {figures['steps']:,} steps{returns}; "
-        f"{figures['validation_episodes']:,} held out; left out: {dropped or 'none'}"
+        f"{task.store.path}: {metrics['episodes']:,} episodes, {metrics['steps']:,} steps{returns}; "
+        f"{metrics['validation_episodes']:,} held out; left out: {dropped or 'none'}"
     )

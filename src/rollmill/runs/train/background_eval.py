@@ -35,15 +35,15 @@ PROCESS = "rollmill.runs.train.background_eval_main"
 FAILURES = 3
 """Evaluations in a row that may fail before no more are tried."""
 END_SECONDS = 10.0
-FIGURES = {"mean": "return", "standard_error": "standard_error", "median": "median", "min": "return_min"} | {
+METRICS = {"mean": "return", "standard_error": "standard_error", "median": "median", "min": "return_min"} | {
     "max": "return_max",
     "mean_length": "length",
 }
 """From names of ``Score.summary`` to metrics under ``eval/``."""
 
 
-class EvaluationBeside(Observer):
-    """Starts evaluations when they are due; their figures go into the next row of metrics.
+class BackgroundEval(Observer):
+    """Starts evaluations when they are due; their metrics go into the next row of metrics.
 
     ``eval/training.jsonl`` in the run folder has them all, each at the frames of the weights that were evaluated.
     """
@@ -108,7 +108,7 @@ class EvaluationBeside(Observer):
         self.done += 1
         self._failed_in_a_row = 0
         summary = event["summary"]
-        found = {f"eval/{name}": float(summary[key]) for key, name in FIGURES.items() if summary[key] is not None}
+        found = {f"eval/{name}": float(summary[key]) for key, name in METRICS.items() if summary[key] is not None}
         self._fresh = {**found, "eval/frames": float(event["frames"]), "eval/seconds": float(event["seconds"])}
         assert self._rows is not None, "on_init comes first"
         self._rows.write(int(event["frames"]), {**found, "eval/episodes": summary["episodes"]})
@@ -121,7 +121,7 @@ class EvaluationBeside(Observer):
         log.error("the evaluation beside the training failed, training goes on: %s%s", why, more)
 
     def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
-        """Counts in every row; figures once, in the first row after they were found."""
+        """Counts in every row; metrics once, in the first row after they were found."""
         self._look()
         fresh, self._fresh = self._fresh, {}
         return {**fresh, "eval/done": self.done, "eval/skipped": self.skipped, "eval/failures": self.failures}

@@ -17,7 +17,7 @@ from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
 from rollmill.learning.custom import LearnerParts, build_custom
 from rollmill.learning.off_policy import OffPolicyAppo
-from rollmill.learning.ranks import Alone, Ranks
+from rollmill.learning.ranks import Ranks, SingleRank
 from rollmill.learning.sac import build_sac
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.graph import GraphPolicy
@@ -31,8 +31,8 @@ from rollmill.runs.settings import TrainConfig, segments_per_batch, segments_tak
 from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy
-from rollmill.sampling.policies.warmup import Handover
-from rollmill.sampling.pool import answering_place
+from rollmill.sampling.policies.warmup import WarmupPolicy
+from rollmill.sampling.pool import choose_inference_core
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def build_parts(
     ranks: Ranks | None = None,
 ) -> Parts:
     """Build everything of one rank; nothing is started. ``config`` is this rank's (``runs.train.ranks.share_of``)."""
-    ranks = ranks or Alone()
+    ranks = ranks or SingleRank()
     seeds = Seeds(config.run.seed)
     # Ranks act in episodes of their own, and begin with the same weights.
     own = seeds.branch("rank", ranks.rank) if ranks.rank else seeds
@@ -81,7 +81,7 @@ def build_parts(
         segments_per_batch=per_batch,
         state_every=config.learning.recurrence,
         environment=environment,
-        stay_apart=device.type == "cuda",
+        pin_inference=device.type == "cuda",
         on_policy=config.on_policy,
         workers_before=ranks.rank * config.sampling.workers,
         spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
@@ -105,7 +105,7 @@ def build_parts(
         copy = build_model(spec, config.model).to(device)
         actor: SaveablePolicy = TorchPolicy(copy, board, lanes, seed, autocast=autocast_dtype(config.learning))
         if config.learning.algorithm == "sac":
-            actor = Handover(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
+            actor = WarmupPolicy(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
         actors.append(actor)
     sampler = Sampler(plan, actors)
     if config.env.policies:
@@ -154,7 +154,7 @@ def _on_gpu(
     torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
     model = build_model(plan.spec, config.model).to(device)
     seed = seeds.branch("actions", 0).integer()
-    place = answering_place(plan.settings, plan.workers)
+    place = choose_inference_core(plan.settings, plan.workers)
     pause = None if place is None else place.pause
     policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), pause=pause)
     sampler = Sampler(plan, [policy])

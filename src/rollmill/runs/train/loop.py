@@ -30,7 +30,7 @@ from rollmill.runs.online_state import STATE_SHAPE
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
-from rollmill.runs.train.rank_sync import COUNTERS, Meeting
+from rollmill.runs.train.rank_sync import COUNTERS, RankSync
 from rollmill.runs.train.reporting import TrainMetrics
 from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
 
@@ -65,7 +65,7 @@ class OnlineRun:
         self.life = life
         """Its checkpoints, its signals, and how it will end."""
         self._metrics = metrics
-        self._meeting = Meeting(parts.ranks, parts.sampler)
+        self._rank_sync = RankSync(parts.ranks, parts.sampler)
         self._dropped = 0
         self._batch: Mapping[str, Any] = {}
         self._on_host: Mapping[str, Array] | None = None
@@ -92,14 +92,14 @@ class OnlineRun:
     @property
     def dropped_segments(self) -> int:
         """Segments that were too old to learn from, over all sessions and ranks."""
-        return self._dropped + self._meeting.elsewhere("dropped_segments")
+        return self._dropped + self._rank_sync.elsewhere("dropped_segments")
 
     def counts(self) -> dict[str, int]:
-        """What the samplers of all ranks have counted, over all sessions (``meeting.COUNTERS``)."""
+        """What the samplers of all ranks have counted, over all sessions (``rank_sync.COUNTERS``)."""
         sampler = self.parts.sampler
-        report = sampler.crew.report
+        report = sampler.pool.report
         own = (sampler.steps, sampler.lost_segments, report.env_faults, report.worker_restarts)
-        return {name: n + self._meeting.elsewhere(name) for name, n in zip(COUNTERS, own, strict=True)}
+        return {name: n + self._rank_sync.elsewhere(name) for name, n in zip(COUNTERS, own, strict=True)}
 
     @property
     def frames_allowed(self) -> int:
@@ -130,16 +130,16 @@ class OnlineRun:
         return cut_trajectories(self.segments, self._groups, self.config.sampling.groups)
 
     @property
-    def dials(self) -> dict[str, float]:
-        """``env.dials`` as they stand now."""
-        return self.parts.sampler.dials
+    def variables(self) -> dict[str, float]:
+        """``env.variables`` as they stand now."""
+        return self.parts.sampler.variables
 
-    def set_dial(self, name: str, value: float) -> None:
-        """Turn one of ``env.dials`` for all environments; each takes it over when its next episode begins."""
-        if name not in self.config.env.dials:
-            known = ", ".join(self.config.env.dials) or "none"
-            raise ConfigError(f"set_dial({name!r}): env.dials has no such name (it has: {known})")
-        self.parts.sampler.set_dial(name, value)
+    def set_variable(self, name: str, value: float) -> None:
+        """Turn one of ``env.variables`` for all environments; each takes it over when its next episode begins."""
+        if name not in self.config.env.variables:
+            known = ", ".join(self.config.env.variables) or "none"
+            raise ConfigError(f"set_variable({name!r}): env.variables has no such name (it has: {known})")
+        self.parts.sampler.set_variable(name, value)
 
     @property
     def mean_return(self) -> float | None:
@@ -152,7 +152,7 @@ class OnlineRun:
         return {
             "worker env": float(sampler.box.seconds_env.mean()),
             "worker wait": float(sampler.box.seconds_wait.mean()),
-            "main answer": sampler.seconds_answer,
+            "main inference": sampler.seconds_inference,
             "main gather": self._seconds_gather,
             "main learn": self._seconds_learn,
         }
@@ -165,7 +165,7 @@ class OnlineRun:
 
     def loop(self) -> None:
         """Train until a limit, a signal or an observer ends it; the last weights are always saved."""
-        if self._meeting.leads:
+        if self._rank_sync.leads:
             self._metrics.open(self.frames, self.seconds)
         if not self.iteration:  # a run that goes on has what its checkpoint says
             self._keep_progress(0.0)
@@ -175,7 +175,7 @@ class OnlineRun:
             before = self.seconds
             while True:
                 slots = None if self._over() else self._collect()
-                agreed = self._meeting.hold(slots is not None, self.stop_reason, self.progress, self._dropped)
+                agreed = self._rank_sync.agree(slots is not None, self.stop_reason, self.progress, self._dropped)
                 if agreed.stop:
                     self.stop(agreed.stop)
                     break
@@ -188,16 +188,16 @@ class OnlineRun:
                 self.seconds = before + time.monotonic() - begun
                 if slots is not None:
                     self._after_step()
-        if self._meeting.leads:
+        if self._rank_sync.leads:
             self._metrics.finish(self)  # only now: the recorder has written the last of it
 
     def _keep_progress(self, progress: float) -> None:
         """Let environments that ask for it know how far the run is: the same number on every rank."""
-        if PROGRESS in self.config.env.dials:
-            self.parts.sampler.set_dial(PROGRESS, progress)
+        if PROGRESS in self.config.env.variables:
+            self.parts.sampler.set_variable(PROGRESS, progress)
 
     def _over(self) -> bool:
-        return self._meeting.leads and self.life.over(self._limit)
+        return self._rank_sync.leads and self.life.over(self._limit)
 
     @contextlib.contextmanager
     def _sampling(self) -> Iterator[None]:
@@ -210,7 +210,7 @@ class OnlineRun:
                 sampler.start()
             if self.recorder is not None:
                 self.recorder.wait_ready()
-            untrained = None if self.life.can_be_resumed or not self._meeting.leads else self.state()
+            untrained = None if self.life.can_be_resumed or not self._rank_sync.leads else self.state()
             if self.config.sampling.mode == "async":
                 # By default a thread may hold the interpreter for 5 ms while the other one waits: ten rounds.
                 sys.setswitchinterval(SWITCH_SECONDS)
@@ -291,7 +291,7 @@ class OnlineRun:
         self.iteration += 1
 
     def _after_step(self) -> None:
-        if not self._meeting.leads:
+        if not self._rank_sync.leads:
             return
         self.tell("on_training_step", self.iteration)
         self._metrics.step(self)
@@ -317,7 +317,7 @@ class OnlineRun:
         return f"reached stop.mean_return={stop.mean_return:g}"
 
     def write_row(self) -> None:
-        """Write a row of metrics now (for observers whose figures come after the last training step)."""
+        """Write a row of metrics now (for observers whose metrics come after the last training step)."""
         self._metrics.write_row(self)
 
     # -- checkpoints ---------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class OnlineRun:
             "learners": [learner.state() for learner in self.parts.learners],
             "policies": [policy.state() for policy in self.parts.policies] if exact else [],
             "sampler": {**(self.parts.sampler.state() if exact else self.parts.sampler.counters()), **self.counts()},
-            "ranks": self._meeting.state(),
+            "ranks": self._rank_sync.state(),
             "reporter": self._metrics.state(),
             "recorder": asdict(self.recorder.tally.plus(self.recorder.counts())) if self.recorder else {},
         }
@@ -370,9 +370,9 @@ class OnlineRun:
                     learner.load_state(entry)
         self.iteration = state["iteration"]
         self.seconds = state["seconds"]
-        if not self._meeting.leads:
+        if not self._rank_sync.leads:
             with restoring(path, "ranks"):
-                self._meeting.load_state(state.get("ranks", []))
+                self._rank_sync.load_state(state.get("ranks", []))
             return
         self._dropped = state["dropped_segments"]
         with restoring(path, "reporter"):

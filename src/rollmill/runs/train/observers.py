@@ -39,7 +39,7 @@ class Observer:
         """One batch has been learnt from; ``iteration`` counts from 1 over all sessions of the run."""
 
     def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
-        """Figures to add to every row of metrics."""
+        """Metrics to add to every row of metrics."""
         return {}
 
     def on_stop(self, run: OnlineRun) -> None:
@@ -136,7 +136,7 @@ def call_hook(observer: Observer, hook: str, *args: object) -> Any:
 
 
 def ask_summaries(observer: Observer, run: OnlineRun, taken: Mapping[str, float]) -> dict[str, float]:
-    """The figures of one observer, refused where they are no numbers or have the name of another figure."""
+    """The metrics of one observer, refused where they are no numbers or have the name of another figure."""
     name = type(observer).__name__
     found = call_hook(observer, "extra_summaries", run)
     if not isinstance(found, Mapping):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.runs.settings import ProfileSettings
 from rollmill.runs.train.observers import Observer
-from rollmill.sampling.pool import ProcessCrew
+from rollmill.sampling.pool import ProcessPool
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -126,8 +126,8 @@ class Profiler(Observer):
 
 def processes_of(run: OnlineRun) -> dict[str, int]:
     """Python processes of a run by name; in serial mode there is only one."""
-    crew = run.parts.sampler.crew
-    workers = crew.pids() if isinstance(crew, ProcessCrew) else []
+    pool = run.parts.sampler.pool
+    workers = pool.pids() if isinstance(pool, ProcessPool) else []
     return {"main": os.getpid(), **{f"worker-{index}": pid for index, pid in enumerate(workers)}}
 
 

@@ -27,7 +27,7 @@ def follow(setup: RankSetup, parent: Parent) -> None:
     from rollmill.runs.train.reporting import TrainMetrics
 
     config = setup.config
-    ranks = TorchRanks(setup.rank, config.learning.ranks, setup.meeting_place, config.learning.rank_timeout, setup.cuda)
+    ranks = TorchRanks(setup.rank, config.learning.ranks, setup.rendezvous, config.learning.rank_timeout, setup.cuda)
     parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks=ranks)
     life = Life("online", RunFolder(config.folder), config)
     life.interrupt = Interrupt(signals=())  # rank 0 hears them, and says so

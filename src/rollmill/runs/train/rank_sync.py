@@ -26,7 +26,7 @@ COUNTERS = ("steps", "lost_segments", "env_faults", "worker_restarts")
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Decision:
     """What holds for all ranks until they meet again."""
 
     learn: bool
@@ -37,7 +37,7 @@ class Agreement:
     """Share of the run that is done."""
 
 
-class Meeting:
+class RankSync:
     """One rank's seat at the meeting; with one rank, no more than its own opinion."""
 
     def __init__(self, ranks: Ranks, sampler: Sampler) -> None:
@@ -47,18 +47,18 @@ class Meeting:
         self._heard: list[Mapping[str, Any]] = []
         """Rank 0: the last notes of ranks 1, 2, ..."""
 
-    def hold(self, ready: bool, stop: str, progress: float, dropped: int) -> Agreement:
+    def agree(self, ready: bool, stop: str, progress: float, dropped: int) -> Decision:
         """Say how this rank stands, and hear what all will do. Only rank 0's ``stop`` and ``progress`` count."""
         if self._ranks.count == 1:
-            return Agreement(ready, stop, progress)
+            return Decision(ready, stop, progress)
         if not ready and not stop and time.monotonic() < self._last + PATIENCE:
-            return Agreement(False, "", progress)
+            return Decision(False, "", progress)
         note = {"stop": stop, "progress": progress} if self.leads else self._counts(dropped)
         first, *others = self._ranks.gather_notes({"ready": ready, **note})
         self._last = time.monotonic()
         if self.leads:
             self._listen(others)
-        return Agreement(first["ready"] and all(o["ready"] for o in others), first["stop"], first["progress"])
+        return Decision(first["ready"] and all(o["ready"] for o in others), first["stop"], first["progress"])
 
     # -- what rank 0 knows of the others -------------------------------------------------------
 
@@ -81,7 +81,7 @@ class Meeting:
         counted = self._sampler.counters()
         for _ in counted["episodes"]:
             self._sampler.episodes.popleft()
-        stats, extras = self._sampler.crew.report.episode_stats, []
+        stats, extras = self._sampler.pool.report.episode_stats, []
         while stats:
             extras.append(stats.popleft())
         return {
@@ -100,5 +100,5 @@ class Meeting:
             for episode in note["episodes"]:
                 self._sampler.episodes.append(EpisodeEnd(**{**episode, "lane": episode["lane"] + rank * lanes}))
             for lane, number, stats in note["extras"]:
-                self._sampler.crew.report.note_episode(lane + rank * lanes, number, stats)
+                self._sampler.pool.report.note_episode(lane + rank * lanes, number, stats)
         self._heard = list(others)

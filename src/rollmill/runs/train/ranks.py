@@ -46,7 +46,7 @@ class RankSetup:
     spec: EnvSpec
     rank: int
     checkpoint: Path | None
-    meeting_place: Path
+    rendezvous: Path
     cuda: str
     cores: frozenset[int]
     """Cores to stay on; empty for all."""
@@ -128,11 +128,11 @@ class RankProcesses:
 
     def start(self, spec: EnvSpec, checkpoint: Path | None) -> None:
         """Start the processes and return at once: they build their parts while rank 0 builds its own."""
-        from rollmill.learning.ranks import Alone, TorchRanks
+        from rollmill.learning.ranks import SingleRank, TorchRanks
 
         s = self._config.learning
         if s.ranks == 1:
-            self.ranks = Alone()
+            self.ranks = SingleRank()
             return
         gpus = visible_gpus(s.device, s.ranks)
         cuda = "nccl" if gpus else "gloo"

@@ -18,10 +18,10 @@ from rollmill.monitor.reporter import Display, Reporter
 from rollmill.monitor.usage import Usage
 from rollmill.monitor.wandb import WandbRun
 from rollmill.recording.played_log import PlayedLog
-from rollmill.recording.recorder import figures
+from rollmill.recording.recorder import recorder_metrics
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.observers import ask_summaries
-from rollmill.sampling.pool import ProcessCrew
+from rollmill.sampling.pool import ProcessPool
 from rollmill.sampling.sampler import EpisodeEnd
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ STATE_SHAPE: Shape = {
 
 
 def panel_rows(config: TrainConfig) -> tuple[Row, ...]:
-    """What the panel of a run shows: the usual rows, and limits beside figures that have one."""
+    """What the panel of a run shows: the usual rows, and limits beside metrics that have one."""
     rate, limit = config.report.sim_rate, config.learning.max_grad_norm
     rows = list(ROWS)
     if rate:
@@ -72,7 +72,7 @@ class Phases:
 
 
 class TrainMetrics:
-    """Collects figures between rows, and makes the rows."""
+    """Collects metrics between rows, and makes the rows."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder, reporter: Reporter, console: ConsoleMode) -> None:
         self.episodes = EpisodeStats(config.report.window)
@@ -117,7 +117,7 @@ class TrainMetrics:
         return self.episodes.count >= self._config.report.window
 
     def add_learning(self, policy_id: int, metrics: Mapping[str, float]) -> None:
-        """Figures of one training step; rows hold their means."""
+        """Metrics of one training step; rows hold their means."""
         prefix = "learn/" if policy_id == 0 else f"policy{policy_id}/learn/"
         for name, value in metrics.items():
             entry = self._sums.setdefault(prefix + name, [0.0, 0.0])
@@ -145,7 +145,7 @@ class TrainMetrics:
             new.append(episode)
         if self._played is not None:
             self._played.add(new)
-        extras = run.parts.sampler.crew.report.episode_stats
+        extras = run.parts.sampler.pool.report.episode_stats
         while extras:
             _, _, stats = extras.popleft()
             self._extras.add({f"episode/{name}": value for name, value in stats.items()})
@@ -172,21 +172,21 @@ class TrainMetrics:
             **self._time_left(frames, run.iteration),
             **self._phases.shares(run.seconds - self._began_at, run.phase_seconds()),
             **_replay_counts(run),
-            **self._usage.figures(_worker_pids(run)),
+            **self._usage.metrics(_worker_pids(run)),
             **_gpu_memory(),
         }
         if run.recorder is not None:
-            metrics |= figures(run.recorder)
+            metrics |= recorder_metrics(run.recorder)
         for observer in run.observers:
             metrics |= ask_summaries(observer, run, metrics)
         self._sums.clear()
         self._reporter.write(frames, metrics)
 
     def finish(self, run: OnlineRun) -> None:
-        """The last figures for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
+        """The last metrics for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
         fresh = {**self.episodes.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
         if run.recorder is not None:
-            fresh |= figures(run.recorder)
+            fresh |= recorder_metrics(run.recorder)
         self._reporter.end(run.frames, fresh)
 
     def _time_left(self, frames: int, batches: int) -> dict[str, float]:
@@ -220,7 +220,7 @@ class TrainMetrics:
 
 
 def _replay_counts(run: OnlineRun) -> dict[str, float]:
-    """Figures of the learners' replay buffers, where they have one."""
+    """Metrics of the learners' replay buffers, where they have one."""
     found: dict[str, float] = {}
     for learner in run.parts.learners:
         prefix = "replay/" if learner.policy_id == 0 else f"policy{learner.policy_id}/replay/"
@@ -230,8 +230,8 @@ def _replay_counts(run: OnlineRun) -> dict[str, float]:
 
 def _worker_pids(run: OnlineRun) -> list[int]:
     """Processes of the workers; in serial mode there are none."""
-    crew = run.parts.sampler.crew
-    return crew.pids() if isinstance(crew, ProcessCrew) else []
+    pool = run.parts.sampler.pool
+    return pool.pids() if isinstance(pool, ProcessPool) else []
 
 
 def _gpu_memory() -> dict[str, float]:

@@ -16,17 +16,17 @@ from rollmill.core.config.plain import differences
 from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError, RunFolderLost, StoreError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.online_state import require_online
 from rollmill.runs.out_of_memory import memory_is_named
-from rollmill.runs.probing import probe_beside
+from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.sizing import size
-from rollmill.runs.train.background_eval import EvaluationBeside
+from rollmill.runs.train.background_eval import BackgroundEval
 from rollmill.runs.train.forecasting import start_forecast
 from rollmill.runs.train.observers import Observer, build_observers, call_hook
 from rollmill.runs.train.profiler import Profiler
@@ -73,11 +73,11 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         kept, page = config.checkpoints, config.report.page
         living = live("online", config.folder, config, request, require_online, keep=kept, page=page)
         life = stack.enter_context(living)
-        environment = stack.enter_context(household(inside=config.sampling.mode == "serial"))
+        environment = stack.enter_context(process_scope(inside=config.sampling.mode == "serial"))
         stack.callback(life.reporter.close)  # W&B has a process, too
         rescue = stack.enter_context(_Rescue())
         if config.evaluation.on:
-            observers = (*observers, EvaluationBeside(config.evaluation, environment))
+            observers = (*observers, BackgroundEval(config.evaluation, environment))
         stack.enter_context(memory_is_named(MEMORY_ADVICE))
         spec = _learn_spec(config, environment)
         config = _size_for(spec, asked, config, life)
@@ -117,7 +117,7 @@ def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
     """The env's spec, from a process of its own (serial mode: from this one) while torch is imported."""
     if config.sampling.mode == "serial":
         return probe_here(config.env)
-    return probe_beside(config.env, environment, config.sampling.start_timeout)
+    return probe_in_child(config.env, environment, config.sampling.start_timeout)
 
 
 def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, life: Life) -> TrainConfig:

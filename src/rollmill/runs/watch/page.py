@@ -1,4 +1,4 @@
-"""A page in the browser that shows what an agent does: a stream of JPEG pictures and a line of text.
+"""A page in the browser that shows what an agent does: a stream of JPEG images and a line of text.
 
 It listens on loopback only, answers GET (and HEAD) of four fixed paths, and refuses requests that were addressed to any
 other host name, so that a page of somebody else cannot read it through the browser.
@@ -22,7 +22,7 @@ from rollmill.runs.watch.screen import Shown
 HOST = "127.0.0.1"
 VIEWERS = 8
 """Streams at the same time."""
-BOUNDARY = "picture"
+BOUNDARY = "image"
 WAIT_SECONDS = 5.0
 
 SCRIPT = """
@@ -53,7 +53,7 @@ SECURITY = {
 
 
 class PageScreen:
-    """The server; ``show`` never waits for a viewer, and a slow one misses pictures."""
+    """The server; ``show`` never waits for a viewer, and a slow one misses images."""
 
     closed = False
 
@@ -79,14 +79,14 @@ class PageScreen:
         self._thread.start()
 
     def show(self, shown: Shown) -> None:
-        jpeg = self._encode(enlarge(shown.picture, fit=False))
+        jpeg = self._encode(enlarge(shown.image, fit=False))
         with self._news:
             self._jpeg, self._count = jpeg, self._count + 1
             self.status = {"text": shown.text, "over": shown.over, "count": self._count}
             self._news.notify_all()
 
-    def next_picture(self, seen: int) -> tuple[int, bytes] | None:
-        """The newest picture after number ``seen``; None when there will be no more."""
+    def next_image(self, seen: int) -> tuple[int, bytes] | None:
+        """The newest image after number ``seen``; None when there will be no more."""
         with self._news:
             self._news.wait_for(lambda: self._count > seen or self._ended, WAIT_SECONDS)
             return None if self._ended else (self._count, self._jpeg)
@@ -108,7 +108,7 @@ class PageScreen:
 
 
 def _page(title: str) -> Html:
-    stream = element("img", id="picture", class_="live", src="/stream", alt="what the agent does")
+    stream = element("img", id="image", class_="live", src="/stream", alt="what the agent does")
     text = element("p", "waiting", id="text", class_="live")
     return document("watch", title, header(title), stream, text, policy=content_policy(**POLICY), script="/page.js")
 
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._headers(f"multipart/x-mixed-replace; boundary={BOUNDARY}")
             self.end_headers()
             seen = 0
-            while (found := screen.next_picture(seen)) is not None:
+            while (found := screen.next_image(seen)) is not None:
                 seen, jpeg = found
                 if jpeg:
                     head = f"--{BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(jpeg)}\r\n\r\n"
@@ -187,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class JpegEncoder:
-    """RGB pictures to JPEG by PyAV, which films need as well."""
+    """RGB images to JPEG by PyAV, which videos need as well."""
 
     def __init__(self) -> None:
         try:
@@ -196,13 +196,13 @@ class JpegEncoder:
             raise MissingExtraError('watching in the browser needs PyAV: pip install "rollmill[video]"') from error
         self._av: Any = av
 
-    def __call__(self, picture: Array) -> bytes:
+    def __call__(self, image: Array) -> bytes:
         file = io.BytesIO()
         with self._av.open(file, "w", format="mjpeg") as container:
             stream = container.add_stream("mjpeg", rate=1)
-            stream.height, stream.width, stream.pix_fmt = picture.shape[0], picture.shape[1], "yuvj444p"
+            stream.height, stream.width, stream.pix_fmt = image.shape[0], image.shape[1], "yuvj444p"
             stream.codec_context.thread_count = 1
             stream.codec_context.qmin = stream.codec_context.qmax = 3  # 1 is best, 31 worst
-            container.mux(stream.encode(self._av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode(self._av.VideoFrame.from_ndarray(image, format="rgb24")))
             container.mux(stream.encode())
         return file.getvalue()

@@ -1,6 +1,6 @@
 """``rollmill watch``: an agent plays, one episode after the other, at the speed of its simulator.
 
-A ``Player`` makes the pictures; where they go (a window, the terminal, a page in the browser) is in ``watch_screen``
+A ``Player`` makes the images; where they go (a window, the terminal, a page in the browser) is in ``watch_screen``
 and ``watch_page``. Episode n has the same seed as in an evaluation with the same ``--seed``.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec, Obs
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Env, Policy
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import check_env_settings
@@ -28,12 +28,12 @@ from rollmill.runs.evaluate.options import check_chosen
 from rollmill.runs.evaluate.play import make_plan
 from rollmill.runs.evaluate.render_env import (
     has_display,
+    image,
+    images_per_second,
     make_shown,
-    picture,
-    pictures_per_second,
     takes,
     with_args,
-    with_pictures,
+    with_images,
     without_display,
 )
 from rollmill.runs.evaluate.run import trained_policy
@@ -52,7 +52,7 @@ log = logging.getLogger("rollmill")
 
 Where = Literal["auto", "window", "terminal", "browser"]
 END_SECONDS = 0.7
-"""How long the last picture of an episode stays."""
+"""How long the last image of an episode stays."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class WatchOptions:
     """Watch a random policy in the run's environment instead."""
     seed: int = 1
     fps: float | None = None
-    """Pictures per second; unset: the simulator's own speed; 0: as fast as it goes."""
+    """Images per second; unset: the simulator's own speed; 0: as fast as it goes."""
     port: int = 0
     """TCP port of the page in the browser; 0 takes a free one."""
     overrides: tuple[str, ...] = ()
@@ -107,8 +107,8 @@ class Player:
         )
         check_env_settings(self.config.env)
         self.spec = EnvSpec.from_dict(self.loaded.state["spec"])
-        # What the agent sees must not change; a picture for people comes from a twin, where that makes a difference.
-        own, large = with_pictures(self.config.env, large=False), with_pictures(self.config.env)
+        # What the agent sees must not change; an image for people comes from a twin, where that makes a difference.
+        own, large = with_images(self.config.env, large=False), with_images(self.config.env)
         if options.where == "window" and takes(self.config.env, "visible"):
             large = with_args(large, visible=True)
         self._settings = (own, large)
@@ -143,14 +143,14 @@ class Player:
         except CheckpointError as error:  # it may be gone again; the one at hand is good
             log.warning("going on with the weights at hand: %s", error)
 
-    def scenes(self, on_rate: Callable[[float], None]) -> Generator[Shown]:
-        """Pictures without end; ``on_rate`` is told how many a second the simulator itself would show."""
+    def frames(self, on_rate: Callable[[float], None]) -> Generator[Shown]:
+        """Images without end; ``on_rate`` is told how many a second the simulator itself would show."""
         own, large = self._settings
         with contextlib.ExitStack() as stack:
             env = stack.enter_context(contextlib.closing(make_shown(own)))
             require_fit(self.spec, env.spec)
             twin = stack.enter_context(contextlib.closing(make_shown(large))) if large != own else env
-            on_rate(pictures_per_second(env))
+            on_rate(images_per_second(env))
             obs, unused = blank(env), blank(twin)
             number = 0
             while not self._options.episodes or number < self._options.episodes:
@@ -166,7 +166,7 @@ class Player:
             twin.reset(seed, unused)
         so_far, step, limit = np.zeros(agents), 0, self.config.env.max_episode_steps
         first, ended = np.ones(agents, bool), np.zeros(agents, bool)
-        yield Shown(picture(twin), self.policy_name, number, 0, 0.0, False)
+        yield Shown(image(twin), self.policy_name, number, 0, 0.0, False)
         while not ended.all():
             action = self._policy.act(_request(obs, first)).action
             reward, terminated, truncated, _ = env.step(action, obs)
@@ -177,7 +177,7 @@ class Player:
             ended |= np.broadcast_to(np.asarray(terminated) | np.asarray(truncated), ended.shape)
             ended |= bool(limit) and step >= limit
             first[:] = False
-            yield Shown(picture(twin), self.policy_name, number, step, float(so_far.mean()), bool(ended.all()))
+            yield Shown(image(twin), self.policy_name, number, step, float(so_far.mean()), bool(ended.all()))
 
 
 def _request(obs: Obs, first: Array) -> Request:
@@ -187,7 +187,7 @@ def _request(obs: Obs, first: Array) -> Request:
 
 
 class Pace:
-    """Keeps pictures at a rate; late ones are not made up for."""
+    """Keeps images at a rate; late ones are not made up for."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Pace:
         self._due = 0.0
 
     def wait(self, extra: float = 0.0) -> None:
-        """Return when the next picture is due; ``extra`` seconds later than usual."""
+        """Return when the next image is due; ``extra`` seconds later than usual."""
         if not self.fps:
             return
         now = self._clock()
@@ -216,8 +216,8 @@ def watch(target: Path, options: WatchOptions, announce: Callable[[str], None]) 
     """
     options.check()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(household(inside=True))
-        without_display()  # household restores the variables
+        stack.enter_context(process_scope(inside=True))
+        without_display()  # process scope restores the variables
         player = Player(target, options)
         interrupt = stack.enter_context(Interrupt())  # before anybody is told that Ctrl-C ends it
         screen = stack.enter_context(contextlib.closing(_open_screen(player, options, announce)))
@@ -226,7 +226,7 @@ def watch(target: Path, options: WatchOptions, announce: Callable[[str], None]) 
         def on_rate(fps: float) -> None:
             pace.fps = fps if options.fps is None else options.fps
 
-        for shown in stack.enter_context(contextlib.closing(player.scenes(on_rate))):
+        for shown in stack.enter_context(contextlib.closing(player.frames(on_rate))):
             screen.show(shown)
             pace.wait(END_SECONDS if shown.over else 0.0)
             if screen.closed or interrupt.signal is not None:

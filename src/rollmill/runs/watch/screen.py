@@ -21,9 +21,9 @@ MIN_WINDOW = 480
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture and what there is to say about it."""
+    """One image and what there is to say about it."""
 
-    picture: Array
+    image: Array
     """RGB uint8 ``[height, width, 3]``"""
     policy: str
     episode: int
@@ -38,7 +38,7 @@ class Shown:
 
 
 class Screen(Protocol):
-    """Where pictures go."""
+    """Where images go."""
 
     closed: bool
     """Whether the user has closed it."""
@@ -64,7 +64,7 @@ class TerminalScreen:
     def show(self, shown: Shown) -> None:
         columns, lines = self._size or shutil.get_terminal_size()
         text = printable(shown.text)[:columns]
-        self._stream.write(f"\033[H{half_blocks(shown.picture, columns, max(1, lines - 2))}\033[0m{text}\033[K")
+        self._stream.write(f"\033[H{half_blocks(shown.image, columns, max(1, lines - 2))}\033[0m{text}\033[K")
         self._stream.flush()
 
     def close(self) -> None:
@@ -72,14 +72,14 @@ class TerminalScreen:
         self._stream.flush()
 
 
-def half_blocks(picture: Array, columns: int, lines: int) -> str:
-    """The picture as text of at most ``columns`` x ``lines`` characters, its shape kept."""
-    height, width = picture.shape[:2]
+def half_blocks(image: Array, columns: int, lines: int) -> str:
+    """The image as text of at most ``columns`` x ``lines`` characters, its shape kept."""
+    height, width = image.shape[:2]
     scale = min(columns / width, 2 * lines / height)
     across, down = max(1, int(width * scale)), max(2, int(height * scale) // 2 * 2)
     rows = (np.arange(down) + 0.5) * height / down
     cells = (np.arange(across) + 0.5) * width / across
-    small = picture[rows.astype(int)][:, cells.astype(int)]
+    small = image[rows.astype(int)][:, cells.astype(int)]
     return "".join(_line(small[y], small[y + 1]) for y in range(0, down, 2))
 
 
@@ -116,12 +116,12 @@ class WindowScreen:
             return
         import pygame
 
-        height, width = shown.picture.shape[:2]
+        height, width = shown.image.shape[:2]
         if self._window is None:
             pygame.display.init()
             scale = max(1, -(-MIN_WINDOW // max(height, width)))
             self._window = pygame.display.set_mode((width * scale, height * scale))
-        surface = pygame.surfarray.make_surface(shown.picture.swapaxes(0, 1))
+        surface = pygame.surfarray.make_surface(shown.image.swapaxes(0, 1))
         self._window.blit(pygame.transform.scale(surface, self._window.get_size()), (0, 0))
         pygame.display.set_caption(shown.text)
         pygame.display.flip()

@@ -21,7 +21,7 @@ from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, EnvSpec
-from rollmill.core.process_scope import household
+from rollmill.core.process_scope import process_scope
 from rollmill.core.shapes import ArrayOf, Shape
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
@@ -42,13 +42,13 @@ from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
     CONTROLLER_FILE,
-    Mind,
-    Pilot,
+    ControllerAgent,
+    ControllerState,
     SavedController,
     controller_file,
+    image_field,
     load_controller,
     make_shape,
-    picture_field,
     save_controller,
     start_weights,
 )
@@ -56,7 +56,7 @@ from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSet
 from rollmill.worldmodel.controller.trials import ControllerPolicy, Played, Trials
 from rollmill.worldmodel.dream import DreamTrials
 from rollmill.worldmodel.dynamics.model import Dynamics, dynamics_checksum, dynamics_file, load_dynamics
-from rollmill.worldmodel.dynamics.retrieval import Bank, build_bank
+from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex, build_index
 from rollmill.worldmodel.encoder.file import ImageEncoder, encoder_checksum, load_encoder
 
 log = logging.getLogger("rollmill")
@@ -98,14 +98,14 @@ class Models:
 
     encoder: ImageEncoder
     dynamics: Dynamics | None
-    bank: Bank | None
+    index: RetrievalIndex | None
     device: torch.device
 
-    def pilot(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> Pilot:
-        return Pilot(self.encoder, self.mind(settings, spec, lanes))
+    def agent(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> ControllerAgent:
+        return ControllerAgent(self.encoder, self.controller_state(settings, spec, lanes))
 
-    def mind(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> Mind:
-        return Mind(settings, spec.action, self.encoder.size, self.dynamics, lanes, self.device, self.bank)
+    def controller_state(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> ControllerState:
+        return ControllerState(settings, spec.action, self.encoder.size, self.dynamics, lanes, self.device, self.index)
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,10 @@ def train_controller(
     if dream is not None and models.dynamics is None:
         raise ConfigError("a dream needs a dynamics model")
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(household(inside=settings.mode == "serial"))
+        environment = stack.enter_context(process_scope(inside=settings.mode == "serial"))
         serial = settings.mode == "serial"
         spec = probe_here(env) if serial else Probe(env, environment).result(PROBE_SECONDS)
-        field = picture_field(spec, models.encoder)
+        field = image_field(spec, models.encoder)
         _check_actions(models, spec)
         inputs = {
             "encoder": encoder_checksum(encoder_path),
@@ -171,9 +171,9 @@ def train_controller(
         }
         asked = request or Request("continue")
         life = stack.enter_context(live("controller", out, settings, asked, CHECK, inputs=inputs, progress=progress))
-        scene = Scene(settings, env, spec, field, models, environment)
+        target = EvalTarget(settings, env, spec, field, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
-        run = _SearchRun(scene, life, paths)
+        run = _SearchRun(target, life, paths)
         life.begin(run)
         with life.interrupt, contextlib.closing(run.evaluator(dream)) as evaluator:
             if on_ready is not None:
@@ -201,12 +201,12 @@ def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path:
     dynamics = load_dynamics(dynamics_path, device) if dynamics_path else None
     if settings.inputs == "zh" and (dynamics is None or not dynamics.memory_size):
         raise ConfigError("inputs=zh needs a dynamics model with a memory; use inputs=z")
-    bank = None
+    index = None
     if settings.retrieval.neighbours:
         assert settings.retrieval.store is not None
         with Store(settings.retrieval.store) as store:
-            bank = build_bank(store, dynamics, settings.retrieval, settings.seed).to(device)
-    return Models(encoder, dynamics, bank, device)
+            index = build_index(store, dynamics, settings.retrieval, settings.seed).to(device)
+    return Models(encoder, dynamics, index, device)
 
 
 def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettings:
@@ -227,7 +227,7 @@ def _check_actions(models: Models, spec: EnvSpec) -> None:
 
 
 @dataclass(frozen=True)
-class Scene:
+class EvalTarget:
     """Where a controller plays, and through which models."""
 
     settings: ControllerSettings
@@ -245,17 +245,17 @@ class Scene:
         plan = make_plan(config, self.spec, seed=seed, workers=workers, envs=s.envs, episodes=episodes)
         sampling = replace(plan.sampler.settings, mode="serial" if s.mode == "serial" else "sync")
         plan = replace(plan, sampler=replace(plan.sampler, settings=sampling, environment=self.environment))
-        pilot = self.models.pilot(s, self.spec, plan.lanes)
-        return play(plan, ControllerPolicy(pilot, weights, self.field), "controller")
+        agent = self.models.agent(s, self.spec, plan.lanes)
+        return play(plan, ControllerPolicy(agent, weights, self.field), "controller")
 
 
 class _SearchRun:
     """A search under way."""
 
-    def __init__(self, scene: Scene, life: Life, paths: tuple[str, str]) -> None:
-        self.scene, self.life, self.settings, self._paths = scene, life, scene.settings, paths
-        s, models = self.settings, scene.models
-        self.shape = make_shape(s, models.dynamics, models.encoder.size, scene.spec.action)
+    def __init__(self, target: EvalTarget, life: Life, paths: tuple[str, str]) -> None:
+        self.target, self.life, self.settings, self._paths = target, life, target.settings, paths
+        s, models = self.settings, target.models
+        self.shape = make_shape(s, models.dynamics, models.encoder.size, target.spec.action)
         self.rows: list[GenerationRow] = []
         self.champion = np.zeros(self.shape.weights, np.float32)
         self.champion_return: float | None = None
@@ -272,15 +272,15 @@ class _SearchRun:
         return self.search.generation
 
     def evaluator(self, dream: DreamSettings | None) -> Evaluator:
-        scene, s = self.scene, self.settings
+        target, s = self.target, self.settings
         first = self.search.generation
         if dream is not None:
-            assert scene.models.dynamics is not None
-            mind = scene.models.mind(s, scene.spec, s.population * s.trials)
-            return DreamTrials(s, dream, scene.models.dynamics, mind, first)
-        on_gpu = scene.models.device.type == "cuda"
-        trials = Trials(s, scene.env, scene.spec, first, scene.environment, on_gpu)
-        trials.start(scene.models.pilot(s, scene.spec, trials.layout.envs), scene.field)
+            assert target.models.dynamics is not None
+            state = target.models.controller_state(s, target.spec, s.population * s.trials)
+            return DreamTrials(s, dream, target.models.dynamics, state, first)
+        on_gpu = target.models.device.type == "cuda"
+        trials = Trials(s, target.env, target.spec, first, target.environment, on_gpu)
+        trials.start(target.models.agent(s, target.spec, trials.layout.envs), target.field)
         return trials
 
     def loop(self, evaluator: Evaluator) -> None:
@@ -321,7 +321,7 @@ class _SearchRun:
     def _judge(self, weights: Array) -> float:
         """Mean return over the episodes of an evaluation; the best so far is the champion."""
         s = self.settings
-        score = self.scene.evaluate(weights, s.evaluate_episodes, s.seed + EVALUATION)
+        score = self.target.evaluate(weights, s.evaluate_episodes, s.seed + EVALUATION)
         value = float(np.mean(score.returns))
         if self.champion_return is None or value > self.champion_return:
             self.champion, self.champion_return = np.asarray(weights, np.float32), value
@@ -331,7 +331,7 @@ class _SearchRun:
         row = GenerationRow(
             generation=self.search.generation,
             env_steps=self.env_steps,
-            frames=self.env_steps * self.scene.spec.frames_per_step,
+            frames=self.env_steps * self.target.spec.frames_per_step,
             seconds=round(self.seconds, 3),
             mean=float(returns.mean()),
             best=float(returns.max()),
@@ -363,7 +363,7 @@ class _SearchRun:
         self._write()
         if not self.settings.final_episodes or not self.rows:
             return None
-        score = self.scene.evaluate(self.champion, self.settings.final_episodes, self.settings.seed + FINAL)
+        score = self.target.evaluate(self.champion, self.settings.final_episodes, self.settings.seed + FINAL)
         log.info("%d episodes: %.1f +- %.1f", len(score.returns), np.mean(score.returns), np.std(score.returns))
         self._write(final=float(np.mean(score.returns)))
         return score
@@ -380,13 +380,13 @@ class _SearchRun:
             "env_steps": self.env_steps,
         }
 
-    def _write(self, **figures: float) -> None:
+    def _write(self, **metrics: float) -> None:
         """The controller, the table and the plots."""
         folder = self.life.folder.path
         chosen = self.champion if self.champion_return is not None else self.search.mean
-        metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **figures}
+        metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **metrics}
         encoder, dynamics = self._paths
-        saved = SavedController(self.settings, chosen, encoder, dynamics, to_dict(self.scene.env), metadata)
+        saved = SavedController(self.settings, chosen, encoder, dynamics, to_dict(self.target.env), metadata)
         save_controller(folder / CONTROLLER_FILE, saved)
         write_generations(folder, self.rows)
 
@@ -438,7 +438,7 @@ def evaluate_controller(
     named = {"env": saved.env}
     chosen = load_saved(SavedEnv, named, controller_file(path), overrides=overrides, trust_code=trust_code).env
     check_env_settings(chosen)
-    with household(inside=settings.mode == "serial") as environment:
+    with process_scope(inside=settings.mode == "serial") as environment:
         spec = Probe(chosen, environment).result(PROBE_SECONDS)
-        scene = Scene(settings, chosen, spec, picture_field(spec, models.encoder), models, environment)
-        return scene.evaluate(saved.weights, episodes, seed)
+        target = EvalTarget(settings, chosen, spec, image_field(spec, models.encoder), models, environment)
+        return target.evaluate(saved.weights, episodes, seed)

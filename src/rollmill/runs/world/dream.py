@@ -1,6 +1,6 @@
 """``rollmill world dream``: look into the model's dreams beside what really happened.
 
-Row by row an episode of the store: what was seen (where the pictures are at hand), what the encoder makes of it, and
+Row by row an episode of the store: what was seen (where the images are at hand), what the encoder makes of it, and
 what the model dreams when it is shown the first steps and then goes on alone, with the same actions.
 """
 
@@ -17,7 +17,7 @@ from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
 from rollmill.reports.video.images import enlarge, framed, tiled
 from rollmill.store.convert.h264 import VideoFile
-from rollmill.store.images import choose_picture, read_pictures
+from rollmill.store.images import choose_image, read_images
 from rollmill.store.reader import Store
 from rollmill.worldmodel.dynamics.fit import MEAN, check_latents
 from rollmill.worldmodel.dynamics.mixture import draw
@@ -25,18 +25,18 @@ from rollmill.worldmodel.dynamics.model import Dynamics, load_dynamics
 from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
 
 SHOWN, ALONE = (52, 60, 72), (220, 120, 40)
-"""Colours of a picture's frame: what is or was really seen, and what the model dreams alone."""
+"""Colours of an image's frame: what is or was really seen, and what the model dreams alone."""
 
 
 @settings
-class DreamFilm:
+class DreamVideo:
     """Which dreams are shown, and how."""
 
     episodes: int = 4
     """Episodes, one below the other."""
 
     steps: int = 200
-    """Steps of the film."""
+    """Steps of the video."""
 
     shown: int = 20
     """Real steps that the model is shown first; half of an episode at most."""
@@ -45,7 +45,7 @@ class DreamFilm:
     """Of the dreams; see DreamSettings."""
 
     fps: float = 20.0
-    """Steps per second of the film."""
+    """Steps per second of the video."""
 
     scale: int = 3
     """Each pixel becomes a square of this many."""
@@ -60,16 +60,16 @@ class DreamFilm:
             raise ValueError("temperature and seed must not be negative")
 
 
-def film_dreams(
+def write_dream_video(
     encoded_store: Path,
     encoder_path: Path,
     dynamics_path: Path,
     out: Path,
-    options: DreamFilm | None = None,
+    options: DreamVideo | None = None,
     raw_store: Path | None = None,
 ) -> Path:
-    """Write the video ``out``; ``raw_store`` holds the pictures that the latents were made from."""
-    options = options or DreamFilm()
+    """Write the video ``out``; ``raw_store`` holds the images that the latents were made from."""
+    options = options or DreamVideo()
     encoder, dynamics = load_encoder(encoder_path), load_dynamics(dynamics_path)
     with Store(encoded_store) as store:
         check_latents(store)
@@ -81,15 +81,15 @@ def film_dreams(
             )
         chosen = _choose(store, options)
         latents, dreams = zip(*(_dream(store, i, dynamics, options) for i in chosen), strict=True)
-        columns = [_pictures(encoder, latents), _pictures(encoder, dreams)]
+        columns = [_images(encoder, latents), _images(encoder, dreams)]
         if raw_store is not None:
             columns.insert(0, _real(raw_store, store, chosen, options))
     _write(out, columns, options)
     return out
 
 
-def _choose(store: Store, options: DreamFilm) -> list[int]:
-    """The longest of some random episodes: short ones would stand still for most of the film."""
+def _choose(store: Store, options: DreamVideo) -> list[int]:
+    """The longest of some random episodes: short ones would stand still for most of the video."""
     rng = Seeds(options.seed).branch("film").generator()
     some = rng.permutation(len(store))[: 4 * options.episodes]
     if not len(some):
@@ -98,13 +98,13 @@ def _choose(store: Store, options: DreamFilm) -> list[int]:
     return [int(i) for i in some[order[: options.episodes]]]
 
 
-def _shown(steps: int, options: DreamFilm) -> int:
+def _shown(steps: int, options: DreamVideo) -> int:
     """Real steps of an episode that the model is shown."""
     return min(options.shown, max(1, steps // 2))
 
 
 @torch.inference_mode()
-def _dream(store: Store, i: int, dynamics: Dynamics, options: DreamFilm) -> tuple[Array, Array]:
+def _dream(store: Store, i: int, dynamics: Dynamics, options: DreamVideo) -> tuple[Array, Array]:
     """Latents ``[n + 1, Z]``: those of the episode, and those dreamt with its actions."""
     n = min(int(store.table.length[i]), options.steps)
     read = store.read(i, 0, n, [MEAN, "action"], next_obs=True)
@@ -122,33 +122,33 @@ def _dream(store: Store, i: int, dynamics: Dynamics, options: DreamFilm) -> tupl
 
 
 @torch.inference_mode()
-def _pictures(encoder: ImageEncoder, episodes: tuple[Array, ...]) -> list[Array]:
+def _images(encoder: ImageEncoder, episodes: tuple[Array, ...]) -> list[Array]:
     return [encoder.decode(torch.from_numpy(latents)).numpy() for latents in episodes]
 
 
-def _real(raw_store: Path, encoded: Store, chosen: list[int], options: DreamFilm) -> list[Array]:
-    """The pictures of the same episodes, found by their names (uid)."""
+def _real(raw_store: Path, encoded: Store, chosen: list[int], options: DreamVideo) -> list[Array]:
+    """The images of the same episodes, found by their names (uid)."""
     with Store(raw_store) as store:
-        picture = choose_picture(store.schema, None)
+        image = choose_image(store.schema, None)
         found = []
         for i in chosen:
             same = np.flatnonzero(store.table.uid == encoded.table.uid[i])
             if not len(same):
                 raise StoreError(f"{raw_store}: does not hold episode {int(encoded.table.uid[i]):016x} of the latents")
-            pictures = np.concatenate(list(read_pictures(store, int(same[0]), picture)))
-            found.append(pictures[: options.steps + 1])
+            images = np.concatenate(list(read_images(store, int(same[0]), image)))
+            found.append(images[: options.steps + 1])
         return found
 
 
-def _write(out: Path, columns: list[list[Array]], options: DreamFilm) -> None:
-    frames = max(len(pictures) for pictures in columns[-1])
+def _write(out: Path, columns: list[list[Array]], options: DreamVideo) -> None:
+    frames = max(len(images) for images in columns[-1])
     with VideoFile(out, options.fps) as video:
         for t in range(frames):
             video.add(_frame(columns, t, options))
 
 
-def _frame(columns: list[list[Array]], t: int, options: DreamFilm) -> Array:
-    """One picture of the film, a row for each episode; those that have ended stand still."""
+def _frame(columns: list[list[Array]], t: int, options: DreamVideo) -> Array:
+    """One image of the video, a row for each episode; those that have ended stand still."""
     cells = []
     for row in range(len(columns[0])):
         alone = t >= _shown(len(columns[-1][row]) - 1, options)

@@ -151,8 +151,8 @@ class DynamicsRun:
         self.life.report(self.step, metrics, of=max(1, self.settings.steps))
 
     def _write_model(self) -> None:
-        figures = {name: value for name, value in self.metrics.items() if value == value}
-        save_dynamics(self.life.folder.path / DYNAMICS_FILE, self.model, {"steps": self.step, **figures})
+        metrics = {name: value for name, value in self.metrics.items() if value == value}
+        save_dynamics(self.life.folder.path / DYNAMICS_FILE, self.model, {"steps": self.step, **metrics})
 
     def state(self) -> dict[str, Any]:
         return {"fit": self.fitter.state()}

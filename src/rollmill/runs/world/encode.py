@@ -1,4 +1,4 @@
-"""``rollmill world encode``: a store of pictures into a store of latents, by any number of instances and machines.
+"""``rollmill world encode``: a store of images into a store of latents, by any number of instances and machines.
 
 Words
 -----
@@ -43,7 +43,7 @@ from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
 from rollmill.worldmodel.encoder.encode import EpisodeEncoder, latent_schema
 from rollmill.worldmodel.encoder.file import encoder_checksum, encoder_file, load_encoder
-from rollmill.worldmodel.encoder.images import picture_column
+from rollmill.worldmodel.encoder.images import image_column
 
 log = logging.getLogger("rollmill")
 
@@ -69,7 +69,7 @@ class EncodeOptions:
     gpu: int | None = None
     batch_size: int = 256
     field: str = ""
-    """Observation field with the pictures; empty: the only one there is."""
+    """Observation field with the images; empty: the only one there is."""
 
     def check(self) -> None:
         """ConfigError for what is wrong or contradicts itself."""
@@ -103,7 +103,7 @@ class Encoded:
     failed: dict[str, str] = field(default_factory=dict)
     """Input shards that cannot be encoded, and why."""
     episodes: int = 0
-    pictures: int = 0
+    images: int = 0
     done: int = 0
     """Input shards in the new store, of all instances."""
     total: int = 0
@@ -118,13 +118,13 @@ class Encoded:
         return 1 if self.failed else 0
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("encoded", "already", "busy", "failed", "episodes", "pictures", "done", "total", "complete")
+        names = ("encoded", "already", "busy", "failed", "episodes", "images", "done", "total", "complete")
         return {"out": str(self.out), **{name: getattr(self, name) for name in names}}
 
     def text(self) -> str:
         lines = [
-            f"{self.out}: encoded {len(self.encoded):,} shards ({self.episodes:,} episodes, {self.pictures:,} "
-            f"pictures), {self.already:,} were done; {self.done:,} of all {self.total:,} shards are there"
+            f"{self.out}: encoded {len(self.encoded):,} shards ({self.episodes:,} episodes, {self.images:,} "
+            f"images), {self.already:,} were done; {self.done:,} of all {self.total:,} shards are there"
         ]
         if self.busy:
             lines.append(f"{len(self.busy):,} shards are being encoded by other instances")
@@ -140,7 +140,7 @@ class Encoded:
         self.failed |= other.failed
         self.already += other.already
         self.episodes += other.episodes
-        self.pictures += other.pictures
+        self.images += other.images
 
 
 def encode_store(options: EncodeOptions, progress: Progress | None = None) -> Encoded:
@@ -167,7 +167,7 @@ class _Job:
         self.options = options
         self.out = options.out.absolute()
         self.source = open_quietly(options.store)
-        self.column = picture_column(self.source.schema, options.field, str(options.store))
+        self.column = image_column(self.source.schema, options.field, str(options.store))
         self._file = encoder_file(options.encoder)
         self._checksum = encoder_checksum(self._file)
         self._host = re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname()) or "host"
@@ -197,7 +197,7 @@ class _Job:
         encoder = load_encoder(self._file)
         if tuple(self.column.shape) != tuple(encoder.image_shape):
             raise ConfigError(
-                f"{self._file} encodes pictures of {encoder.image_shape}, {self.options.store} has {self.column.shape}"
+                f"{self._file} encodes images of {encoder.image_shape}, {self.options.store} has {self.column.shape}"
             )
         recipe = {
             "tool": "world encode",
@@ -289,22 +289,22 @@ class _Job:
         self._sweep(name)
         work = self.out / WORK / f"{name}.{self._host}.{secrets.token_hex(4)}"
         try:
-            episodes = pictures = 0
+            episodes = images = 0
             with StoreWriter(work, self._schema, shard_bytes=UNBOUNDED, sync="seal", name=name) as writer:
                 for found in self._episodes(name):
                     if isinstance(found, str):
                         result.failed[name] = found
                         return
                     writer.add_episode(encode(found))
-                    episodes, pictures = episodes + 1, pictures + len(found) + 1
+                    episodes, images = episodes + 1, images + len(found) + 1
             for shard in writer.shards:
                 self._publish(work, shard)
-            atomic.write_json(self._mark(name), {"episodes": episodes, "pictures": pictures})
+            atomic.write_json(self._mark(name), {"episodes": episodes, "images": images})
         finally:
             shutil.rmtree(work, ignore_errors=True)
         result.encoded.append(name)
         result.episodes += episodes
-        result.pictures += pictures
+        result.images += images
 
     @property
     def _schema(self) -> Any:

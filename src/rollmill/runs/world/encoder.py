@@ -1,4 +1,4 @@
-"""``rollmill world vae``: learn an image encoder from the pictures of a store.
+"""``rollmill world vae``: learn an image encoder from the images of a store.
 
 ``train_vae`` shows everything in the order it happens: look at the store, take the folder, build, load a checkpoint if
 asked, fit, write the encoder and the page.
@@ -34,14 +34,14 @@ from rollmill.store.reader import Store
 from rollmill.store.split import Split
 from rollmill.worldmodel.encoder.file import ENCODER_FILE, build_encoder, save_encoder
 from rollmill.worldmodel.encoder.fit import FIT_SHAPE, EncoderFitter
-from rollmill.worldmodel.encoder.images import PictureBatches, held_out_pictures, picture_column
+from rollmill.worldmodel.encoder.images import ImageBatches, held_out_images, image_column
 
 log = logging.getLogger("rollmill")
 
 CHECK = stage_check("vae", {"fit": FIT_SHAPE})
-VALIDATION_PICTURES = 256
+VALIDATION_IMAGES = 256
 SHOWN = 8
-"""Pictures on a sheet of reconstructions."""
+"""Images on a sheet of reconstructions."""
 ROWS = (
     Row("loss", "learn/loss"),
     Row("reconstruction", "learn/reconstruction"),
@@ -49,7 +49,7 @@ ROWS = (
     Row("active latents", "learn/active", lambda n: f"{n:.0f}"),
     Row("held-out loss", "validation/loss"),
     Row("pixel error", "validation/pixel_error"),
-    Row("pictures/s", "time/pictures_per_s", count_text),
+    Row("images/s", "time/images_per_s", count_text),
     Row("waits for data", "data/wait_share", lambda share: f"{share:.1%}"),
     Row("learning rate", "learn/learning_rate"),
 )
@@ -91,10 +91,10 @@ def train_vae(
     matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(store_path))
-        column = picture_column(store.schema, config.pictures.field, str(store_path))
+        column = image_column(store.schema, config.images.field, str(store_path))
         if not len(store):
             raise StoreError(f"{store_path} has no episodes; fill it with `rollmill collect --out {store_path}`")
-        inputs = {"picture shape": list(column.shape)}
+        inputs = {"image shape": list(column.shape)}
         living = live("vae", out, config, request or Request(), CHECK, inputs=inputs, progress=progress)
         life = stack.enter_context(living)
         run = VaeRun(config, store, column, life, device)
@@ -127,14 +127,14 @@ class VaeRun:
         torch.manual_seed(seeds.branch("weights").integer())
         height, width, depth = column.shape
         encoder = build_encoder(config.encoder.kind, (height, width, depth), **config.encoder.arguments()).to(device)
-        training, held_out = Split(config.pictures.validation, config.seed)(store.table)
+        training, held_out = Split(config.images.validation, config.seed)(store.table)
         data = seeds.branch("data").integer()
-        batches = PictureBatches(store, column.name, training, config.pictures, config.fit.batch_size, data)
-        pictures = held_out_pictures(store, column.name, held_out, VALIDATION_PICTURES, data)
-        self._shown = _spread(pictures if len(pictures) else batches.pool(0))
-        self.fitter = EncoderFitter(encoder, batches, pictures, config.fit, seeds.branch("fit").integer())
+        batches = ImageBatches(store, column.name, training, config.images, config.fit.batch_size, data)
+        images = held_out_images(store, column.name, held_out, VALIDATION_IMAGES, data)
+        self._shown = _spread(images if len(images) else batches.pool(0))
+        self.fitter = EncoderFitter(encoder, batches, images, config.fit, seeds.branch("fit").integer())
         log.info(
-            "%s: %s episodes to learn from, %s held out; pictures %dx%dx%d, latents of %d numbers, on %s",
+            "%s: %s episodes to learn from, %s held out; images %dx%dx%d, latents of %d numbers, on %s",
             *(store.path, f"{len(training):,}", f"{len(held_out):,}", height, width, depth, encoder.size, device),
         )
 
@@ -171,9 +171,9 @@ class VaeRun:
         self.life.report(self.step, self.metrics, of=self.config.fit.steps)
 
     def draw(self) -> None:
-        """A sheet: pictures above, what is left of them after encoding and decoding below."""
+        """A sheet: images above, what is left of them after encoding and decoding below."""
         sheet = contact_sheet([self._shown, self.fitter.reconstructions(self._shown)])
-        self.life.reporter.picture(self.step, "reconstructions", sheet)
+        self.life.reporter.image(self.step, "reconstructions", sheet)
 
     def finish(self) -> Path:
         """Write the encoder, and give its file."""
@@ -198,6 +198,6 @@ class VaeRun:
             self.fitter.load_state(loaded.state["fit"])
 
 
-def _spread(pictures: Array) -> Array:
-    """``SHOWN`` of the pictures, from all over."""
-    return pictures[:: max(1, len(pictures) // SHOWN)][:SHOWN]
+def _spread(images: Array) -> Array:
+    """``SHOWN`` of the images, from all over."""
+    return images[:: max(1, len(images) // SHOWN)][:SHOWN]

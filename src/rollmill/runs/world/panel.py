@@ -23,18 +23,18 @@ log = logging.getLogger("rollmill")
 REDRAW_SECONDS = 0.25
 LINE_SECONDS = 15.0
 """Between two lines where there is no terminal."""
-MAX_FIGURES = 4
+MAX_METRICS = 4
 WIDTH = 100
 SHOWN = (
     *("episodes", "steps_per_s", "shards", "loss", "pixel_error", "kl", "latent_nats", "reward_error"),
     *("generation", "best", "mean", "champion", "sigma", "return"),
 )
-"""Figures worth a place, by the end of their name; of others the first ones are shown."""
+"""Metrics worth a place, by the end of their name; of others the first ones are shown."""
 STYLE = {"waiting": "dim", "running": "bold cyan", "done": "green", "skipped": "green", "failed": "bold red"}
 
 
 class StagePanel:
-    """The stages in their order, how each stands, and the newest figures of the one at work.
+    """The stages in their order, how each stands, and the newest metrics of the one at work.
 
     ``live``: a panel that is redrawn; else log lines. There is no drawing thread: worker processes may be forked.
     """
@@ -67,7 +67,7 @@ class StagePanel:
     def progress(self, share: float, metrics: Mapping[str, float]) -> None:
         """The stage at work is done to ``share`` (0..1)."""
         self._share = min(1.0, max(0.0, share))
-        self._notes[self._stage] = figures_text(metrics)
+        self._notes[self._stage] = metrics_text(metrics)
         self._seconds[self._stage] = time.monotonic() - self._begun
         every = REDRAW_SECONDS if self._live is not None else LINE_SECONDS
         if time.monotonic() - self._drawn < every:
@@ -119,11 +119,11 @@ class StagePanel:
             self._live.update(self.panel(), refresh=True)
 
 
-def figures_text(metrics: Mapping[str, float]) -> str:
-    """``loss 12.34, pixel_error 0.071``: the figures that matter most, without the rooms they come from."""
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """``loss 12.34, pixel_error 0.071``: the metrics that matter most, without the rooms they come from."""
     short = {name.rpartition("/")[2]: value for name, value in metrics.items() if math.isfinite(value)}
     chosen = [name for name in SHOWN if name in short] or list(short)
-    return ", ".join(f"{name} {_text(short[name])}" for name in chosen[:MAX_FIGURES])
+    return ", ".join(f"{name} {_text(short[name])}" for name in chosen[:MAX_METRICS])
 
 
 def _text(value: float) -> str:

@@ -34,13 +34,13 @@ from rollmill.core.opening import read_json
 from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.envs.make import check_env_settings
 from rollmill.reports.run.report import write_run_report
-from rollmill.reports.run.world import FILM
+from rollmill.reports.run.world import VIDEO
 from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
-from rollmill.runs.collect.run import Figures, collect
+from rollmill.runs.collect.run import Metrics, collect
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.resume import Changes, compare
 from rollmill.runs.world.controller import train_controller
-from rollmill.runs.world.dream import film_dreams
+from rollmill.runs.world.dream import write_dream_video
 from rollmill.runs.world.dynamics import train_dynamics
 from rollmill.runs.world.encode import EncodeOptions, encode_store
 from rollmill.runs.world.encoder import train_vae
@@ -148,7 +148,7 @@ class World:
         c = config
         self.stages = [
             Stage("collect", {"seed": c.seed, "env": to_dict(c.env), **to_dict(c.collect)}, dict, self._collect),
-            Stage("vae", to_dict(c.vae), lambda: {"pictures": self._pictures()}, self._vae, VaeConfig()),
+            Stage("vae", to_dict(c.vae), lambda: {"images": self._images()}, self._vae, VaeConfig()),
             Stage("encode", to_dict(c.encode), self._encode_inputs, self._encode),
             Stage("dynamics", to_dict(c.dynamics), self._encode_inputs, self._dynamics, DynamicsSettings()),
             Stage(
@@ -158,7 +158,7 @@ class World:
                 self._controller,
                 ControllerSettings(),
             ),
-            Stage("report", {"film": c.film}, self._report_inputs, self._report),
+            Stage("report", {"film": c.video}, self._report_inputs, self._report),
         ]
 
     @property
@@ -269,7 +269,7 @@ class World:
             done = collect(options, (settings,), (f"sampling.workers={c.workers}",), self._tell_collect(before, wanted))
             if done.signal:
                 raise StageInterrupted(done.signal)
-            before += done.figures.episodes
+            before += done.metrics.episodes
         with Store(raw) as store:
             return {"episodes": len(store), "steps": store.table.steps, "return": float(store.table.return_.mean())}
 
@@ -281,7 +281,7 @@ class World:
             whole = ~store.table["partial_end"] & (store.table["policy"] == policy)
             return int(whole.sum()) // store.schema.env.agents
 
-    def _tell_collect(self, before: int, wanted: int) -> Callable[[Figures], None]:
+    def _tell_collect(self, before: int, wanted: int) -> Callable[[Metrics], None]:
         return lambda f: self.panel.progress(
             (before + f.episodes) / wanted, {"episodes": before + f.episodes, "steps_per_s": f.steps_per_s}
         )
@@ -296,7 +296,7 @@ class World:
         c = self.config.encode
         source, out = self._place("collect"), self._place("encode")
         options = EncodeOptions(
-            *(source, self._place("vae"), out), gpu=c.gpu, batch_size=c.batch_size, field=self.config.vae.pictures.field
+            *(source, self._place("vae"), out), gpu=c.gpu, batch_size=c.batch_size, field=self.config.vae.images.field
         )
         with Store(source) as store:
             shards = len(store.shards)
@@ -326,26 +326,26 @@ class World:
         return outcome.to_dict()
 
     def _report(self) -> Mapping[str, Any]:
-        film = self.out / FILM
-        film.unlink(missing_ok=True)
-        if self.config.film:
+        video = self.out / VIDEO
+        video.unlink(missing_ok=True)
+        if self.config.video:
             try:
                 dynamics, raw = self._place("dynamics") / DYNAMICS_FILE, self._place("collect")
-                film_dreams(self._place("encode"), self._place("vae"), dynamics, film, raw_store=raw)
+                write_dream_video(self._place("encode"), self._place("vae"), dynamics, video, raw_store=raw)
             except MissingExtraError as error:
-                log.warning("no film of dreams: %s", error)
+                log.warning("no video of dreams: %s", error)
         return {"page": str(write_run_report(self.out))}
 
     # -- what they are made from ---------------------------------------------------------------
 
-    def _pictures(self) -> str:
-        """Names the episodes in the store of pictures."""
+    def _images(self) -> str:
+        """Names the episodes in the store of images."""
         with Store(self._place("collect")) as store:
             uids = sorted(store.table.uid.tolist())
         return hashlib.sha256(json.dumps(uids).encode()).hexdigest()
 
     def _encode_inputs(self) -> Mapping[str, Any]:
-        return {"pictures": self._pictures(), "encoder": encoder_checksum(self._place("vae") / ENCODER_FILE)}
+        return {"images": self._images(), "encoder": encoder_checksum(self._place("vae") / ENCODER_FILE)}
 
     def _controller_settings(self) -> Mapping[str, Any]:
         dream = to_dict(self.config.dream) if self.config.search_in == "dream" else None

@@ -1,4 +1,4 @@
-"""The configuration of world models: of the stages that deal with pictures, and of all of them together."""
+"""The configuration of world models: of the stages that deal with images, and of all of them together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollmill.core.run_kind import FOLDERS
 from rollmill.envs.settings import EnvSettings
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
-from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, PictureSettings
+from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, ImageSettings
 
 STAGES = (*FOLDERS, "report")
 """The stages of a world model, in their order."""
@@ -24,7 +24,7 @@ class VaeConfig:
     """Of weights, data order and noise."""
 
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
-    pictures: PictureSettings = field(default_factory=PictureSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
     fit: EncoderFitSettings = field(default_factory=EncoderFitSettings)
 
     tensorboard: bool = True
@@ -60,7 +60,7 @@ class CollectStage:
 
 @settings
 class EncodeStage:
-    """Stage 3: how pictures become latents."""
+    """Stage 3: how images become latents."""
 
     processes: int = 0
     """Processes that share the work; 0: one per core on CPUs, one on a GPU."""
@@ -69,7 +69,7 @@ class EncodeStage:
     """Number of the GPU; unset: the CPU, or the only GPU there is."""
 
     batch_size: int = 256
-    """Pictures encoded at a time."""
+    """Images encoded at a time."""
 
     def __post_init__(self) -> None:
         if self.processes < 0 or self.batch_size < 1:
@@ -97,8 +97,8 @@ class WorldConfig:
 
     dream: DreamSettings = field(default_factory=DreamSettings)
 
-    film: bool = True
-    """Film dreams beside what really happened, for the page (needs PyAV)."""
+    video: bool = True
+    """Make a video of dreams beside what really happened, for the page (needs PyAV)."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:

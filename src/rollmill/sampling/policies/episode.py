@@ -19,7 +19,7 @@ from rollmill.core.imports import import_object
 from rollmill.core.protocols import ActRequest
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
-from rollmill.sampling.policies.random import RandomAnswer
+from rollmill.sampling.policies.random import ArrayOutput
 from rollmill.sampling.schedule import EpisodeSchedule
 
 AHEAD = 64
@@ -52,7 +52,7 @@ class EpisodePolicy:
     def refresh(self) -> int:
         return self.version
 
-    def act(self, request: ActRequest) -> RandomAnswer:
+    def act(self, request: ActRequest) -> ArrayOutput:
         assert self._arena is not None, "attach comes first"
         fresh = np.flatnonzero(request.first)
         if fresh.size:
@@ -63,7 +63,7 @@ class EpisodePolicy:
                 self.begin(lane, self._schedule.policy_seeds(env, int(episodes[k]), agent))
         count = len(request.lanes)
         blank = np.zeros(count, np.float32)
-        return RandomAnswer(self.decide(request.lanes, request.obs), blank, blank, np.zeros((count, 0), np.float32))
+        return ArrayOutput(self.decide(request.lanes, request.obs), blank, blank, np.zeros((count, 0), np.float32))
 
     def begin(self, lane: int, seeds: Seeds) -> None:
         """A lane sees the first observation of an episode; all its randomness grows from ``seeds``."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollmill.core.fields import Array
-from rollmill.core.protocols import ActAnswer, ActRequest, Policy
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.slots import Arena
 from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.random import RandomAnswer
+from rollmill.sampling.policies.random import ArrayOutput
 
 
-class Team:
+class PolicyPerAgent:
     """Asks policy ``owners[a]`` about the lanes of agent ``a``; lanes count the agents of one environment first."""
 
     def __init__(self, members: Sequence[Policy], owners: Sequence[int]) -> None:
@@ -36,12 +36,12 @@ class Team:
         self.version = max(member.refresh() for member in self._members)
         return self.version
 
-    def act(self, request: ActRequest) -> ActAnswer:
+    def act(self, request: ActRequest) -> PolicyOutput:
         owner = self._owners[request.lanes % len(self._owners)]
         parts = [np.nonzero(owner == k)[0] for k in range(len(self._members))]
         asked = [(mine, member) for mine, member in zip(parts, self._members, strict=True) if mine.size]
         answers = [(mine, member.act(_part(request, mine))) for mine, member in asked]
-        return RandomAnswer(
+        return ArrayOutput(
             action=_joined(owner.size, [(mine, answer.action) for mine, answer in answers]),
             log_prob=_joined(owner.size, [(mine, answer.log_prob) for mine, answer in answers]),
             value=_joined(owner.size, [(mine, answer.value) for mine, answer in answers]),
@@ -69,7 +69,7 @@ def _part(request: ActRequest, mine: Array) -> Request:
     )
 
 
-def _states(count: int, answers: Sequence[tuple[Array, ActAnswer]]) -> Array | None:
+def _states(count: int, answers: Sequence[tuple[Array, PolicyOutput]]) -> Array | None:
     known = [(mine, answer.state) for mine, answer in answers if answer.state is not None]
     return _joined(count, known) if len(known) == len(answers) else None
 

@@ -16,7 +16,7 @@ from rollmill.envs.batch import random_actions
 
 
 @dataclass
-class RandomAnswer:
+class ArrayOutput:
     action: Array
     log_prob: Array
     value: Array
@@ -39,10 +39,10 @@ class RandomPolicy:
     def detach(self) -> None:
         """Nothing to let go of."""
 
-    def act(self, request: ActRequest) -> RandomAnswer:
+    def act(self, request: ActRequest) -> ArrayOutput:
         lanes = len(request.lanes)
         blank = np.zeros(lanes, np.float32)
-        return RandomAnswer(
+        return ArrayOutput(
             random_actions(self._spec, self._rng, request.obs, lanes),
             blank,
             blank,

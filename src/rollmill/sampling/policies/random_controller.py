@@ -14,7 +14,7 @@ from rollmill.sampling.policies.episode import WIDEST, EpisodePolicy
 from rollmill.sampling.schedule import EpisodeSchedule
 
 GRID = 8
-"""Pictures are looked at as ``GRID`` x ``GRID`` grey cells."""
+"""Images are looked at as ``GRID`` x ``GRID`` grey cells."""
 GAIN = 2.0
 """Standard deviation of what the scene adds to an action, before it is squashed; that of the constant part is 1."""
 COLOURS = 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollmill.core.protocols import ActAnswer, ActRequest, SaveablePolicy
+from rollmill.core.protocols import ActRequest, PolicyOutput, SaveablePolicy
 from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.core.slots import Arena
 
 
-class Handover:
+class WarmupPolicy:
     """``first`` acts as long as the weights of ``then`` are those it began with (version 0), ``then`` ever after."""
 
     def __init__(self, first: SaveablePolicy, then: SaveablePolicy) -> None:
@@ -30,7 +30,7 @@ class Handover:
         self._first.detach()
         self._then.detach()
 
-    def act(self, request: ActRequest) -> ActAnswer:
+    def act(self, request: ActRequest) -> PolicyOutput:
         return (self._then if self._then.refresh() else self._first).act(request)
 
     def refresh(self) -> int:

@@ -92,14 +92,14 @@ class ShardReport:
     """What is worth knowing and no damage: the unfinished tail of a shard that is being written."""
 
 
-def examine(place: Place) -> ShardReport:
+def check_shard(place: Place) -> ShardReport:
     """Look at one file; an unreadable one is a problem, not an error."""
     report = ShardReport(place.path, place.name, sealed=place.sealed)
     try:
         with _open(place) as file:
             report.bytes = os.fstat(file.fileno()).st_size
             if _is_native(file.fileno(), place):
-                _check_shard(place, report, file.fileno())
+                _check_native(place, report, file.fileno())
             else:
                 report.native = False
                 _check_frames(report, file.fileno())
@@ -142,7 +142,7 @@ def _check_frames(report: ShardReport, fd: int) -> None:
             report.problems.append(Problem(report.shard, frame.number, frame.offset, frame.problem or "damaged"))
 
 
-def _check_shard(place: Place, report: ShardReport, fd: int) -> None:
+def _check_native(place: Place, report: ShardReport, fd: int) -> None:
     scan = ShardScan(place.name)
     scan.advance(fd, report.bytes)
     if place.sealed:

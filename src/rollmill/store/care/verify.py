@@ -1,4 +1,4 @@
-"""Looking for damage: every frame of every shard is walked, every block decoded, on all cores (see ``examine``).
+"""Looking for damage: every frame of every shard is walked, every block decoded, on all cores (see ``check_shard``).
 
 One ``Problem`` per bad place. Also for files outside a store: copies of shards (they explain themselves), and any
 other TFRecord file, of which the frames are checked.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollmill.core.errors import StoreError
-from rollmill.store.care.check_shard import Place, ShardReport, examine
+from rollmill.store.care.check_shard import Place, ShardReport, check_shard
 from rollmill.store.care.lost import witness_files
 from rollmill.store.format.schema import SHARD_FOLDER, STORE_FILE, is_store, load_schema, store_at
 from rollmill.store.format.shards import SEALED, Problem, list_files, shard_path
@@ -84,7 +84,7 @@ def verify(patterns: Sequence[Path | str], *, workers: int = 0, progress: Progre
         else:
             places.setdefault(path, _place_of(path))
     report.problems += _missing_numbers([place.path for place in places.values() if place.store is None])
-    _examine(list(places.values()), report, workers, progress)
+    _check_shards(list(places.values()), report, workers, progress)
     return report
 
 
@@ -160,14 +160,14 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _examine(places: list[Place], report: VerifyReport, workers: int, progress: Progress | None) -> None:
+def _check_shards(places: list[Place], report: VerifyReport, workers: int, progress: Progress | None) -> None:
     sizes = {place: _size(place.path) for place in places}
     # Large ones first: no process is left alone with the longest file at the end.
     order = sorted(places, key=lambda place: -sizes[place])
     done, total = 0, sum(sizes.values())
     if progress is not None:
         progress(0, total)
-    for place, shard in map_unordered(examine, order, workers):
+    for place, shard in map_unordered(check_shard, order, workers):
         report.shards.append(shard)
         done += sizes[place]
         if progress is not None:

@@ -32,29 +32,29 @@ def one_observation(schema: StoreSchema, wanted: str | None) -> Column:
 
 
 def image_column(schema: StoreSchema, wanted: str | None) -> Column:
-    """The observation to show as a picture: uint8, ``[height, width, channels]``, grey or RGB."""
-    images = [c for c in observation_columns(schema) if is_picture(c)]
+    """The observation to show as an image: uint8, ``[height, width, channels]``, grey or RGB."""
+    images = [c for c in observation_columns(schema) if is_image(c)]
     if wanted is not None:
         column = one_observation(schema, wanted)
-        if not is_picture(column):
+        if not is_image(column):
             shape = "x".join(map(str, column.shape))
-            raise StoreError(f"observation {wanted} ({column.dtype} {shape}) is no picture: uint8 with 1 or 3 channels")
+            raise StoreError(f"observation {wanted} ({column.dtype} {shape}) is no image: uint8 with 1 or 3 channels")
         return column
     if len(images) != 1:
         names = ", ".join(field_name(c) for c in images) or "none"
-        raise StoreError(f"pictures among the observations: {names}; one is needed, choose it with --obs NAME")
+        raise StoreError(f"images among the observations: {names}; one is needed, choose it with --obs NAME")
     return images[0]
 
 
-def is_picture(column: Column) -> bool:
+def is_image(column: Column) -> bool:
     shape = column.shape
     return column.dtype == "uint8" and (
         len(shape) == 2 or (len(shape) == 3 and (shape[-1] in (1, 3) or shape[0] in (1, 3)))
     )
 
 
-def as_picture(rows: Array) -> Array:
-    """Rows of a picture column as ``[n, height, width, 1 or 3]``."""
+def as_image(rows: Array) -> Array:
+    """Rows of an image column as ``[n, height, width, 1 or 3]``."""
     if rows.ndim == 3:
         return rows[..., None]
     if rows.shape[-1] in (1, 3):

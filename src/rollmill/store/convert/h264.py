@@ -18,7 +18,7 @@ from rollmill.core.fields import Array
 
 
 class VideoFile:
-    """An mp4 file that takes RGB pictures ``[h, w, 3]`` uint8, all of the size of the first one.
+    """An mp4 file that takes RGB images ``[h, w, 3]`` uint8, all of the size of the first one.
 
     The file appears under its name when ``with`` has ended without an error, and replaces an earlier one. StoreError
     where it cannot be written; folders on the way to it are made.
@@ -26,7 +26,7 @@ class VideoFile:
 
     def __init__(self, path: Path, fps: float) -> None:
         if not 0 < fps <= 1000:
-            raise StoreError(f"fps {fps}: pictures per second must be above 0 and at most 1000")
+            raise StoreError(f"fps {fps}: images per second must be above 0 and at most 1000")
         self._av = _av()
         self._path = path
         self._draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -39,18 +39,18 @@ class VideoFile:
             self._container = self._av.open(str(self._draft), "w", format="mp4", options={"movflags": "faststart"})
         return self
 
-    def add(self, picture: Array) -> None:
-        picture = _even(picture)
+    def add(self, image: Array) -> None:
+        image = _even(image)
         if self._stream is None:
-            self._stream = self._begin(*picture.shape[:2])
-        frame = self._av.VideoFrame.from_ndarray(picture, format="rgb24")
+            self._stream = self._begin(*image.shape[:2])
+        frame = self._av.VideoFrame.from_ndarray(image, format="rgb24")
         with self._writing():
             self._container.mux(self._stream.encode(frame))
 
     def _begin(self, height: int, width: int) -> Any:
         stream = self._container.add_stream("libx264", rate=self._rate)
         stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        # One thread: as fast for pictures of this size, and the bytes do not depend on the machine.
+        # One thread: as fast for images of this size, and the bytes do not depend on the machine.
         stream.codec_context.thread_count = 1
         stream.options = {"crf": "18", "preset": "veryfast"}
         return stream
@@ -78,10 +78,10 @@ class VideoFile:
             raise StoreError(f"{self._path}: the video cannot be written: {error.strerror or error}") from error
 
 
-def _even(picture: Array) -> Array:
+def _even(image: Array) -> Array:
     """The codec halves colours in both directions: odd sides get one more line."""
-    odd = [(0, n % 2) for n in picture.shape[:2]]
-    return np.ascontiguousarray(np.pad(picture, (*odd, (0, 0)), mode="edge") if any(o[1] for o in odd) else picture)
+    odd = [(0, n % 2) for n in image.shape[:2]]
+    return np.ascontiguousarray(np.pad(image, (*odd, (0, 0)), mode="edge") if any(o[1] for o in odd) else image)
 
 
 def _av() -> Any:

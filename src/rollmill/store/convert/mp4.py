@@ -1,4 +1,4 @@
-"""One video per episode, from a picture among the observations; needs PyAV."""
+"""One video per episode, from an image among the observations; needs PyAV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
-from rollmill.store.convert.columns import as_picture, image_column
+from rollmill.store.convert.columns import as_image, image_column
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.convert.target import Exported, Progress, new_folder
 from rollmill.store.reader import Store
@@ -20,11 +20,11 @@ class Options:
     """Knobs of the video export."""
 
     obs: str | None = None
-    """The picture to show, if there are several."""
+    """The image to show, if there are several."""
     fps: float = 30.0
-    """Pictures per second: one per step."""
+    """Images per second: one per step."""
     scale: int = 0
-    """Each pixel becomes a square of this many; 0 makes pictures at least 240 lines high."""
+    """Each pixel becomes a square of this many; 0 makes images at least 240 lines high."""
 
 
 def export_episodes(
@@ -53,14 +53,14 @@ def _write(path: Path, store: Store, i: int, column: str, options: Options) -> N
         for start in range(0, length, block):
             stop = min(start + block, length)
             rows = store.read(i, start, stop, [column], next_obs=stop == length)[column]
-            for picture in _enlarged(as_picture(rows), options.scale):
-                video.add(picture)
+            for image in _enlarged(as_image(rows), options.scale):
+                video.add(image)
 
 
-def _enlarged(pictures: Array, scale: int) -> Array:
-    """RGB pictures, each pixel a square of ``scale`` (0: as large as needed for 240 lines)."""
-    factor = scale or max(1, -(-240 // pictures.shape[1]))
-    if pictures.shape[-1] == 1:
-        pictures = np.repeat(pictures, 3, axis=-1)
-    large: Array = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
+def _enlarged(images: Array, scale: int) -> Array:
+    """RGB images, each pixel a square of ``scale`` (0: as large as needed for 240 lines)."""
+    factor = scale or max(1, -(-240 // images.shape[1]))
+    if images.shape[-1] == 1:
+        images = np.repeat(images, 3, axis=-1)
+    large: Array = images.repeat(factor, axis=1).repeat(factor, axis=2)
     return large

@@ -5,7 +5,7 @@
 rows, and the row with ``is_last`` holds the final observation; its action, reward and other step columns are null.
 ``is_terminal`` marks that row where the episode terminated.
 
-Pictures are PNG files inside the table (an ``Image`` to Hugging Face), other arrays flat lists of fixed length; shapes
+Images are PNG files inside the table (an ``Image`` to Hugging Face), other arrays flat lists of fixed length; shapes
 are in the schema's metadata.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from rollmill.core.errors import MissingExtraError, StoreError
 from rollmill.core.fields import Array
-from rollmill.store.convert.columns import as_picture, field_name, is_picture, observation_columns
+from rollmill.store.convert.columns import as_image, field_name, is_image, observation_columns
 from rollmill.store.convert.png import encode_png
 from rollmill.store.convert.target import Exported, Progress, new_folder, numbered
 from rollmill.store.format.schema import Column, StoreSchema
@@ -148,7 +148,7 @@ class _Rows:
         self.schema = self._arrow.schema(fields, metadata=self._metadata())
 
     def _type(self, column: Column) -> Any:
-        if is_picture(column):
+        if is_image(column):
             return self._arrow.struct([("bytes", self._arrow.binary()), ("path", self._arrow.string())])
         scalar = self._arrow.from_numpy_dtype(column.numpy)
         return self._arrow.list_(scalar, int(np.prod(column.shape))) if column.shape else scalar
@@ -161,7 +161,7 @@ class _Rows:
             features[name] = {"dtype": "bool", "_type": "Value"}
         for column in self._store.schema.columns:
             value = {"dtype": column.dtype, "_type": "Value"}
-            if is_picture(column):
+            if is_image(column):
                 feature: dict[str, Any] = {"_type": "Image"}
             elif column.shape:
                 feature = {"feature": value, "length": int(np.prod(column.shape)), "_type": "Sequence"}
@@ -199,9 +199,9 @@ class _Rows:
     def _array(self, column: Column, rows: Array, count: int) -> Any:
         """One column; step columns get a null where the episode's final observation stands."""
         missing = np.arange(count) >= len(rows)
-        if is_picture(column):
-            pictures = [{"bytes": encode_png(p), "path": None} for p in as_picture(rows)]
-            return self._arrow.array(pictures + [None] * (count - len(rows)), type=self._type(column))
+        if is_image(column):
+            images = [{"bytes": encode_png(p), "path": None} for p in as_image(rows)]
+            return self._arrow.array(images + [None] * (count - len(rows)), type=self._type(column))
         padded = rows if not missing.any() else np.concatenate([rows, np.zeros((1, *column.shape), rows.dtype)])
         if not column.shape:
             return self._arrow.array(padded, mask=missing)

@@ -1,4 +1,4 @@
-"""Pictures as PNG files, lossless, with nothing but zlib."""
+"""Images as PNG files, lossless, with nothing but zlib."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _COLOUR = {1: 0, 3: 2}
 """Channels: PNG's number for grey and RGB."""
 
 
-def encode_png(picture: Array, level: int = 1) -> bytes:
-    """A picture ``[height, width, 1 or 3]`` uint8 as a PNG file."""
-    height, width, channels = picture.shape
+def encode_png(image: Array, level: int = 1) -> bytes:
+    """An image ``[height, width, 1 or 3]`` uint8 as a PNG file."""
+    height, width, channels = image.shape
     # Each line as its difference to the one above (filter 2): neighbours are alike, and zlib likes zeros.
-    lines = picture.reshape(height, width * channels)
+    lines = image.reshape(height, width * channels)
     filtered = np.empty((height, 1 + lines.shape[1]), np.uint8)
     filtered[:, 0] = 2
     filtered[0, 1:] = lines[0]

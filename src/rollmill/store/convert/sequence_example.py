@@ -1,6 +1,6 @@
 """The wire format of ``tf.train.SequenceExample``, written by hand: no TensorFlow, no protobuf.
 
-Messages are given as lists of pieces, so that a picture's bytes are not copied once per nesting. Everything here is a
+Messages are given as lists of pieces, so that an image's bytes are not copied once per nesting. Everything here is a
 length-delimited field (tag, length as a varint, contents)::
 
     SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }

@@ -63,7 +63,7 @@ def by_number(store: Store, episodes: Array, parts: int) -> dict[str, Array]:
     return {f"part-{k:05d}-of-{parts:05d}": np.array(sorted(pick), np.int64) for k, pick in enumerate(picks)}
 
 
-def divide(
+def split_store(
     store: Store,
     parts: Mapping[Path, Array],
     *,

@@ -2,7 +2,7 @@
 
 Codecs (``Column.codec``): ``raw``; ``zstd:LEVEL`` (negative levels are faster and larger); ``shuffle:LEVEL``:
 the bytes of all numbers regrouped (all first bytes, all second ones, ...), then zstd, which suits counters
-and floats; ``planes:LEVEL``: the channels of pictures ``[height, width, 2 to 4]`` one after the other, then
+and floats; ``planes:LEVEL``: the channels of images ``[height, width, 2 to 4]`` one after the other, then
 zstd, which reads a third faster than pixels side by side and takes between a tenth less and a quarter more room;
 ``jpeg:QUALITY``: lossy, for images, only when asked for.
 
@@ -104,7 +104,7 @@ def decode_into(codec: int, data: memoryview, column: Column, rows: int, out: Ar
         target.reshape(-1, width)[:] = numbers[first // width :][: len(target) // width]
     elif codec == PLANES:
         if not column.has_planes:
-            raise CodecError("planes of colour in a column that is no picture")
+            raise CodecError("planes of colour in a column that is no image")
         _check_content_size(data, nbytes)
         height, width, channels = column.shape
         planes = _inflated(data, first + len(target), nbytes).reshape(-1, channels, height, width)[skip:]
@@ -134,11 +134,11 @@ def _in_planes(rows: Array) -> memoryview:
 
 
 def _interleave(planes: Array, out: Array) -> None:
-    """Planes ``[n, channels, height, width]`` as pictures ``[n, height, width, channels]`` into ``out``."""
+    """Planes ``[n, channels, height, width]`` as images ``[n, height, width, channels]`` into ``out``."""
     count, channels = planes.shape[:2]
     merge = _opencv_merge()
     if merge is not None and planes.size:
-        rows = planes.reshape(count, channels, -1)  # to OpenCV, each channel of all pictures is one: a row per picture
+        rows = planes.reshape(count, channels, -1)  # to OpenCV, each channel of all images is one: a row per image
         merge([rows[:, channel] for channel in range(channels)], out.reshape(count, -1, channels))
         return
     for channel in range(channels):  # four times as fast as one copy of the transposed array
@@ -147,7 +147,7 @@ def _interleave(planes: Array, out: Array) -> None:
 
 @cache
 def _opencv_merge() -> Any:
-    """OpenCV's function for it where that is installed (ViZDoom needs it): windows of pictures come a sixth faster."""
+    """OpenCV's function for it where that is installed (ViZDoom needs it): windows of images come a sixth faster."""
     try:
         import cv2
     except ImportError:

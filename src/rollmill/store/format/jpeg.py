@@ -20,8 +20,8 @@ def make_encoder(quality: int) -> Callable[[Array], bytes]:
     options = [cv2.IMWRITE_JPEG_QUALITY, quality]
 
     def encode(rows: Array) -> bytes:
-        pictures = [cv2.imencode(".jpg", np.ascontiguousarray(row[..., ::-1]), options)[1].tobytes() for row in rows]
-        return np.array([len(p) for p in pictures], "<u4").tobytes() + b"".join(pictures)
+        images = [cv2.imencode(".jpg", np.ascontiguousarray(row[..., ::-1]), options)[1].tobytes() for row in rows]
+        return np.array([len(p) for p in images], "<u4").tobytes() + b"".join(images)
 
     return encode
 
@@ -30,17 +30,17 @@ def decode_into(data: memoryview, rows: int, out: Array, skip: int = 0) -> None:
     """Decode images ``skip`` .. ``skip + len(out)`` of a buffer of ``rows``; ``ValueError`` if it is something else."""
     cv2 = load_opencv()
     if len(data) < 4 * rows:
-        raise ValueError(f"{len(data)} bytes cannot hold {rows} pictures")
+        raise ValueError(f"{len(data)} bytes cannot hold {rows} images")
     sizes = np.frombuffer(data, "<u4", count=rows).astype(np.int64)
     if 4 * rows + sizes.sum() != len(data):
-        raise ValueError("the sizes of the pictures do not fill the buffer")
+        raise ValueError("the sizes of the images do not fill the buffer")
     flag = cv2.IMREAD_COLOR if out.shape[-1] == 3 else cv2.IMREAD_GRAYSCALE
     start = 4 * rows + int(sizes[:skip].sum())
     for target, size in zip(out, sizes[skip:]):
-        picture = cv2.imdecode(np.frombuffer(data, np.uint8, count=int(size), offset=start), flag)
-        if picture is None or picture.shape[:2] != target.shape[:2]:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8, count=int(size), offset=start), flag)
+        if image is None or image.shape[:2] != target.shape[:2]:
             raise ValueError("not a JPEG of the right size")
-        target[...] = picture.reshape(target.shape)[..., ::-1]
+        target[...] = image.reshape(target.shape)[..., ::-1]
         start += int(size)
 
 

@@ -1,6 +1,6 @@
 """One small column of a block, without reading what lies beside it.
 
-A frame's checksum covers all of it, so whoever wants the rewards of an episode would have to read its pictures too.
+A frame's checksum covers all of it, so whoever wants the rewards of an episode would have to read its images too.
 Here only the block's map and the column's own buffer are read, and the column's own checksum is verified.
 """
 
@@ -18,14 +18,14 @@ HEAD_BYTES = 1024
 """Read first; the map of a block with a dozen columns takes some 200 bytes."""
 
 
-def skim_block(fd: int, offset: int, length: int) -> tuple[Block, int]:
+def read_block_column(fd: int, offset: int, length: int) -> tuple[Block, int]:
     """The block whose frame begins at ``offset``, without its data, and where in the file its buffers begin."""
     start = offset + frames.HEAD_BYTES
     block, begin = peek_block(os.pread(fd, min(length, HEAD_BYTES), start), length)
     return block, start + begin
 
 
-def skim_column(
+def read_column(
     fd: int, block: Block, begin: int, position: int, column: Column, out: Array, *, verify: bool = True
 ) -> None:
     """The column at ``position`` of the schema, all steps of the block, into ``out`` (C-contiguous).

@@ -63,7 +63,7 @@ _DTYPES = (
 class Column:
     """One column: ``dtype`` in numpy's spelling, ``shape`` of a single row.
 
-    ``codec`` "auto" becomes ``planes:1`` for pictures with channels, ``zstd:1`` for other types of one byte and
+    ``codec`` "auto" becomes ``planes:1`` for images with channels, ``zstd:1`` for other types of one byte and
     ``shuffle:1`` for wider ones.
     """
 
@@ -119,7 +119,7 @@ class Column:
 
     @cached_property
     def has_planes(self) -> bool:
-        """Whether rows are pictures ``[height, width, channels]`` of several channels."""
+        """Whether rows are images ``[height, width, channels]`` of several channels."""
         return self.dtype == "uint8" and len(self.shape) == 3 and 2 <= self.shape[-1] <= 4 and self.row_bytes > 0
 
     @property

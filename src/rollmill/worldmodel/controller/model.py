@@ -5,7 +5,7 @@ Words
 features  what a controller reads at step t: the latent z_t, then h_t (see ``sequence``) or its first ``components``,
           then what was retrieved.
 weights   all numbers of one controller in a row, ``[P]``; a population is ``[members, P]``.
-pilot     encoder, memory and a controller for every lane: pictures in, actions out.
+pilot     encoder, memory and a controller for every lane: images in, actions out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.worldmodel.actions import ActionMap
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.model import Dynamics
-from rollmill.worldmodel.dynamics.retrieval import Bank
+from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex
 from rollmill.worldmodel.encoder.file import ImageEncoder
 
 FORMAT = "controller"
@@ -100,7 +100,7 @@ def _axes(settings: ControllerSettings, dynamics: Dynamics | None, device: torch
     return torch.from_numpy(mean.copy()).to(device), torch.from_numpy(directions.copy()).to(device)
 
 
-class Mind:
+class ControllerState:
     """Memory and a controller for every lane; latents in, actions out."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Mind:
         dynamics: Dynamics | None,
         lanes: int,
         device: torch.device,
-        bank: Bank | None = None,
+        index: RetrievalIndex | None = None,
     ) -> None:
         if dynamics is not None and dynamics.latent_size != latent:
             raise ConfigError(f"the dynamics model reads latents of {dynamics.latent_size} numbers, not {latent}")
@@ -121,10 +121,10 @@ class Mind:
         self._reads_memory = settings.inputs == "zh"
         self._axes = _axes(settings, dynamics, device) if self._reads_memory and settings.components else None
         # Without a look at the memory there is no need to keep one.
-        uses = (self._reads_memory or bank is not None) and dynamics is not None and dynamics.memory_size > 0
+        uses = (self._reads_memory or index is not None) and dynamics is not None and dynamics.memory_size > 0
         self._dynamics = dynamics if uses else None
         self._memory = dynamics.begin(lanes) if dynamics is not None and uses else None
-        self._bank = bank
+        self._index = index
         self._weights = torch.zeros(lanes, self.shape.weights, device=device)
 
     def take(self, lanes: Tensor, weights: Tensor) -> None:
@@ -139,33 +139,33 @@ class Mind:
         h = self._memory.h[lanes] if self._memory is not None else None
         if h is not None and self._reads_memory:
             parts.append(h if self._axes is None else (h - self._axes[0]) @ self._axes[1])
-        if self._bank is not None:
-            parts.append(self._bank.recall(latents, h))
+        if self._index is not None:
+            parts.append(self._index.recall(latents, h))
         actions = self._map(outputs(self.shape, torch.cat(parts, -1), self._weights[lanes]))
         if self._dynamics is not None and self._memory is not None:
             self._dynamics.read(latents, actions, self._memory, lanes)
         return actions
 
 
-class Pilot:
-    """A mind behind an encoder: pictures in, actions out."""
+class ControllerAgent:
+    """A mind behind an encoder: images in, actions out."""
 
-    def __init__(self, encoder: ImageEncoder, mind: Mind) -> None:
-        self._encoder, self.mind = encoder, mind
+    def __init__(self, encoder: ImageEncoder, state: ControllerState) -> None:
+        self._encoder, self.state = encoder, state
 
     def take(self, lanes: Array, weights: Tensor) -> None:
-        self.mind.take(torch.from_numpy(lanes).to(self.mind.device), weights)
+        self.state.take(torch.from_numpy(lanes).to(self.state.device), weights)
 
     @torch.inference_mode()
-    def decide(self, lanes: Array, pictures: Array) -> Array:
+    def decide(self, lanes: Array, images: Array) -> Array:
         """Actions ``[n, ...]`` of lanes ``[n]`` that see uint8 ``[n, H, W, C]``."""
-        device = self.mind.device
-        latents, _ = self._encoder.encode(torch.from_numpy(pictures).to(device))
-        actions: Array = self.mind.decide(torch.from_numpy(lanes).to(device), latents).cpu().numpy()
+        device = self.state.device
+        latents, _ = self._encoder.encode(torch.from_numpy(images).to(device))
+        actions: Array = self.state.decide(torch.from_numpy(lanes).to(device), latents).cpu().numpy()
         return actions
 
 
-def picture_field(spec: EnvSpec, encoder: ImageEncoder) -> str:
+def image_field(spec: EnvSpec, encoder: ImageEncoder) -> str:
     """The observation that the encoder reads; ConfigError where there is none, or several."""
     if spec.agents > 1 or spec.masked:
         raise ConfigError(f"{spec.name}: controllers play environments with one agent and without action masks")
@@ -174,7 +174,7 @@ def picture_field(spec: EnvSpec, encoder: ImageEncoder) -> str:
         return fitting[0]
     shown = ", ".join(f"{f.name} {f.dtype} {f.shape}" for f in spec.observation)
     raise ConfigError(
-        f"{spec.name}: the encoder reads one picture of {tuple(encoder.image_shape)}, the environment shows {shown}"
+        f"{spec.name}: the encoder reads one image of {tuple(encoder.image_shape)}, the environment shows {shown}"
         f"{'; set env.args.size (or width and height)' if not fitting else ''}"
     )
 

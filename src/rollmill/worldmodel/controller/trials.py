@@ -18,10 +18,10 @@ from rollmill.core.protocols import ActRequest
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.settings import EnvSettings
-from rollmill.sampling.policies.random import RandomAnswer
+from rollmill.sampling.policies.random import ArrayOutput
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.settings import SamplingSettings
-from rollmill.worldmodel.controller.model import Pilot
+from rollmill.worldmodel.controller.model import ControllerAgent
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.controller.trial_env import TrialSchedule, parked
 
@@ -87,14 +87,14 @@ class PopulationPolicy:
     version = 0
     state_size = 0
 
-    def __init__(self, pilot: Pilot, schedule: TrialSchedule, spec: EnvSpec, field: str) -> None:
-        self._pilot, self._schedule, self._spec, self._field = pilot, schedule, spec, field
+    def __init__(self, agent: ControllerAgent, schedule: TrialSchedule, spec: EnvSpec, field: str) -> None:
+        self._agent, self._schedule, self._spec, self._field = agent, schedule, spec, field
         self._parked = parked(spec.action)
         lanes = schedule.envs
         self._place = np.arange(lanes)  # position in the schedule of the lane's episode
         self._over = np.zeros(lanes, bool)  # its episode has ended, the next one has not begun
         self._fresh = np.ones(lanes, bool)  # it has not been decided for in this episode
-        self._members = torch.zeros(schedule.members, pilot.mind.shape.weights)
+        self._members = torch.zeros(schedule.members, agent.state.shape.weights)
         self._generation = -1  # since the start of this session
         self.returns = np.zeros((schedule.members, schedule.trials))
         self.steps = 0
@@ -127,7 +127,7 @@ class PopulationPolicy:
     def refresh(self) -> int:
         return self.version
 
-    def act(self, request: ActRequest) -> RandomAnswer:
+    def act(self, request: ActRequest) -> ArrayOutput:
         assert self._arena is not None, "attach comes first"
         lanes = request.lanes
         self._note_ends(request)
@@ -138,11 +138,11 @@ class PopulationPolicy:
         if active.any():
             playing = lanes[active]
             self._begin_episodes(playing[self._fresh[playing]])
-            pictures = request.obs[self._field]
-            actions[active] = self._pilot.decide(playing, pictures if active.all() else pictures[active])
+            images = request.obs[self._field]
+            actions[active] = self._agent.decide(playing, images if active.all() else images[active])
             self.steps += len(playing)
         blank = np.zeros(len(lanes), np.float32)
-        return RandomAnswer(actions, blank, blank, None)
+        return ArrayOutput(actions, blank, blank, None)
 
     def _note_ends(self, request: ActRequest) -> None:
         """Take the returns of episodes that ended with the decisions before these ones."""
@@ -176,7 +176,7 @@ class PopulationPolicy:
     def _begin_episodes(self, lanes: Array) -> None:
         if lanes.size:
             members = self._place[lanes] % self._schedule.episodes % self._schedule.members
-            self._pilot.take(lanes, self._members[torch.from_numpy(members)])
+            self._agent.take(lanes, self._members[torch.from_numpy(members)])
             self._fresh[lanes] = False
 
 
@@ -187,7 +187,7 @@ class PatientSampler(Sampler):
         self._population = policy
         super().__init__(plan, [policy])
 
-    def _answerable(self) -> Array:
+    def _servable(self) -> Array:
         waiting: Array = np.logical_and.reduce(self._population.waiting.reshape(self.plan.groups, -1), axis=1)
         active = int((~waiting).sum())
         self._want(active)  # before the look at what is ready, or a worker might not ring for it
@@ -195,7 +195,7 @@ class PatientSampler(Sampler):
         ready = ready[~waiting[ready]]
         if self.plan.lockstep and ready.size < active:
             return ready[:0]
-        return self.inference.answerable(ready) if self._enough(ready.size) else ready[:0]
+        return self.inference.servable(ready) if self._enough(ready.size) else ready[:0]
 
 
 class Trials:
@@ -247,9 +247,9 @@ class Trials:
         self._sampler: PatientSampler | None = None
         self._policy: PopulationPolicy | None = None
 
-    def start(self, pilot: Pilot, field: str) -> None:
-        """``pilot`` has ``layout.envs`` lanes."""
-        self._policy = PopulationPolicy(pilot, self._schedule, self._spec, field)
+    def start(self, agent: ControllerAgent, field: str) -> None:
+        """``agent`` has ``layout.envs`` lanes."""
+        self._policy = PopulationPolicy(agent, self._schedule, self._spec, field)
         self._sampler = PatientSampler(self._plan, self._policy)
         self._sampler.start()
 
@@ -269,7 +269,7 @@ class Trials:
     @property
     def faults(self) -> int:
         """Faults of environments so far."""
-        return self._sampler.crew.report.env_faults if self._sampler is not None else 0
+        return self._sampler.pool.report.env_faults if self._sampler is not None else 0
 
     def close(self) -> None:
         if self._sampler is not None:
@@ -283,8 +283,8 @@ class ControllerPolicy:
     version = 0
     state_size = 0
 
-    def __init__(self, pilot: Pilot, weights: Array, field: str) -> None:
-        self._pilot, self._field = pilot, field
+    def __init__(self, agent: ControllerAgent, weights: Array, field: str) -> None:
+        self._agent, self._field = agent, field
         self._weights = torch.from_numpy(np.asarray(weights, np.float32))
 
     def attach(self, arena: Arena) -> None:
@@ -296,10 +296,10 @@ class ControllerPolicy:
     def refresh(self) -> int:
         return self.version
 
-    def act(self, request: ActRequest) -> RandomAnswer:
+    def act(self, request: ActRequest) -> ArrayOutput:
         first = request.lanes[request.first]
         if first.size:
-            self._pilot.take(first, self._weights)
-        actions = self._pilot.decide(request.lanes, request.obs[self._field])
+            self._agent.take(first, self._weights)
+        actions = self._agent.decide(request.lanes, request.obs[self._field])
         blank = np.zeros(len(request.lanes), np.float32)
-        return RandomAnswer(actions, blank, blank, None)
+        return ArrayOutput(actions, blank, blank, None)

@@ -26,7 +26,7 @@ EPISODES = 200
 
 
 @dataclass(frozen=True)
-class Bank:
+class RetrievalIndex:
     """Keys ``[N, Z + H]``, scaled to unit variance; values ``[N, Z + 1]``, scaled as well."""
 
     keys: Tensor
@@ -42,12 +42,12 @@ class Bank:
         weight = torch.softmax(-near, -1)
         return (weight[..., None] * self.values[index]).sum(1)
 
-    def to(self, device: torch.device) -> Bank:
-        return Bank(self.keys.to(device), self.values.to(device), self.scale.to(device), self.neighbours)
+    def to(self, device: torch.device) -> RetrievalIndex:
+        return RetrievalIndex(self.keys.to(device), self.values.to(device), self.scale.to(device), self.neighbours)
 
 
 @torch.inference_mode()
-def build_bank(source: Source, dynamics: Dynamics | None, settings: RetrievalSettings, seed: int) -> Bank:
+def build_index(source: Source, dynamics: Dynamics | None, settings: RetrievalSettings, seed: int) -> RetrievalIndex:
     """Draw steps from a store of latents; ``dynamics`` (None: keys are latents alone) reads whole episodes for h."""
     check_latents(source)
     rng = Seeds(seed).branch("bank").generator()
@@ -63,7 +63,7 @@ def build_bank(source: Source, dynamics: Dynamics | None, settings: RetrievalSet
     picked = np.sort(rng.permutation(len(all_keys))[: settings.size])
     scale = np.maximum(all_keys.std(0), 1e-3)
     spread = np.maximum(all_values.std(0), 1e-3)
-    return Bank(
+    return RetrievalIndex(
         torch.from_numpy(all_keys[picked] / scale),
         torch.from_numpy(all_values[picked] / spread),
         torch.from_numpy(scale),

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from rollmill.worldmodel.encoder.conv_stack import Painter, Reader, squared_error, to_bytes
-from rollmill.worldmodel.encoder.file import Figures, ImageEncoder
+from rollmill.worldmodel.encoder.file import ImageEncoder, Metrics
 
 
 class NoisyAutoencoder(ImageEncoder):
     """Latent numbers have mean 0 and variance 1 over the data; noise of fixed size is added before decoding.
 
     Without the fixed scale the network would outgrow the noise. With it, neighbouring latents must mean similar
-    pictures, which is what a dynamics model needs. ``noise``: the standard deviation, of every number and picture.
+    images, which is what a dynamics model needs. ``noise``: the standard deviation, of every number and image.
     """
 
     kind = "autoencoder"
@@ -46,7 +46,7 @@ class NoisyAutoencoder(ImageEncoder):
     def decode(self, latents: Tensor) -> Tensor:
         return to_bytes(self.painter(latents))
 
-    def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Figures]:
+    def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Metrics]:
         mean, std = self.encode(images)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         reconstruction = squared_error(self.painter(mean + std * noise), images)

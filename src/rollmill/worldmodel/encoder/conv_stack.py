@@ -1,4 +1,4 @@
-"""The convolutions that encoders share: pictures to features, features to pictures, half the size with each layer."""
+"""The convolutions that encoders share: images to features, features to images, half the size with each layer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 KERNEL = 4
-"""Twice the stride: every pixel is seen by as many filters as any other, so pictures show no chequerboard."""
+"""Twice the stride: every pixel is seen by as many filters as any other, so images show no chequerboard."""
 
 GREY = 0.5
-"""What an untrained network paints: nearer to any picture than black."""
+"""What an untrained network paints: nearer to any image than black."""
 
 
 class Reader(nn.Module):
@@ -40,7 +40,7 @@ class Reader(nn.Module):
 
 
 class Painter(nn.Module):
-    """Latents ``[n, size]`` to pictures ``[n, C, H, W]``, where 0 is black and 1 is white."""
+    """Latents ``[n, size]`` to images ``[n, C, H, W]``, where 0 is black and 1 is white."""
 
     def __init__(self, image_shape: tuple[int, int, int], channels: Sequence[int], size: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Painter(nn.Module):
 
 
 def channels_last(layers: nn.Sequential) -> nn.Sequential:
-    """The layers with filters laid out as pictures are in memory: a fifth of the time is saved on CPUs."""
+    """The layers with filters laid out as images are in memory: a fifth of the time is saved on CPUs."""
     for layer in layers:
         if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
             layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
@@ -68,7 +68,7 @@ def channels_last(layers: nn.Sequential) -> nn.Sequential:
 
 
 def squared_error(painted: Tensor, images: Tensor) -> Tensor:
-    """Sum of squared errors of each picture ``[n]``, averaged over the batch; pixels run from 0 to 1."""
+    """Sum of squared errors of each image ``[n]``, averaged over the batch; pixels run from 0 to 1."""
     target = images.permute(0, 3, 1, 2).float() / 255.0
     return (painted.float() - target).square().sum() / len(images)
 

@@ -1,6 +1,6 @@
-"""Pictures of a store as latents: the columns of the new store, and its episodes one by one.
+"""Images of a store as latents: the columns of the new store, and its episodes one by one.
 
-The picture's column becomes two, ``obs:mean`` and ``obs:std``, float32 ``[size]``: keeping the standard deviation lets
+The image's column becomes two, ``obs:mean`` and ``obs:std``, float32 ``[size]``: keeping the standard deviation lets
 readers draw latents anew. Everything else, uids and seeds included, stays as it was.
 """
 
@@ -21,12 +21,12 @@ from rollmill.worldmodel.encoder.file import ImageEncoder
 MEAN, STD = "mean", "std"
 
 
-def latent_schema(source: StoreSchema, picture: Column, size: int) -> StoreSchema:
-    """The schema of a store of latents of ``size`` numbers, made from one whose pictures are in ``picture``."""
-    name = picture.name.removeprefix(OBS)
+def latent_schema(source: StoreSchema, image: Column, size: int) -> StoreSchema:
+    """The schema of a store of latents of ``size`` numbers, made from one whose images are in ``image``."""
+    name = image.name.removeprefix(OBS)
     fields = [Field(MEAN, "float32", (size,)), Field(STD, "float32", (size,))]
     kept = [field for field in source.env.observation if field.name != name]
-    columns = [column for column in source.columns if column.name != picture.name]
+    columns = [column for column in source.columns if column.name != image.name]
     taken = [field.name for field in fields if OBS + field.name in {column.name for column in columns}]
     if taken:
         raise StoreError(f"the store has an observation field {taken[0]!r} already; latents would need that name")
@@ -36,29 +36,29 @@ def latent_schema(source: StoreSchema, picture: Column, size: int) -> StoreSchem
 
 
 class EpisodeEncoder:
-    """Encodes whole episodes, in batches that do not depend on anything else: the same pictures, the same latents."""
+    """Encodes whole episodes, in batches that do not depend on anything else: the same images, the same latents."""
 
-    def __init__(self, encoder: ImageEncoder, picture: str, batch_size: int) -> None:
-        self._encoder, self._picture, self._batch_size = encoder, picture, batch_size
+    def __init__(self, encoder: ImageEncoder, image: str, batch_size: int) -> None:
+        self._encoder, self._image, self._batch_size = encoder, image, batch_size
 
     def __call__(self, episode: Episode) -> Episode:
-        """The episode with latents for pictures; NonFiniteError names the first picture that has none."""
-        mean, std = self.latents(episode.columns[self._picture])
+        """The episode with latents for images; NonFiniteError names the first image that has none."""
+        mean, std = self.latents(episode.columns[self._image])
         bad = ~(np.isfinite(mean) & np.isfinite(std)).all(axis=1)
         if bad.any():
             raise NonFiniteError(
-                f"picture {int(bad.argmax())} of episode {episode.info.uid or 0:016x} is encoded as NaN or infinity; "
+                f"image {int(bad.argmax())} of episode {episode.info.uid or 0:016x} is encoded as NaN or infinity; "
                 "the encoder's weights are not good"
             )
-        kept = {name: array for name, array in episode.columns.items() if name != self._picture}
+        kept = {name: array for name, array in episode.columns.items() if name != self._image}
         return replace(episode, columns={OBS + MEAN: mean, OBS + STD: std, **kept})
 
     @torch.inference_mode()
-    def latents(self, pictures: Array) -> tuple[Array, Array]:
-        """Means and standard deviations, float32 ``[n, size]`` each, of pictures ``[n, H, W, C]``."""
+    def latents(self, images: Array) -> tuple[Array, Array]:
+        """Means and standard deviations, float32 ``[n, size]`` each, of images ``[n, H, W, C]``."""
         found = []
-        for first in range(0, len(pictures), self._batch_size):
-            images = torch.from_numpy(np.ascontiguousarray(pictures[first : first + self._batch_size]))
-            found.append(self._encoder.encode(images.to(self._encoder.device)))
+        for first in range(0, len(images), self._batch_size):
+            batch = torch.from_numpy(np.ascontiguousarray(images[first : first + self._batch_size]))
+            found.append(self._encoder.encode(batch.to(self._encoder.device)))
         mean, std = (torch.cat(parts).float().cpu().numpy() for parts in zip(*found))
         return mean, std

@@ -2,7 +2,7 @@
 
 Words
 -----
-latent   the ``size`` numbers that stand for a picture: a mean and a standard deviation each.
+latent   the ``size`` numbers that stand for an image: a mean and a standard deviation each.
 kind     which encoder it is; ``KINDS`` maps it to the class.
 
 An encoder file is a ``core.tree_file``: checksummed, nothing in it is ever executed.
@@ -40,11 +40,11 @@ STATE_SHAPE: Shape = {
 ENCODER_FILE = "encoder.bin"
 """Its name in the folder of a training."""
 
-Figures = dict[str, Tensor]
+Metrics = dict[str, Tensor]
 
 
 class ImageEncoder(nn.Module):
-    """Pictures to latents and back. Pictures are uint8 ``[n, H, W, C]`` everywhere outside.
+    """Images to latents and back. Images are uint8 ``[n, H, W, C]`` everywhere outside.
 
     A new kind derives from this, sets ``kind``, answers the four methods below and joins ``KINDS``.
     """
@@ -56,7 +56,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, image_shape: tuple[int, int, int], size: int) -> None:
         super().__init__()
         self.image_shape = image_shape
-        """``(height, width, channels)`` of a picture."""
+        """``(height, width, channels)`` of an image."""
         self.size = size
         """Numbers of a latent."""
         self.metadata: dict[str, Any] = {}
@@ -67,17 +67,17 @@ class ImageEncoder(nn.Module):
         raise NotImplementedError
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """``(mean, std)`` of uint8 pictures ``[n, H, W, C]``: float32 ``[n, size]`` each."""
+        """``(mean, std)`` of uint8 images ``[n, H, W, C]``: float32 ``[n, size]`` each."""
         raise NotImplementedError
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Pictures uint8 ``[n, H, W, C]`` of latents ``[n, size]``."""
+        """Images uint8 ``[n, H, W, C]`` of latents ``[n, size]``."""
         raise NotImplementedError
 
-    def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Figures]:
-        """What training makes smaller (a mean over the batch), and figures of it by name.
+    def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Metrics]:
+        """What training makes smaller (a mean over the batch), and metrics of it by name.
 
-        ``generator`` is the only source of noise: same weights, pictures and generator state, same loss.
+        ``generator`` is the only source of noise: same weights, images and generator state, same loss.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""The fit of image encoders: batches of pictures in, gradients, metrics out (``optim.fitter``)."""
+"""The fit of image encoders: batches of images in, gradients, metrics out (``optim.fitter``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollmill.optim.fitter import FitPlan, Fitter
 from rollmill.optim.replicas import Replicas, thread_count
 from rollmill.optim.schedules import WarmupCosine
 from rollmill.worldmodel.encoder.file import ImageEncoder
-from rollmill.worldmodel.encoder.images import PictureBatches
+from rollmill.worldmodel.encoder.images import ImageBatches
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings
 
 FIT_SHAPE: Shape = {
@@ -29,18 +29,18 @@ FIT_SHAPE: Shape = {
     "optimizer": OPTIMIZER_SHAPE,
 }
 SMALLEST_PIECE = 16
-"""Pictures that are worth a thread."""
+"""Images that are worth a thread."""
 VALIDATION_BATCH = 256
 
 
 class EncoderFitter(Fitter[ImageEncoder, Tensor]):
-    """Fits an encoder to pictures, uint8 ``[n, H, W, C]``."""
+    """Fits an encoder to images, uint8 ``[n, H, W, C]``."""
 
     weights_key = "encoder"
-    speed_metric = "time/pictures_per_s"
+    speed_metric = "time/images_per_s"
 
     def __init__(
-        self, encoder: ImageEncoder, batches: PictureBatches, held_out: Array, settings: EncoderFitSettings, seed: int
+        self, encoder: ImageEncoder, batches: ImageBatches, held_out: Array, settings: EncoderFitSettings, seed: int
     ) -> None:
         self.batches, self.settings = batches, settings
         self._held_out = torch.from_numpy(held_out)
@@ -85,7 +85,7 @@ class EncoderFitter(Fitter[ImageEncoder, Tensor]):
         return share * loss, shares
 
     def inputs(self, batch: Tensor) -> dict[str, Tensor]:
-        return {"pictures": batch}
+        return {"images": batch}
 
     def _noise(self, piece: int) -> torch.Generator:
         """Noise that depends on seed, step and piece alone."""
@@ -95,7 +95,7 @@ class EncoderFitter(Fitter[ImageEncoder, Tensor]):
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss on held-out pictures, and the root of the mean squared error of a pixel (0..1) without noise."""
+        """Loss on held-out images, and the root of the mean squared error of a pixel (0..1) without noise."""
         if not len(self._held_out):
             return {}
         self.model.eval()
@@ -111,7 +111,7 @@ class EncoderFitter(Fitter[ImageEncoder, Tensor]):
 
     @torch.no_grad()
     def reconstructions(self, images: Array) -> Array:
-        """Pictures ``[n, H, W, C]`` through the latents' means and back."""
+        """Images ``[n, H, W, C]`` through the latents' means and back."""
         self.model.eval()
         painted: Array = self._painted(torch.from_numpy(images).to(self.device)).cpu().numpy()
         return painted

@@ -1,10 +1,10 @@
-"""Pictures of a store in random order, for the training of encoders.
+"""Images of a store in random order, for the training of encoders.
 
 Words
 -----
-pool    ``shuffle_buffer`` pictures, ``per_rollout`` from each of some episodes, mixed in memory. Batches are drawn
+pool    ``shuffle_buffer`` images, ``per_rollout`` from each of some episodes, mixed in memory. Batches are drawn
         from one pool at a time; the next is read meanwhile.
-round   the number of a pool. Which pictures a round holds, and their order, follows from seed and number alone: a
+round   the number of a pool. Which images a round holds, and their order, follows from seed and number alone: a
         training that is continued reads one pool again and goes on with the very next batch.
 """
 
@@ -24,18 +24,18 @@ from rollmill.core.slots import OBS
 from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.shuffle import Shuffle
 from rollmill.store.views import Observations, Source
-from rollmill.worldmodel.encoder.settings import PictureSettings
+from rollmill.worldmodel.encoder.settings import ImageSettings
 
 
-class PictureBatches:
+class ImageBatches:
     """Batches uint8 ``[batch_size, H, W, C]`` without end, from batch number ``position`` on."""
 
     def __init__(
-        self, source: Source, column: str, episodes: Array, settings: PictureSettings, batch_size: int, seed: int
+        self, source: Source, column: str, episodes: Array, settings: ImageSettings, batch_size: int, seed: int
     ) -> None:
         if not len(episodes):
-            raise StoreError("there are no episodes to learn from: every one is held out; lower pictures.validation")
-        asked = f"fit.batch_size={batch_size}, pictures.shuffle_buffer={settings.shuffle_buffer}"
+            raise StoreError("there are no episodes to learn from: every one is held out; lower images.validation")
+        asked = f"fit.batch_size={batch_size}, images.shuffle_buffer={settings.shuffle_buffer}"
         check_room(0, 2 * max(batch_size, settings.shuffle_buffer) * source.schema[column].row_bytes, asked)
         self._view = Observations(source, per_episode=settings.per_rollout, episodes=episodes, columns=[column])
         self._column, self._batch_size = column, batch_size
@@ -59,13 +59,13 @@ class PictureBatches:
                 pool, number = ahead.result(), number + 1
 
     def pool(self, number: int) -> Array:
-        """The pictures of a round in their order: ``[batches * batch_size, H, W, C]``."""
+        """The images of a round in their order: ``[batches * batch_size, H, W, C]``."""
         rng = self._seeds.branch("round", number).generator()
         reads = [self._view.read(position, rng)[self._column] for position in self._episodes_of(number)]
-        pictures: Array = np.concatenate(reads)
+        images: Array = np.concatenate(reads)
         # A pool of short episodes may hold a little less than its batches need: some are then taken twice.
-        order = np.resize(rng.permutation(len(pictures)), self._per_pool * self._batch_size)
-        return pictures[order]
+        order = np.resize(rng.permutation(len(images)), self._per_pool * self._batch_size)
+        return images[order]
 
     def _episodes_of(self, number: int) -> list[int]:
         """Positions of a round's episodes: all episodes in a random order, then again in another one."""
@@ -78,8 +78,8 @@ class PictureBatches:
         return found
 
 
-def held_out_pictures(source: Source, column: str, episodes: Array, count: int, seed: int) -> Array:
-    """About ``count`` pictures ``[n, H, W, C]`` of held-out episodes, always the same ones."""
+def held_out_images(source: Source, column: str, episodes: Array, count: int, seed: int) -> Array:
+    """About ``count`` images ``[n, H, W, C]`` of held-out episodes, always the same ones."""
     if not len(episodes):
         shape = source.schema[column].shape
         return np.zeros((0, *shape), np.uint8)
@@ -89,8 +89,8 @@ def held_out_pictures(source: Source, column: str, episodes: Array, count: int, 
     return np.concatenate([view.read(position, rng)[column] for position in range(len(chosen))])
 
 
-def picture_column(schema: StoreSchema, field: str, where: str) -> Column:
-    """The column with the pictures; ConfigError unless there is exactly one, or ``field`` names one."""
+def image_column(schema: StoreSchema, field: str, where: str) -> Column:
+    """The column with the images; ConfigError unless there is exactly one, or ``field`` names one."""
     images = [c for c in schema.obs_columns if c.name.startswith(OBS) and c.dtype == "uint8" and len(c.shape) == 3]
     if field:
         images = [column for column in images if column.name == OBS + field]
@@ -98,8 +98,8 @@ def picture_column(schema: StoreSchema, field: str, where: str) -> Column:
         return images[0]
     names = [column.name.removeprefix(OBS) for column in schema.obs_columns]
     if field:
-        raise ConfigError(f"pictures.field={field}: {where} has no pictures of that name (it has: {', '.join(names)})")
+        raise ConfigError(f"images.field={field}: {where} has no images of that name (it has: {', '.join(names)})")
     if not images:
-        raise ConfigError(f"{where}: no observation field is a picture, uint8 [H, W, C] (it has: {', '.join(names)})")
+        raise ConfigError(f"{where}: no observation field is an image, uint8 [H, W, C] (it has: {', '.join(names)})")
     found = ", ".join(column.name.removeprefix(OBS) for column in images)
-    raise ConfigError(f"{where} has several fields with pictures ({found}): choose one with pictures.field=NAME")
+    raise ConfigError(f"{where} has several fields with images ({found}): choose one with images.field=NAME")

@@ -11,23 +11,23 @@ EncoderKind = Literal["vae", "autoencoder"]
 
 @settings
 class EncoderSettings:
-    """The network that turns pictures into latents."""
+    """The network that turns images into latents."""
 
     kind: EncoderKind = "vae"
     """vae: a mean and a standard deviation for every latent number. autoencoder: latents of unit variance, with noise
     of one size."""
 
     size: int = 32
-    """Latent numbers of a picture."""
+    """Latent numbers of an image."""
 
     channels: tuple[int, ...] = (16, 32, 64, 128)
-    """Filters of each layer; every layer halves the picture's sides. (32, 64, 128, 256) costs 3.5 times as much."""
+    """Filters of each layer; every layer halves the image's sides. (32, 64, 128, 256) costs 3.5 times as much."""
 
     kl_tolerance: float = 0.5
     """vae: nats per latent number that cost nothing; 0 for none."""
 
     beta: float = 1.0
-    """vae: what nats above the tolerance cost, against squared errors summed over the picture."""
+    """vae: what nats above the tolerance cost, against squared errors summed over the image."""
 
     noise: float = 0.2
     """autoencoder: standard deviation of the noise on latents."""
@@ -46,17 +46,17 @@ class EncoderSettings:
 
 
 @settings
-class PictureSettings:
-    """Which pictures of the store are learnt from, and how they are read."""
+class ImageSettings:
+    """Which images of the store are learnt from, and how they are read."""
 
     field: str = ""
-    """Observation field with the pictures; empty: the only one there is."""
+    """Observation field with the images; empty: the only one there is."""
 
     per_rollout: int = 100
-    """Pictures taken from an episode at a read: reading is cheap where neighbours are decoded together."""
+    """Images taken from an episode at a read: reading is cheap where neighbours are decoded together."""
 
     shuffle_buffer: int = 4096
-    """Pictures that are mixed in memory; batches are drawn from them."""
+    """Images that are mixed in memory; batches are drawn from them."""
 
     validation: float = 0.05
     """Share of the episodes that is held out."""
@@ -76,7 +76,7 @@ class EncoderFitSettings:
     """Optimizer steps."""
 
     batch_size: int = 128
-    """Pictures of an optimizer step."""
+    """Images of an optimizer step."""
 
     learning_rate: float = 1e-3
     """Highest learning rate, reached after the warm-up."""

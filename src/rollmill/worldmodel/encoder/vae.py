@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from rollmill.worldmodel.encoder.conv_stack import Painter, Reader, squared_error, to_bytes
-from rollmill.worldmodel.encoder.file import Figures, ImageEncoder
+from rollmill.worldmodel.encoder.file import ImageEncoder, Metrics
 
 MAX_LOG_STD = 4.0
 """Bounds of the logarithm of a standard deviation: e^-4 .. e^4. Beyond them lies nothing but trouble."""
 ACTIVE_NATS = 0.05
-"""A latent number that carries less says nothing about the picture."""
+"""A latent number that carries less says nothing about the image."""
 
 
 class VariationalEncoder(ImageEncoder):
-    """Every latent number is a normal distribution; what it tells about the picture costs nats.
+    """Every latent number is a normal distribution; what it tells about the image costs nats.
 
     ``kl_tolerance``: nats per latent number that are free (0: none). ``beta``: what those above cost.
     """
@@ -54,7 +54,7 @@ class VariationalEncoder(ImageEncoder):
     def decode(self, latents: Tensor) -> Tensor:
         return to_bytes(self.painter(latents))
 
-    def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Figures]:
+    def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Metrics]:
         mean, log_std = self._moments(images)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         painted = self.painter(mean + log_std.exp() * noise)
@@ -63,12 +63,12 @@ class VariationalEncoder(ImageEncoder):
         kl = nats.sum(dim=1).mean()
         # The tolerance is for the whole latent: which numbers use the free nats is left to the network.
         cost = torch.clamp(kl, min=self.kl_tolerance * self.size)
-        figures = {
+        metrics = {
             "reconstruction": reconstruction.detach(),
             "kl": kl.detach(),
             "active": (nats.detach().mean(dim=0) > ACTIVE_NATS).sum().float(),
         }
-        return reconstruction + self.beta * cost, figures
+        return reconstruction + self.beta * cost, metrics
 
     def _moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.moments(self.reader(images)).float().chunk(2, dim=1)

@@ -1,4 +1,4 @@
-"""Shared by tests of image encoders: stores of small pictures, tiny encoders, and ways to die while encoding."""
+"""Shared by tests of image encoders: stores of small images, tiny encoders, and ways to die while encoding."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ POINTS = ("writing", "linked", "indexed")
 """Where an instance can be killed: before its shard is public, before its index is, before its mark is."""
 
 
-def picture_schema(shape: tuple[int, int, int] = SHAPE) -> StoreSchema:
+def image_schema(shape: tuple[int, int, int] = SHAPE) -> StoreSchema:
     fields = (Field("image", "uint8", shape), Field("speed", "float32", (1,)))
     return StoreSchema.for_env(EnvSpec("squares", fields, ActionSpec("discrete", nvec=(3,), start=(0,))))
 
 
-def picture_episode(uid: int, steps: int, shape: tuple[int, int, int] = SHAPE) -> Episode:
+def image_episode(uid: int, steps: int, shape: tuple[int, int, int] = SHAPE) -> Episode:
     """A bright square that moves over a dark ground."""
     rng = np.random.default_rng(uid)
     images = np.full((steps + 1, *shape), 30, np.uint8)
@@ -47,11 +47,11 @@ def picture_episode(uid: int, steps: int, shape: tuple[int, int, int] = SHAPE) -
     return Episode(columns, EpisodeInfo(uid=uid, seed=100 + uid), uid % 2 == 0, uid % 2 == 1, {"laps": uid})
 
 
-def picture_store(path: Path, episodes: int, steps: int = 5, **options: Any) -> Path:
+def image_store(path: Path, episodes: int, steps: int = 5, **options: Any) -> Path:
     """Episode k has ``steps + k % 3`` steps and uid k + 1."""
-    with StoreWriter(path, picture_schema(), sync="seal", **options) as writer:
+    with StoreWriter(path, image_schema(), sync="seal", **options) as writer:
         for k in range(episodes):
-            writer.add_episode(picture_episode(k + 1, steps + k % 3))
+            writer.add_episode(image_episode(k + 1, steps + k % 3))
     return path
 
 
@@ -85,7 +85,7 @@ def same_contents(one: dict[int, Episode], two: dict[int, Episode]) -> bool:
     )
 
 
-def damage_pictures(store: Path, number: int) -> str:
+def damage_images(store: Path, number: int) -> str:
     """Flip a bit in the first block of a shard; returns the shard's name."""
     from damaging import flip, places
 

@@ -1,11 +1,11 @@
-"""Figures added up over micro-batches and minibatches."""
+"""Metrics added up over micro-batches and minibatches."""
 
 import math
 
 import pytest
 import torch
 
-from rollmill.learning.figures import Sums, row_sums
+from rollmill.learning.metrics import Sums, row_sums
 
 MOMENTS = ("target", "error", "target_square", "error_square")
 
@@ -47,12 +47,12 @@ def test_explained_variance_over_parts_is_that_of_the_whole() -> None:
     sums = Sums(MOMENTS)
     parts = [moments(predicted[i : i + 10], target[i : i + 10], mask[i : i + 10]) for i in range(0, 40, 10)]
     sums.add(torch.stack(parts).sum(0) / mask.sum())
-    figures = sums.means()
+    metrics = sums.means()
     wanted, error = target[mask].double(), (target - predicted)[mask].double()
     spread, left = wanted.std(correction=0), error.std(correction=0)
-    assert figures["explained_variance"] == pytest.approx(float(1 - (left / spread) ** 2), rel=1e-6)
-    assert figures["target_deviation"] == pytest.approx(float(spread), rel=1e-6)
-    assert figures["error_deviation"] == pytest.approx(float(left), rel=1e-6)
+    assert metrics["explained_variance"] == pytest.approx(float(1 - (left / spread) ** 2), rel=1e-6)
+    assert metrics["target_deviation"] == pytest.approx(float(spread), rel=1e-6)
+    assert metrics["error_deviation"] == pytest.approx(float(left), rel=1e-6)
 
 
 @pytest.mark.parametrize(

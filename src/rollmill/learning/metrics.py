@@ -1,4 +1,4 @@
-"""Figures of a training step, added up over micro-batches and minibatches."""
+"""Metrics of a training step, added up over micro-batches and minibatches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MOMENTS = ("target", "error", "target_square", "error_square")
 
 
 class Sums:
-    """Figures of minibatches, added up as one vector and turned into numbers when asked (one transfer)."""
+    """Metrics of minibatches, added up as one vector and turned into numbers when asked (one transfer)."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self._total: Tensor | None = None
         self._count = 0
 
-    def add(self, figures: Tensor) -> None:
-        """Add the figures ``[len(names)]`` of one minibatch."""
-        self._total = figures if self._total is None else self._total + figures
+    def add(self, metrics: Tensor) -> None:
+        """Add the metrics ``[len(names)]`` of one minibatch."""
+        self._total = metrics if self._total is None else self._total + metrics
         self._count += 1
 
     def copy(self) -> Sums:
@@ -39,12 +39,12 @@ class Sums:
         return part.means()
 
     def means(self) -> dict[str, float]:
-        """Means over minibatches; the moments of targets and errors become figures of the value function."""
+        """Means over minibatches; the moments of targets and errors become metrics of the value function."""
         means = dict.fromkeys(self._names, 0.0)  # not a single row counted
         if self._total is not None and self._count:
             means = dict(zip(self._names, (self._total / self._count).tolist(), strict=True))
         if "target" in means:
-            means |= _value_figures({name: means.pop(name) for name in _MOMENTS})
+            means |= _value_metrics({name: means.pop(name) for name in _MOMENTS})
         return means
 
 
@@ -59,7 +59,7 @@ def row_sums(columns: Sequence[Tensor], mask: Tensor) -> Tensor:
     return torch.cat([kept.sum(1), kept[-2:].square().sum(1)])
 
 
-def _value_figures(m: Mapping[str, float]) -> dict[str, float]:
+def _value_metrics(m: Mapping[str, float]) -> dict[str, float]:
     """``explained_variance``: 1 is a perfect value function, 0 no better than a constant, negative worse.
 
     It is 0 where the targets have no variance, because then it is not defined. The deviations of targets

@@ -1,4 +1,4 @@
-"""An environment that shows the dial it was given: ``obs[0]`` is ``level``, read at every step. Workers import it."""
+"""An environment that shows the variable it was given: ``obs[0]`` is ``level``, read at every step. Workers import it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rollmill.core.protocols import StepReturn
 from rollmill.envs.make import EnvInstance
 
 
-class Dialled:
+class VariableEnv:
     """Episodes of 3 to 7 steps; reward 1 for action 0."""
 
     spec = EnvSpec("dialled", (Field("obs", "float32", (2,)),), ActionSpec("discrete", nvec=(2,), start=(0,)))
 
-    def __init__(self, dials: Mapping[str, float]) -> None:
-        assert set(dials) == {"level"}
-        assert len(dials) == 1
-        self._dials = dials
+    def __init__(self, variables: Mapping[str, float]) -> None:
+        assert set(variables) == {"level"}
+        assert len(variables) == 1
+        self._variables = variables
         self._left = 0
 
     def reset(self, seed: int, obs: Obs) -> None:
@@ -33,7 +33,7 @@ class Dialled:
         return float(action[0] == 0), self._left == 0, False, {}
 
     def _look(self, obs: Obs) -> None:
-        obs["obs"][0] = self._dials["level"], self._left
+        obs["obs"][0] = self._variables["level"], self._left
 
     def render(self) -> Array | None:
         return None
@@ -42,12 +42,12 @@ class Dialled:
         return None
 
 
-class Told(Dialled):
+class Told(VariableEnv):
     """Writes down which progress each worker's episodes begin with; it stays the same to their end."""
 
-    def __init__(self, dials: Mapping[str, float], journal: str, instance: EnvInstance) -> None:
+    def __init__(self, variables: Mapping[str, float], journal: str, instance: EnvInstance) -> None:
         super().__init__({"level": 0.0})
-        self._progress, self._journal, self._worker = dials, Path(journal), instance.worker
+        self._progress, self._journal, self._worker = variables, Path(journal), instance.worker
 
     def reset(self, seed: int, obs: Obs) -> None:
         self._begun = self._progress["progress"]
