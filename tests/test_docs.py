@@ -27,6 +27,7 @@ from rollmill.cli.main import VERBS
 from rollmill.cli.words import split_overrides
 from rollmill.cli.world.verbs import load as load_world_verb
 from rollmill.core.config.load import load_config
+from rollmill.core.config.old_names import OLD_NAMES
 from rollmill.core.config.schema import describe
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.envs.batch import random_actions
@@ -117,6 +118,8 @@ def test_keys_in_the_text_exist(page: Path) -> None:
     keys = [word for word in words if word.partition(".")[0] in BLOCKS and not word.endswith((".py", ".md", ".html"))]
     # ``run.parts...`` and ``run.set_variable`` are attributes of a run in progress, not settings.
     keys = [key for key in keys if not key.startswith(("run.parts.", "run.set_variable"))]
+    if page.name == "CHANGELOG.md":  # what was released stays as it was written
+        keys = [key for key in keys if key.rpartition(".")[2] not in OLD_NAMES]
     assert [key for key in keys if not is_key(key)] == []
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from running import ROOT
 
-from rollmill.cli.launch import check_run
 from rollmill.launch.experiment import load_experiment
 from rollmill.launch.plan import make_plan
+from rollmill.runs.launching import check_run
 
 EXAMPLES = ROOT / "examples"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollmill.api.collecting import collect as collect
     from rollmill.api.envs import make_env as make_env
+    from rollmill.api.experiments import launch_experiment as launch_experiment
     from rollmill.api.metrics import Metrics as Metrics
     from rollmill.api.run import Run as Run
     from rollmill.api.sampling import sample as sample
@@ -43,6 +44,7 @@ _PLACES = {
     "Windows": "rollmill.store.views",
     "Transitions": "rollmill.store.views",
     "Experiment": "rollmill.launch.experiment",
+    "launch_experiment": "rollmill.api.experiments",
     "RollmillError": "rollmill.core.errors",
 }
 """Where each name lives."""

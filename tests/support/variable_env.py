@@ -1,4 +1,4 @@
-"""An environment that shows the variable it was given: ``obs[0]`` is ``level``, read at every step. Workers import it."""
+"""An environment that shows its variable: ``obs[0]`` is ``level``, read at every step. Workers import it."""
 
 from __future__ import annotations
 

@@ -16,19 +16,19 @@ import tyro
 
 from rollmill.cli.options import Json
 from rollmill.cli.words import call
-from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
 from rollmill.core.text import nearest, usage_of
 from rollmill.launch import launcher as launcher_module
-from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
+from rollmill.launch.experiment import load_experiment
 from rollmill.launch.measure import measure, measure_like
-from rollmill.launch.plan import Plan, PlannedRun, RunFacts, Total, command_text, make_plan, total_of
+from rollmill.launch.plan import Plan, Total, command_text, make_plan, total_of
 from rollmill.launch.records import LaunchRecords, PlanRecord
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.status import RunStatus, look
 from rollmill.launch.table import first_line, plain, rich_table, summary, tails
 from rollmill.monitor.console import stdout_is_terminal
+from rollmill.runs.launching import check_run, launch_settings, open_launch
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -87,7 +87,7 @@ def plan(
         json_: Print JSON.
     """
     experiment = load_experiment(description)
-    settings = _launch_settings(experiment, overrides)
+    settings = launch_settings(experiment, overrides)
     made = make_plan(experiment, root, check_run)
     measured = measure_like(like) if like else measure(run.folder for run in made.runs)
     total = total_of(made, _parallel(settings), measured)
@@ -100,24 +100,6 @@ def plan(
         print(f"... and {len(made.runs) - _SHOWN} more runs (--json prints all)")
     print(f"\n{total_text(total, settings)}")
     return 0
-
-
-def check_run(run: PlannedRun) -> RunFacts:
-    """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
-    from rollmill.runs.settings import TrainConfig, check
-
-    config = load_config(TrainConfig, [Path(file) for file in run.files], run.words)
-    if tuple(run.program) == PROGRAM:
-        check(config)  # a program of one's own may bring its own environment
-    return RunFacts(config.stop.frames, config.recording.budget_gb if config.recording.on else 0.0)
-
-
-def _launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchSettings:
-    try:
-        load_config(LaunchSettings, [], [], base=experiment.launch)
-    except ConfigError as error:
-        raise ConfigError(f"launch: {error}") from error
-    return load_config(LaunchSettings, [], overrides, base=experiment.launch)
 
 
 def _parallel(settings: LaunchSettings) -> int:
@@ -184,7 +166,7 @@ def run(
         detach: Hand in what there is room for and return; the same command later looks after the rest.
         json_: Print the standing of all runs as JSON at the end.
     """
-    records, settings, made = _opened(description, overrides, root)
+    records, settings, made = open_launch(description, overrides, root)
     with records.as_launcher():
         record = launcher_module.record_plan(records, made, settings, os.getcwd()) if made else records.read_plan()
         launcher = launcher_module.Launcher(records, record, settings)
@@ -201,19 +183,6 @@ def run(
             return exit_code_of(error)
     shown = not detach and stdout_is_terminal()  # the live table ends with the summary
     return _told(statuses, records.experiment, json_, shown)
-
-
-def _opened(
-    description: str, overrides: Sequence[str], root: Path
-) -> tuple[LaunchRecords, LaunchSettings, Plan | None]:
-    """A new or changed plan from a description, or None and what is on disk from an experiment's folder."""
-    if Path(description).is_dir():
-        records = LaunchRecords(Path(description))
-        return records, launcher_module.settings_of(records.read_plan(), overrides), None
-    experiment = load_experiment(description)
-    settings = _launch_settings(experiment, overrides)
-    made = make_plan(experiment, root, check_run)
-    return LaunchRecords(made.folder), settings, made
 
 
 def _watched(launcher: launcher_module.Launcher, json_: bool) -> list[RunStatus]:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from rollmill.core import atomic, tree_file
 from rollmill.core.config.load import load_config
+from rollmill.core.config.old_names import renamed
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError, error_text
 from rollmill.core.fields import EnvSpec
 from rollmill.core.shapes import ShapeError, check_shape
@@ -58,7 +59,15 @@ def load_checkpoint(path: Path) -> Loaded:
     """Read one checkpoint, wherever it lies; raises ``CheckpointError`` unless it is whole."""
     content = tree_file.load_tree(path)
     frames, metric = _facts(path, content)
-    return Loaded(path, frames, metric, content["state"])
+    return Loaded(path, frames, metric, _with_new_names(content["state"]))
+
+
+def _with_new_names(state: Any) -> Any:
+    """Version 0.1 had other names for some settings, and for what workers keep of them."""
+    if not isinstance(state, dict):
+        return state
+    parts = {name: state[name] for name in ("config", "facts", "sampler") if isinstance(state.get(name), dict)}
+    return {**state, **{name: renamed(part) for name, part in parts.items()}}
 
 
 def _facts(path: Path, content: Any) -> tuple[int, float | None]:
@@ -247,7 +256,7 @@ class Checkpoints:
             )
         content = {"frames": frames, "metric": metric, "state": state}
         path = self._path_for(frames)
-        self._write(path, content)
+        save_guarded(path, content, self._min_free_mb)
         self._metrics.pop(path, None)
         self._prune(path, frames)
         return path
@@ -279,32 +288,6 @@ class Checkpoints:
         every = self._milestone_frames
         return every > 0 and frames >= every and all(m // every != frames // every for m in milestones)
 
-    def _write(self, path: Path, content: dict[str, Any]) -> None:
-        needed = tree_file.tree_file_bytes(content)
-        try:
-            self.folder.mkdir(exist_ok=True)  # without parents: a run folder that was lost does not come back like this
-            for leftover in atomic.sweep_temporary(self.folder):
-                _LOG.info("removed the remains of an unfinished checkpoint: %s", leftover)
-            free = _free_bytes(self.folder)
-        except OSError as error:
-            raise CheckpointError(f"{self.folder}: cannot be written: {error.strerror or error}") from error
-        if free < needed + self._min_free_mb * _MB:
-            raise self._disk_error(path, needed, free)
-        try:
-            tree_file.save_tree(path, content)
-        except CheckpointError as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._disk_error(path, needed, _free_bytes(self.folder)) from error
-            raise
-
-    def _disk_error(self, path: Path, needed: int, free: int) -> CheckpointError:
-        reserve = f" and {self._min_free_mb} MB in reserve" if self._min_free_mb else ""
-        return CheckpointError(
-            f"disk of {self.folder} is too full for {path.name}: needs {needed / _MB:.1f} MB{reserve}, "
-            f"free {free / _MB:.1f} MB. Older checkpoints are untouched; free some space and resume"
-        )
-
     # ------------------------------------------------------------------------------------------ pruning
 
     def _prune(self, written: Path, frames: int) -> None:
@@ -327,6 +310,38 @@ class Checkpoints:
             return
         self._metrics.pop(checkpoint.path, None)
         _LOG.info("removed old checkpoint %s", checkpoint.path)
+
+
+def save_guarded(path: Path, content: Mapping[str, Any], min_free_mb: int) -> None:
+    """Write a tree into a folder of such files (which is made), unless that would fill the disk to the last megabytes.
+
+    CheckpointError says what is missing; other files there are untouched, and what a kill has left of some is swept.
+    """
+    folder, needed = path.parent, tree_file.tree_file_bytes(content)
+    try:
+        folder.mkdir(exist_ok=True)  # without parents: a run folder that was lost does not come back like this
+        for leftover in atomic.sweep_temporary(folder):
+            _LOG.info("removed the remains of an unfinished checkpoint: %s", leftover)
+        free = _free_bytes(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    if free < needed + min_free_mb * _MB:
+        raise _disk_error(path, needed, free, min_free_mb)
+    try:
+        tree_file.save_tree(path, content)
+    except CheckpointError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_error(path, needed, _free_bytes(folder), min_free_mb) from error
+        raise
+
+
+def _disk_error(path: Path, needed: int, free: int, min_free_mb: int) -> CheckpointError:
+    reserve = f" and {min_free_mb} MB in reserve" if min_free_mb else ""
+    return CheckpointError(
+        f"disk of {path.parent} is too full for {path.name}: needs {needed / _MB:.1f} MB{reserve}, "
+        f"free {free / _MB:.1f} MB. Older checkpoints are untouched; free some space and resume"
+    )
 
 
 def _free_bytes(folder: Path) -> int:

@@ -84,6 +84,12 @@ def tree_file_bytes(tree: Tree) -> int:
     return _Plan(Path("tree"), tree).file_bytes
 
 
+def tree_checksum(tree: Tree) -> str:
+    """The ``stored_checksum`` of the file that ``save_tree`` would write."""
+    *_, digest = _Plan(Path("tree"), tree).chunks()
+    return bytes(digest).hex()
+
+
 def load_tree(path: Path) -> Tree:
     """Read a tree and verify its checksum. Arrays are writable and own their memory."""
     with _opened(path) as reader:

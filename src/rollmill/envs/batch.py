@@ -440,7 +440,7 @@ class EnvBatch:
             "faults": np.array([seat.faults for seat in self._seats], np.int64),
             "good_steps": np.array([seat.good_steps for seat in self._seats], np.int64),
             "actions": [np.stack(s.actions) if s.actions else np.zeros((0,), np.int64) for s in self._seats],
-            "dials": [variables.values_now.copy() for variables in self._setup.variables],
+            "variables": [variables.values_now.copy() for variables in self._setup.variables],
         }
 
     def replay(self, state: dict[str, Any], out: StepOut) -> None:
@@ -450,7 +450,7 @@ class EnvBatch:
         """
         for i, seat in enumerate(self._seats):
             seat.episode = int(state["episode"][i]) - 1
-            variables = state.get("dials")
+            variables = state.get("variables")
             self._begin_episode(seat, out, variables[i] if variables else None)
             for action in state["actions"][i]:
                 self._replay_step(seat, action, out)

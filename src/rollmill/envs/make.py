@@ -258,7 +258,8 @@ def check_env_settings(settings: EnvSettings) -> None:
         )
     if settings.variables and "variables" not in known:
         raise ConfigError(
-            f"env.variables: {settings.id} takes no argument variables, so it would never see {', '.join(settings.variables)}"
+            f"env.variables: {settings.id} takes no argument variables, so it would never see "
+            f"{', '.join(settings.variables)}"
         )
     for name in settings.args:
         if name in given or (name not in known and not takes_any):

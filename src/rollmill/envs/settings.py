@@ -24,8 +24,8 @@ class EnvSettings:
 
     variables: dict[str, float] = field(default_factory=dict)
     """Numbers that change while the run goes on, by name, with the values they have elsewhere: in evaluations, for
-    instance. ``progress`` follows the run by itself, from 0 to 1; others are set by observers (``run.set_variable``). For
-    environments whose constructor takes ``variables``."""
+    instance. ``progress`` follows the run by itself, from 0 to 1; others are set by observers (``run.set_variable``).
+    For environments whose constructor takes ``variables``."""
 
     policies: tuple[int, ...] = ()
     """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own

@@ -132,7 +132,7 @@ def settings_of(plan: PlanRecord, overrides: Sequence[str] = ()) -> LaunchSettin
 
 
 class Launcher:
-    """Looks after the runs of one plan until all are settled. Only one per experiment: see ``LaunchRecords.as_launcher``."""
+    """Looks after the runs of one plan until all are settled. One per experiment: see ``LaunchRecords.as_launcher``."""
 
     def __init__(
         self,

@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rollmill.core.config.old_names import read_saved
 from rollmill.core.config.plain import differences
-from rollmill.core.config.yaml import read_mapping
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import RunFolder, holder, is_run
 from rollmill.core.text import nearest
@@ -220,7 +220,7 @@ class Comparison:
 
 def compare(one: Path, two: Path, root: Path) -> Comparison:
     """Settings that differ, and results; ConfigError where the settings of a run cannot be read."""
-    saved = [read_mapping(RunFolder(folder).config).data for folder in (one, two)]
+    saved = [read_saved(RunFolder(folder).config) for folder in (one, two)]
     changed = {key: pair for key, pair in differences(*saved).items() if key not in _PLACE}
     rows = [describe(folder, root if folder.is_relative_to(root) else folder.parent) for folder in (one, two)]
     facts = [_facts(row) for row in rows]

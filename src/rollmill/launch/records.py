@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core import atomic
+from rollmill.core.config.old_names import renamed
 from rollmill.core.errors import LaunchError, RunFolderError
 from rollmill.core.identity import Identity
 from rollmill.core.opening import read_json
@@ -139,7 +140,7 @@ class LaunchRecords:
         path = self.folder / "runs" / f"{run}.json"
         value = _read(path)
         with _naming(path):
-            return Submission(**(value or {}), cancelled=self._cancel_mark(run).exists())
+            return Submission(**renamed(value or {}), cancelled=self._cancel_mark(run).exists())
 
     def write_submission(self, run: str, value: Submission) -> None:
         fields = asdict(value)

@@ -25,6 +25,8 @@ from rollmill.core.opening import MOST_LINE_BYTES, parse_json, plain_file, read_
 
 _LOG = logging.getLogger("rollmill")
 _RESERVED = ("frames", "time")
+_OLD_METRICS = {"time/main_answer": "time/main_inference", "time/pictures_per_s": "time/images_per_s"}
+"""Name in files of version 0.1 -> name now."""
 _BLOCK = 1 << 16
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -95,7 +97,12 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise RunFolderError(f"{path}, line {number}: not JSON ({error})") from error
     if not isinstance(row, dict) or not isinstance(row.get("frames"), int):
         raise RunFolderError(f"{path}, line {number}: not a row of metrics (no frames)")
-    return row
+    return {_new_name(name): value for name, value in row.items()}
+
+
+def _new_name(metric: str) -> str:
+    own = metric.removeprefix("dial/")
+    return f"variable/{own}" if own != metric else _OLD_METRICS.get(metric, metric)
 
 
 def _number(value: float) -> float | int | None:

@@ -5,8 +5,8 @@ process writes slot and row, then raises ``command``; the worker does the work, 
 it. So a group is *ready* for an answer exactly when ``command == done``; there is no other state, and
 a dead worker leaves nothing locked. Wakeups only wake sleepers; the numbers are the truth.
 
-A wakeup is rung only for somebody who says that it may sleep (``main_sleeping``, ``sleeping``): ringing is a system call, and
-in the main process each one lets another thread take the interpreter. So a sleeper first says so, then looks at the
+Only somebody who says that it may sleep (``main_sleeping``, ``sleeping``) is notified: that is a system call, and in
+the main process each one lets another thread take the interpreter. So a sleeper first says so, then looks at the
 numbers once more, and then sleeps.
 """
 

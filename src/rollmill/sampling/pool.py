@@ -169,9 +169,9 @@ class ProcessPool:
         environment: Mapping[str, str],
         pin_inference: bool = False,
     ) -> None:
-        """``pin_inference``: the inference thread keeps to one core (``choose_inference_core``). It pays where the network
-        runs on a GPU: each time that thread runs beside a simulator, that one goes on with cold caches, and sleeping
-        between answers costs time.
+        """``pin_inference``: the inference thread keeps to one core (``choose_inference_core``). It pays where the
+        network runs on a GPU: each time that thread runs beside a simulator, that one goes on with cold caches, and
+        sleeping between two passes costs time.
         """
         self.report = PoolReport()
         self._plans, self._arena, self._box, self._settings = plans, arena, box, settings

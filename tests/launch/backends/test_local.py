@@ -78,7 +78,8 @@ def test_a_killed_launcher_is_followed_by_one_that_repeats_and_loses_nothing(tmp
     made = launcher(tmp_path, what, "local.parallel=2")
     code = (
         "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path\n"
-        "from rollmill.launch.records import LaunchRecords; from rollmill.launch.launcher import Launcher, settings_of\n"
+        "from rollmill.launch.launcher import Launcher, settings_of\n"
+        "from rollmill.launch.records import LaunchRecords\n"
         "records = LaunchRecords(Path(sys.argv[1])); plan = records.read_plan()\n"
         "with records.as_launcher(): Launcher(records, plan, settings_of(plan)).run()\n"
     )

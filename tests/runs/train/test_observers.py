@@ -417,7 +417,7 @@ def test_variables_are_continued_bit_for_bit(tmp_path: Path) -> None:
     one, two = saved_state(whole), saved_state(parts)
     assert_same(one["learners"], two["learners"])
     assert_same(one["sampler"]["envs"], two["sampler"]["envs"])
-    assert one["sampler"]["dials"] == two["sampler"]["dials"]
+    assert one["sampler"]["variables"] == two["sampler"]["variables"]
 
 
 class StopAfter(Observer):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from rollmill.core.config.old_names import OLD_NAMES, is_saved, renamed
 from rollmill.core.config.other_names import keys_called
 from rollmill.core.config.schema import KeyPath, dotted_keys, keys_of
 from rollmill.core.config.shipped import find_file
@@ -40,7 +41,7 @@ def file_layer(path: Path) -> Layer:
 
     path = find_file(path)
     found = read_mapping(path)
-    return Layer(str(path), found.data, found.lines)
+    return Layer(str(path), renamed(found.data) if is_saved(path) else found.data, found.lines)
 
 
 def override_layer(text: str) -> Layer:
@@ -203,6 +204,8 @@ def _unknown_key(root: type, cls: type, path: KeyPath, name: str, value: Any) ->
     if full in known:  # only a name with a dot in it gets here
         parent, _, last = full.rpartition(".")
         return f"unknown key '{full}'; in a file, write '{last}:' below '{parent}:'"
+    if (now := OLD_NAMES.get(name)) in keys_of(cls):
+        return f"unknown key '{full}'; it is called '{'.'.join((*path, str(now), *rest))}' now"
     hint = did_you_mean(_keys_near(known, list(keys_of(cls)), path, name, rest))
     return f"unknown key '{full}'; {hint or 'known here: ' + ', '.join(keys_of(cls))}"
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from rollmill.core.config.layers import Layer, Stack, file_layer, override_layer
+from rollmill.core.config.old_names import renamed
 from rollmill.core.config.plain import plain
 from rollmill.core.config.schema import Key, KeyPath, instance_of, keys_of
 from rollmill.core.errors import ConfigError
@@ -58,7 +59,7 @@ def load_config(
     """
     stack = Stack(cls)
     if base is not None:
-        stack.add(Layer("the saved config", copy.deepcopy(dict(base)), {}))
+        stack.add(Layer("the saved config", renamed(copy.deepcopy(dict(base))), {}))
     _add_layers(stack, files, overrides)
     stack.take_out_odd_values()
     _fill_defaults(cls, stack.tree, None)

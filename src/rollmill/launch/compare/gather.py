@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.config.yaml import read_mapping
+from rollmill.core.config.old_names import read_saved
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_kind import RunKind, run_kind
 from rollmill.launch.experiment import SEED, flat
@@ -70,7 +70,7 @@ def families(runs: Iterable[Found]) -> dict[tuple[RunKind, str], list[Found]]:
 
 def look_at(folder: Path) -> Found:
     """A run by its saved settings; ConfigError where they cannot be read."""
-    tree = read_mapping(folder / "config.yaml").data
+    tree = read_saved(folder / "config.yaml")
     kind, settings = run_kind(tree), flat(tree)
     env = settings.get("env.id") or settings.get("env") or ""
     if kind == "offline" and not env:

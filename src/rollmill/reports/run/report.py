@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rollmill.core.config.yaml import read_mapping
+from rollmill.core.config.old_names import read_saved
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import RunKind, run_kind
@@ -39,6 +39,6 @@ def write_run_report(folder: Path, out: Path | None = None) -> Path:
 def _kind(folder: Path) -> RunKind:
     """What the saved settings say; a folder without readable ones counts as an online run, whose page names that."""
     try:
-        return run_kind(read_mapping(RunFolder(folder).config).data)
+        return run_kind(read_saved(RunFolder(folder).config))
     except ConfigError:
         return "online"

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded
+from rollmill.core.config.old_names import renamed
 from rollmill.core.config.plain import completed, to_dict
 from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
@@ -35,9 +36,12 @@ from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.envs.make import check_env_settings
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.world import VIDEO
-from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
-from rollmill.runs.collect.run import Metrics, collect
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import Metrics, collect, store_name
 from rollmill.runs.lifecycle import Ended, Life, Request, live
+from rollmill.runs.policies.base import LoadOptions
+from rollmill.runs.policies.load import load_each
+from rollmill.runs.policies.simple import SMOOTHED
 from rollmill.runs.resume import Changes, compare
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dream import write_dream_video
@@ -58,6 +62,12 @@ log = logging.getLogger("rollmill")
 ASIDE = "aside"
 QUIETLY = Request("continue", console="off")
 """How stages are run here: each goes on where it was, and the panel speaks for all of them."""
+
+
+def _policy_name(word: str, config: WorldConfig, trust_code: bool) -> str:
+    """What a store calls a policy that is to collect; ConfigError where there is none."""
+    how = LoadOptions(env=config.env, hold=config.collect.hold, trust_code=trust_code)
+    return store_name(load_each(word, how, flag="collect.episodes: ")[0])
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ def run_world(
     """
     check_env_settings(config.env)
     for policy in config.collect.episodes:
-        find_policy(CollectOptions(out / "raw", policy, episodes=1))
+        _policy_name(policy, config, trust_code)
     with live("world", out, config, Request("continue", console=console)) as life:
         if on_ready is not None:
             on_ready()
@@ -158,7 +168,7 @@ class World:
                 self._controller,
                 ControllerSettings(),
             ),
-            Stage("report", {"film": c.video}, self._report_inputs, self._report),
+            Stage("report", {"video": c.video}, self._report_inputs, self._report),
         ]
 
     @property
@@ -219,7 +229,7 @@ class World:
     def record(self, name: str) -> Record:
         path = self.out / RECORDS / f"{name}.json"
         try:
-            return Record(**read_json(path))
+            return Record(**renamed(read_json(path)))
         except FileNotFoundError:
             return Record()
         except (OSError, ValueError, TypeError) as error:
@@ -260,7 +270,7 @@ class World:
         wanted, before = sum(c.episodes.values()), 0
         for policy, count in c.episodes.items():
             hold = c.hold if policy == SMOOTHED else None
-            name = find_policy(CollectOptions(raw, policy, episodes=1, hold=hold)).name
+            name = _policy_name(policy, self.config, self._trust_code)
             before += min(count, there := self._episodes_by(name))
             if there >= count:
                 continue

@@ -1,0 +1,45 @@
+"""From the description of an experiment to what can be launched; runs are checked as they will check themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollmill.core.config.load import load_config
+from rollmill.core.errors import ConfigError
+from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
+from rollmill.launch.launcher import settings_of
+from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan
+from rollmill.launch.records import LaunchRecords
+from rollmill.launch.settings import LaunchSettings
+from rollmill.runs.settings import TrainConfig, check
+
+
+def check_run(run: PlannedRun) -> RunFacts:
+    """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
+    config = load_config(TrainConfig, [Path(file) for file in run.files], run.words)
+    if tuple(run.program) == PROGRAM:
+        check(config)  # a program of one's own may bring its own environment
+    return RunFacts(config.stop.frames, config.recording.budget_gb if config.recording.on else 0.0)
+
+
+def launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchSettings:
+    """How an experiment is to be launched: what its description says, below what the user gives."""
+    try:
+        load_config(LaunchSettings, [], [], base=experiment.launch)
+    except ConfigError as error:
+        raise ConfigError(f"launch: {error}") from error
+    return load_config(LaunchSettings, [], overrides, base=experiment.launch)
+
+
+def open_launch(
+    description: str | Experiment, overrides: Sequence[str], root: Path
+) -> tuple[LaunchRecords, LaunchSettings, Plan | None]:
+    """A new or changed plan from a description, or None and what is on disk from an experiment's folder."""
+    if isinstance(description, str) and Path(description).is_dir():
+        records = LaunchRecords(Path(description))
+        return records, settings_of(records.read_plan(), overrides), None
+    experiment = load_experiment(description) if isinstance(description, str) else description
+    settings = launch_settings(experiment, overrides)
+    made = make_plan(experiment, root, check_run)
+    return LaunchRecords(made.folder), settings, made
