@@ -184,12 +184,15 @@ class Life:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def save(self, state: Mapping[str, Any], step: int, metric: float | None = None) -> Path:
-        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
+    def save(self, state: Mapping[str, Any], step: int, metric: float | None = None, stays: bool = False) -> Path:
+        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe).
+
+        ``metric``: the best ones are kept. ``stays``: this one is, in any case.
+        """
         self.folder.require()
         head = {"format": CHECKPOINT_FORMAT, "kind": self.kind.saved_as, "config": to_dict(self.config)}
         inputs = {} if self._inputs is None else {"inputs": dict(self._inputs)}
-        path = self._checkpoints.save({**head, **inputs, **state}, step, metric)
+        path = self._checkpoints.save({**head, **inputs, **state}, step, metric, stays)
         self._saved_at = time.monotonic()
         log.info("checkpoint %s", path)
         return path

@@ -31,10 +31,7 @@ from rollmill.monitor.console import count_text, duration_text
 from rollmill.monitor.metrics import Progress
 from rollmill.monitor.reporter import Display
 from rollmill.monitor.wandb import WandbRun
-from rollmill.offline.data import WindowLoader, fit_normaliser
-from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.held_out import HeldOut
-from rollmill.offline.model import SequencePolicy
 from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.offline import Video
 from rollmill.reports.run.results import LAST, Results, Row, data_rows
@@ -42,6 +39,7 @@ from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Ended, Life, Request, live
+from rollmill.runs.offline.networks import Network, build_fitter
 from rollmill.runs.offline.settings import OfflineConfig, check_offline
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
 from rollmill.runs.policies.base import LoadedPolicy
@@ -139,21 +137,8 @@ class OfflineRun:
             torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``optim.replicas``
         else:
             torch.set_float32_matmul_precision("high")
-        torch.manual_seed(seeds.branch("weights").integer())
-        self.model = SequencePolicy(task.spec, config.model, task.scales, config.algorithm == "dt")
-        fit_normaliser(self.model, task.store, task.selection.training, seeds.branch("moments").integer())
-        self.model.to(device)
-        loader = WindowLoader(
-            task.store,
-            task.selection,
-            task.spec,
-            config.data,
-            config.model,
-            config.fit.batch_size,
-            seeds.branch("data").integer(),
-            device,
-        )
-        self.fitter = PolicyFitter(self.model, loader, config.fit, seeds.branch("fit").integer())
+        self.fitter = build_fitter(config, task.store, task.selection, task.scales, seeds, device)
+        self.model: Network = self.fitter.model
 
     @property
     def step(self) -> int:
@@ -228,10 +213,10 @@ class OfflineRun:
         metrics |= {f"eval/return_target_{row.target:g}": row.mean for row in rows if row.target is not None}
         return metrics
 
-    def _rows(self, name: str, model: SequencePolicy, episodes: int) -> list[Row]:
+    def _rows(self, name: str, model: Network, episodes: int) -> list[Row]:
         return self._judged(self._playable(name, model, self.task.targets), name, episodes)
 
-    def _playable(self, name: str, model: SequencePolicy, targets: Sequence[float | None]) -> OfflinePolicy:
+    def _playable(self, name: str, model: Network, targets: Sequence[float | None]) -> OfflinePolicy:
         """The network as a policy that is asked for these returns (None: it is not asked)."""
         asked = tuple(target for target in targets if target is not None)
         deterministic = self.task.config.evaluation.deterministic
@@ -261,7 +246,7 @@ class OfflineRun:
         best = self.held_out.best_step
         return Choice(best or self.step, self.step, best > 0)
 
-    def _policy(self) -> SequencePolicy:
+    def _policy(self) -> Network:
         """The network with those weights."""
         policy = copy.deepcopy(self.model)
         if self.held_out.weights is not None:
@@ -293,7 +278,7 @@ class OfflineRun:
             self.write_results(videos)
         self.life.report(self.step, self.metrics)
 
-    def _videos(self, setup: EvalSetup, policy: SequencePolicy, rows: list[Row]) -> list[Video]:
+    def _videos(self, setup: EvalSetup, policy: Network, rows: list[Row]) -> list[Video]:
         config = self.task.config
         own = sorted((row for row in rows if row.policy == config.algorithm), key=lambda row: -row.mean)
         videos = []
@@ -338,13 +323,14 @@ class OfflineRun:
         return self.life.save(*self._to_save())
 
     def _to_save(self) -> tuple[dict[str, Any], int, float | None]:
-        return self.state(), self.step, self.metrics.get("eval/return")
+        rating = self.task.config.checkpoints.rated(self.metrics, "eval/return")
+        return self.state(), self.step, rating
 
     def state(self) -> dict[str, Any]:
         return {
             "env": to_dict(env_of(self.task.config, self.task.store)),
             "spec": self.task.spec.to_dict(),
-            "scales": self.model.scales.to_dict(),
+            "scales": self.task.scales.to_dict(),
             "targets": list(self.task.targets),
             "fit": self.fitter.state(),
             "held_out": self.held_out.state(),
@@ -353,7 +339,7 @@ class OfflineRun:
 
     def load_state(self, loaded: Loaded) -> None:
         state = loaded.state
-        if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.model.scales.to_dict():
+        if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.task.scales.to_dict():
             raise CheckpointError(
                 f"{loaded.path} was fitted to other data than {self.task.store.path} holds now (its environment, "
                 "returns or lengths differ); begin anew with --overwrite"

@@ -322,9 +322,17 @@ class OnlineRun:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def save(self, with_envs: bool = True) -> Path:
-        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
-        return self.life.save(*self._to_save(self.state(with_envs)))
+    def save(self, with_envs: bool = True, keep: bool = False) -> Path:
+        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe).
+
+        ``keep``: it stays for ever.
+        """
+        return self.life.save(*self._to_save(self.state(with_envs)), keep)
+
+    def _best_metric(self) -> float | None:
+        """What checkpoints are compared by (``checkpoints.best_metric``): the higher, the better."""
+        settings = self.config.checkpoints
+        return settings.rated(self._metrics.last_row) if settings.best_metric else self.mean_return
 
     def _save_or_complain(self, state: dict[str, Any]) -> None:
         if not self.life.try_save(*self._to_save(state)):
@@ -332,7 +340,7 @@ class OnlineRun:
 
     def _to_save(self, state: dict[str, Any]) -> tuple[dict[str, Any], int, float | None]:
         """Not ``frames``: the sampler's thread may have counted on while the weights were copied."""
-        return state, state["sampler"]["steps"] * self.spec.frames_per_step, self.mean_return
+        return state, state["sampler"]["steps"] * self.spec.frames_per_step, self._best_metric()
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Everything needed to go on; in serial mode bit for bit, unless the envs are to be left out.

@@ -77,6 +77,8 @@ class TrainMetrics:
     def __init__(self, config: TrainConfig, folder: RunFolder, reporter: Reporter, console: ConsoleMode) -> None:
         self.episodes = EpisodeStats(config.report.window)
         self.checkpoint_failures = 0
+        self.last_row: Mapping[str, float] = {}
+        """The metrics that were written last, in this session."""
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics
         self._config, self._folder, self._reporter, self._console = config, folder, reporter, console
         self._workers = MetricWindow(config.report.window)  # returns, by worker
@@ -180,6 +182,7 @@ class TrainMetrics:
         for observer in run.observers:
             metrics |= ask_summaries(observer, run, metrics)
         self._sums.clear()
+        self.last_row = metrics
         self._reporter.write(frames, metrics)
 
     def finish(self, run: OnlineRun) -> None:
