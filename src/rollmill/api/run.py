@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.api.metrics import Metrics
 from rollmill.api.stores import open_store
 from rollmill.core.config.load import load_config
-from rollmill.core.config.yaml import read_mapping
+from rollmill.core.config.old_names import read_saved
 from rollmill.core.errors import RunFolderError
 from rollmill.core.imports import import_object
 from rollmill.core.run_folder import RunFolder, is_run
@@ -59,7 +59,7 @@ class Run:
     @property
     def kind(self) -> RunKind:
         """``online``, ``offline``, ``world``, or a stage of the latter: ``encoder``, ``dynamics``, ``controller``."""
-        return run_kind(read_mapping(self._folder.config).data)
+        return run_kind(read_saved(self._folder.config))
 
     @property
     def state(self) -> str:
