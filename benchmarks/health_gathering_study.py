@@ -167,7 +167,7 @@ class Study:
     def _compare(self, rows: str) -> dict[str, Any]:
         o = self.options
         return rollmill(
-            *("offline-eval", *map(str, self._runs(rows)), "--behaviour", str(self.agent), "--random", "--json"),
+            *("eval", *map(str, self._runs(rows)), "--behaviour", str(self.agent), "--random", "--json"),
             *("--episodes", str(o.episodes), "--envs", str(o.envs), "--report", str(self.folder / f"{rows}.html")),
             *("--targets", *o.targets.split(",")),
         )

@@ -162,7 +162,7 @@ def test_an_evaluation_adds_to_files_of_before(say: Say, old: Path) -> None:
 
 def test_offline_policies_are_judged_as_before(say: Say, old: Path) -> None:
     words = ("--episodes", "4", "--workers", "1", "--envs", "4", "--behaviour", "online/target", "--json")
-    rows = json.loads(say("offline-eval", *OFFLINE, *words))["rows"]
+    rows = json.loads(say("eval", *OFFLINE, *words))["results"]
     before = json.loads((old / "offline/dt/eval/results.json").read_text())["rows"]
     own = {row["target"]: row["mean"] for row in before if row["policy"] == "dt"}
     assert {row["target"]: row["mean"] for row in rows if row["policy"] == "dt"} == own
@@ -212,7 +212,7 @@ def test_a_world_model_is_complete_and_goes_on(say: Say) -> None:
     done = {"dynamics": "done", "controller": "done", "report": "done"}
     assert longer["stages"] == {**dict.fromkeys(stages, "skipped"), **done}
     assert longer["results"]["dynamics"]["steps"] == 5
-    assert json.loads(say("world", "eval", "world/controller", "--episodes", "2", "--json"))["episodes"] == 2
+    assert json.loads(say("eval", "world/controller", "--episodes", "2", "--json"))["episodes"] == 2
 
 
 def test_a_launched_experiment_is_finished(say: Say) -> None:
@@ -237,6 +237,6 @@ def test_pages_are_made(say: Say, old: Path, path: str) -> None:
 
 def test_a_comparison_of_before_is_replaced(say: Say, old: Path) -> None:
     before = (old / "offline/comparison.html").read_text()
-    say("offline-eval", *OFFLINE, "--episodes", "2", "--workers", "1", "--report", "offline/comparison.html")
+    say("eval", *OFFLINE, "--episodes", "2", "--workers", "1", "--report", "offline/comparison.html")
     assert (old / "offline/comparison.html").read_text() != before
     assert [page.name for page in (old / "offline").glob("*.html")] == ["comparison.html"]

@@ -51,7 +51,7 @@ def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> 
     assert len(value["results"]) == 2
     videos = [video["file"] for result in value["results"] for video in result["videos"]]
     assert len(set(videos)) == len(list((tmp_path / "videos").glob("*.mp4"))) == 2
-    assert call("eval", str(run), "oth*/*", *words).out.startswith("checkpoint ")
+    assert call("eval", str(run), "oth*/*", *words).out.startswith("showing_envs:Shown\npolicy ")
 
 
 @pytest.mark.parametrize(

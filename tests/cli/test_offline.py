@@ -26,23 +26,26 @@ def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
     assert "asked for" in done.out
     assert "reached fit.steps=3; 3 updates, folder runs/default/dt" in done.out
     twice = call("offline", store, *SMALL, "run.name=dt")
-    for words in (("eval",), ("watch",), ("collect", "--out", "x", "--until", "1", "--policy")):
-        refused = call(*words, "runs/default/dt")
-        assert refused.err == (
-            f"rollmill {words[0]}: runs/default/dt is an offline policy, "
-            "which `rollmill offline-eval runs/default/dt` plays\n"
-        )
+    collected = call("collect", "--policy", "runs/default/dt", "--target", "8", "--out", "x", "--until", "2")
+    assert collected.code == 0, collected.err
+    assert "policy dt/frames-000000000003.ckpt, asked for 8," in collected.out
+    moved = call("offline-eval", "runs/default/dt", "--targets", "2", "8")
+    assert moved.code == 2
+    assert (
+        moved.err == "rollmill offline-eval is part of rollmill eval: `rollmill eval runs/default/dt --targets 2 8`\n"
+    )
     assert twice.code == 2
     assert twice.out == ""
     assert twice.err.count("\n") == 1
     assert "--resume" in twice.err
-    judged = call("offline-eval", "runs/default/dt", "--episodes", "4", "--workers", "1", "--random", "--json")
+    judged = call("eval", "runs/default/dt", "--episodes", "4", "--workers", "1", "--random", "--json")
     assert judged.code == 0, judged.err
-    rows = judged.json["rows"]
-    assert [row["policy"] for row in rows] == ["dt", "dt", "random"]  # type: ignore[index, attr-defined]
-    shown = call("offline-eval", "runs/default/dt", "--episodes", "4", "--targets", "5", "--report", "page.html")
+    rows = judged.json["results"]
+    assert [(row["policy"], row["target"]) for row in rows] == [("dt", 2.0), ("dt", 8.0)]  # type: ignore[index, attr-defined]
+    assert rows[0]["random"]["episodes"] == 4  # type: ignore[index]
+    shown = call("eval", "runs/default/dt", "--episodes", "4", "--targets", "5", "--report", "page.html")
     assert shown.code == 0, shown.err
-    assert "asked for" in shown.out
+    assert "asked for 5" in shown.out
     assert Path("page.html").is_file()
 
 

@@ -191,7 +191,7 @@ def test_a_store_that_names_an_environment(call: Call, trap: Trap, store: Path, 
 
 def test_an_offline_checkpoint_that_names_an_environment(call: Call, trap: Trap, offline: Path, tmp_path: Path) -> None:
     forged = forge(offline, tmp_path / "o.ckpt", lambda tree: tree["state"]["env"].update(id=f"{trap.file}:Target"))
-    words = ("offline-eval", str(forged), "--episodes", "1", "--workers", "1", "--envs", "1")
+    words = ("eval", str(forged), "--episodes", "1", "--workers", "1", "--envs", "1")
     refused(call, trap, f"env.id={trap.file}:Target", *words)
     assert call(*words, "env=toy_target").code == 0
     assert not trap.sprung
@@ -207,7 +207,7 @@ def test_a_behaviour_that_names_a_network(
         tree["state"]["config"]["model"]["custom"] = f"{trap.file}:Net"
 
     forged = forge(online, tmp_path / "b.ckpt", change)
-    compare = ("offline-eval", str(offline), "--behaviour", str(forged), "--episodes", "1", "--workers", "1")
+    compare = ("eval", str(offline), "--behaviour", str(forged), "--episodes", "1", "--workers", "1")
     for words in (compare, ("offline", str(store), "algorithm=bc", f"evaluation.behaviour={forged}", *FIT, *PLAY)):
         refused(call, trap, f"rights: model.custom={trap.file}:Net. ", *words)
     harmless = forge(online, tmp_path / "h.ckpt", online_env(f"{trap.file}:Target"))
@@ -233,7 +233,7 @@ def test_a_dynamics_model_that_names_an_environment(call: Call, trap: Trap, worl
 def test_a_controller_that_names_an_environment(call: Call, trap: Trap, world: Path, tmp_path: Path) -> None:
     forged = tmp_path / "controller.bin"
     forge(world / "controller.bin", forged, lambda tree: tree["env"].update(id=f"{trap.file}:Image"))
-    words = ("world", "eval", str(forged), "--encoder", str(world), "--episodes", "1", "--workers", "1", "--envs", "1")
+    words = ("eval", str(forged), "--encoder", str(world), "--episodes", "1", "--workers", "1", "--envs", "1")
     refused(call, trap, f"{forged} names code", *words)
     assert call(*words, "env=toy_image").code == 0
     assert not trap.sprung

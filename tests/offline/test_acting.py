@@ -1,14 +1,11 @@
 """Acting step by step with a memory, for many lanes, against the network over whole episodes."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 
 from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field
-from rollmill.core.slots import Arena, SegmentLayout
-from rollmill.offline.acting import TargetPolicy, last_rewards
+from rollmill.offline.acting import TargetPolicy
 from rollmill.offline.model import Scales, SequencePolicy
 from rollmill.offline.settings import SequenceSettings
 from rollmill.offline.tokens import Inputs
@@ -79,26 +76,3 @@ def test_deterministic_acting_takes_the_mode() -> None:
     assert actions(0, True) == actions(1, True)
     assert actions(0, False) == actions(0, False)
     assert any(actions(0, False) != actions(seed, False) for seed in range(1, 5))
-
-
-@dataclass
-class Asked:
-    slots: Array
-    rows: Array
-    closing: Array
-    groups: Array
-
-
-def test_the_last_reward_is_found_wherever_the_row_lies() -> None:
-    arena = Arena(SegmentLayout(SPEC, steps=4, lanes=2), slots=4)
-    arena["reward"][...] = np.arange(4 * 5 * 2).reshape(4, 5, 2)  # slot, row, lane
-    asked = Asked(np.array([1, 2]), np.array([3, 0]), np.array([-1, 3]), np.array([0, 1]))
-    found = last_rewards(arena, asked)  # type: ignore[arg-type]
-    # group 0: slot 1, row 2; group 1 has just been carried over from slot 3, whose last decision was in row 3
-    assert found.tolist() == [14, 15, 36, 37]
-
-
-def test_a_policy_that_sees_no_rewards_says_so() -> None:
-    asked = Asked(np.array([0]), np.array([1]), np.array([-1]), np.array([], np.int64))
-    with pytest.raises(RuntimeError, match="attached arena"):
-        last_rewards(None, asked)  # type: ignore[arg-type]

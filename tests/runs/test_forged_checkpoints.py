@@ -22,17 +22,17 @@ from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import CheckpointError
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.seeds import Seeds
 from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.evaluate.options import EvalOptions
-from rollmill.runs.evaluate.run import _prepare, trained_policy
 from rollmill.runs.lifecycle import Request, open_diary
-from rollmill.runs.offline.evaluate import CompareOptions, _entry
-from rollmill.runs.offline.policy import load_policy, require_offline
 from rollmill.runs.offline.run import OfflineRun, train_offline
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.offline.task import prepare
 from rollmill.runs.online_state import require_online
+from rollmill.runs.policies.base import LoadedPolicy
+from rollmill.runs.policies.load import load_policy
+from rollmill.runs.policies.offline import require_offline
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.build import build_parts
 from rollmill.runs.train.loop import OnlineRun
@@ -43,6 +43,7 @@ from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dynamics import train_dynamics
 from rollmill.runs.world.encoder import train_vae
 from rollmill.runs.world.settings import VaeConfig
+from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.worldmodel.controller.model import load_controller
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.model import load_dynamics
@@ -154,6 +155,11 @@ def test_a_run_does_not_go_on_from_a_forged_checkpoint(online: tuple[TrainConfig
     assert left == set()
 
 
+def build(policy: LoadedPolicy) -> None:
+    assert policy.spec is not None
+    policy.build(policy.spec, EpisodeSchedule(Seeds(0), 1), 0, [1.0] * policy.spec.agents)
+
+
 def test_a_forged_checkpoint_does_not_play(online: tuple[TrainConfig, Path], tmp_path: Path) -> None:
     _, path = online
     forged = tmp_path / "forged.ckpt"
@@ -161,8 +167,7 @@ def test_a_forged_checkpoint_does_not_play(online: tuple[TrainConfig, Path], tmp
 
     def play(state: Any) -> None:
         tree_file.save_tree(forged, {**content, "state": state})
-        job = _prepare(forged, forged, EvalOptions(episodes=1, workers=1))
-        trained_policy(job.config, load_checkpoint(forged), job.plan.sampler, 0)
+        build(load_policy(forged))
 
     play(content["state"])
     needed = {name: content["state"][name] for name in ("kind", "config", "spec", "learners")}
@@ -211,8 +216,7 @@ def test_forged_checkpoints_of_offline_runs(tmp_path: Path) -> None:
 
     def play(state: Any) -> None:
         tree_file.save_tree(path, {**content, "state": state})
-        entry = _entry(path, CompareOptions(targets=(1.0,)))
-        load_policy(entry.loaded, entry.config, device)
+        build(load_policy(path, target=1.0, device="cpu"))
 
     resume(content["state"])
     play(content["state"])

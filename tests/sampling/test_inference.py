@@ -4,44 +4,39 @@ import numpy as np
 import pytest
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.slots import CARRIED_FIELDS, OBS, Arena, SegmentLayout
-from rollmill.sampling.inference import Inference, Request
+from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
 
 SPEC = EnvSpec("x", (Field("a", "float32", (2,)), Field("b", "uint8", (3,))), ActionSpec("discrete", nvec=(5,)))
 STEPS, LANES, GROUPS, SLOTS = 4, 3, 2, 6
 
 
-class Output:
-    def __init__(self, lanes: int, base: float, size: int) -> None:
-        self.action = np.arange(lanes) % 5
-        self.log_prob = np.full(lanes, -base, np.float32)
-        self.value = np.arange(lanes, dtype=np.float32) + base
-        self.state = np.full((lanes, size), base, np.float32)
+def output(lanes: int, base: float, size: int) -> PolicyOutput:
+    return PolicyOutput(
+        np.arange(lanes) % 5,
+        np.full(lanes, -base, np.float32),
+        np.arange(lanes, dtype=np.float32) + base,
+        np.full((lanes, size), base, np.float32),
+    )
 
 
-class Scripted:
+class Scripted(Policy):
     """Answers the n-th question with n; remembers what it was asked."""
 
     state_size = 2
+    version = 0
 
     def __init__(self) -> None:
-        self.version = 0
-        self.asked: list[Request] = []
+        self.asked: list[ActRequest] = []
         self.obs: list[dict] = []
 
-    def act(self, request: Request) -> Output:
+    def act(self, request: ActRequest) -> PolicyOutput:
         self.version += 1
         self.asked.append(request)
         self.obs.append({name: array.copy() for name, array in request.obs.items()})
-        return Output(len(request.lanes), 10.0 * self.version, 2)
-
-    def refresh(self) -> int:
-        return self.version
-
-    def attach(self, arena: Arena) -> None: ...
-
-    def detach(self) -> None: ...
+        return output(len(request.lanes), 10.0 * self.version, 2)
 
 
 class Table:
@@ -192,7 +187,7 @@ class Tagged(Scripted):
         super().__init__()
         self.tag = tag
 
-    def act(self, request: Request) -> Output:
+    def act(self, request: ActRequest) -> PolicyOutput:
         answer = super().act(request)
         answer.value = request.obs["a"][:, 0] + 1000 * self.tag
         answer.log_prob = -answer.value
@@ -229,7 +224,7 @@ def test_a_part_of_a_request_gathers_only_when_asked() -> None:
         return {"a": np.arange(6.0)}
 
     none = np.zeros(0, np.int64)
-    request = Request(np.arange(6) % 2 == 0, np.arange(6) + 10, none, none, none, none, gather)
+    request = ActRequest(np.arange(6) % 2 == 0, np.arange(6) + 10, none, none, none, none, gather)
     one, two = request.part(np.array([4, 1])), request.part(np.array([0]))
     assert one.lanes.tolist() == [14, 11]
     assert one.first.tolist() == [True, False]
@@ -238,3 +233,30 @@ def test_a_part_of_a_request_gathers_only_when_asked() -> None:
     assert one.obs["a"].tolist() == [4, 1]
     assert two.obs["a"].tolist() == [0]
     assert len(gathered) == 1, "all parts share one gather"
+
+
+def test_the_last_reward_is_found_wherever_the_row_lies() -> None:
+    table = Table()
+    rewards = table.arena["reward"]
+    rewards[...] = np.arange(rewards.size).reshape(rewards.shape)  # slot, row, lane
+    # group 0: slot 1, row 3; group 1 has just been carried over from slot 3, whose last decision was in row 3
+    table.inference.decide(np.array([0, 1]), np.array([1, 2]), np.array([3, 0]), np.array([-1, 3]))
+    (asked,) = table.policies[0].asked
+    np.testing.assert_array_equal(asked.reward, np.concatenate([rewards[1, 2], rewards[3, 3]]))
+    assert asked.part(slice(2)).reward.tolist() == rewards[1, 2, :2].tolist()
+
+
+def test_episodes_are_those_of_the_rows() -> None:
+    table = Table()
+    episodes = table.arena["episode"]
+    episodes[...] = np.arange(episodes.size).reshape(episodes.shape)
+    table.inference.decide(np.array([0, 1]), np.array([1, 2]), np.array([3, 0]), None)
+    (asked,) = table.policies[0].asked
+    assert asked.episode.tolist() == [*episodes[1, 3], *episodes[2, 0]]
+
+
+def test_a_policy_that_is_not_told_of_rewards_says_so() -> None:
+    none = np.zeros(0, np.int64)
+    request = ActRequest(np.ones(1, bool), np.zeros(1, np.int64), none, none, none, none, dict)
+    with pytest.raises(RuntimeError, match="must tell it the episodes and the last rewards"):
+        request.part(np.array([0])).reward  # noqa: B018

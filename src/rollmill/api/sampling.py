@@ -12,14 +12,13 @@ from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, PolicyError, error_text
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.process_scope import process_scope
-from rollmill.core.protocols import ActRequest, Policy
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
-from rollmill.core.slots import Arena
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Trajectory, cut_trajectories
-from rollmill.sampling.policies.random import ArrayOutput, RandomPolicy
+from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 
 Act: TypeAlias = Callable[[Any], Any]
@@ -95,26 +94,14 @@ def _segments(config: TrainConfig, policy: str | Act) -> Iterator[Trajectory]:
             sampler.stop()
 
 
-class CallablePolicy:
+class CallablePolicy(Policy):
     """A function of the user's that decides for many lanes at once."""
-
-    version = 0
-    state_size = 0
 
     def __init__(self, spec: EnvSpec, act: Act) -> None:
         self._act, self._field = act, spec.action.field
         self._only = spec.observation[0].name if len(spec.observation) == 1 else None
 
-    def attach(self, arena: Arena) -> None:
-        """Nothing to prepare."""
-
-    def detach(self) -> None:
-        """Nothing to let go of."""
-
-    def refresh(self) -> int:
-        return self.version
-
-    def act(self, request: ActRequest) -> ArrayOutput:
+    def act(self, request: ActRequest) -> PolicyOutput:
         count = len(request.lanes)
         try:
             found = self._act(request.obs[self._only] if self._only else request.obs)
@@ -126,11 +113,10 @@ class CallablePolicy:
                 f"the policy returned {1 + len(rest)} arrays, expected actions, log_probs, values at most"
             )
         rest += [np.zeros(count)] * (2 - len(rest))
-        return ArrayOutput(
+        return PolicyOutput(
             action=self._array("actions", actions, (count, *self._field.shape), self._field.dtype),
             log_prob=self._array("log_probs", rest[0], (count,), "float32"),
             value=self._array("values", rest[1], (count,), "float32"),
-            state=None,
         )
 
     @staticmethod

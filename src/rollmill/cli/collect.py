@@ -37,6 +37,7 @@ def collect(
     seed: int | None = None,
     shard: str = "",
     deterministic: bool = False,
+    target: float | None = None,
     best: bool = False,
     hold: int | None = None,
     budget_gb: float | None = None,
@@ -52,7 +53,8 @@ def collect(
     Args:
         overrides: Settings, for example env=CarRacing-v3 sampling.workers=4.
         out: Folder of the store; made where there is none, added to where there is one.
-        policy: random, smoothed-random, random-controller, a run folder or checkpoint, or your own as module:callable.
+        policy: random, smoothed-random, random-controller, a run folder (of any kind), a checkpoint or controller
+            file, RUN@FRAMES, or your own as module:callable.
         episodes: Episodes to add.
         until: Episodes to have in the end. Those that are there count, so the same command continues after a stop.
         steps: Steps to add; the episodes under way are then cut and marked as partial.
@@ -60,6 +62,7 @@ def collect(
         seed: Root of all seeds: the same seed gives the same episodes. Unset: a random one, which is printed.
         shard: i/n: play every n-th episode of the seed, from the i-th on; N is then what all n play together.
         deterministic: Take a checkpoint's most likely action instead of sampling one.
+        target: Return to ask a Decision Transformer for (unset: the highest of its run's own).
         best: Take the run's checkpoint with the highest training return instead of the newest.
         hold: Mean number of steps that an action of smoothed-random lasts (unset: 8).
         budget_gb: Stop before the store is larger than this, all writers together.
@@ -69,7 +72,20 @@ def collect(
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     options = CollectOptions(
-        out, policy, episodes, until, steps, max_steps, seed, shard, deterministic, best, hold, budget_gb, trust_code
+        out,
+        policy,
+        episodes,
+        until,
+        steps,
+        max_steps,
+        seed,
+        shard,
+        deterministic,
+        target,
+        best,
+        hold,
+        budget_gb,
+        trust_code,
     )
     with keep_stdout(json_), ProgressLine() as line:
         try:

@@ -19,19 +19,18 @@ from rollmill.core.errors import RollmillError, exit_code_of
 from rollmill.core.exits import leave
 from rollmill.core.run_folder import told_on_console
 from rollmill.core.terminal import printable
-from rollmill.core.text import nearest, usage_of
+from rollmill.core.text import moved, nearest, usage_of
 from rollmill.runs.out_of_memory import refused_by_system
 from rollmill.runs.stopping import CommandSignals
 
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("rollmill.cli.train:train", "train an agent"),
-    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate runs or checkpoints, make videos of them"),
+    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate policies of any kind side by side, video them"),
     "export": ("rollmill.cli.export:export", "write a trained policy for other programs (ONNX, safetensors, torch)"),
     "watch": ("rollmill.cli.watch:watch", "watch an agent play, in a window, the browser or the terminal"),
     "collect": ("rollmill.cli.collect:collect", "write episodes of a policy into a store"),
     "data": ("rollmill.cli.data.verbs:data", "look at stores, check, repair, merge, split and convert them"),
     "offline": ("rollmill.cli.offline:offline", "learn a policy from a store"),
-    "offline-eval": ("rollmill.cli.offline:offline_eval", "judge offline policies side by side"),
     "world": ("rollmill.cli.world.verbs:world", "world models: encoder, latents, dynamics, controller, dream"),
     "bench": ("rollmill.cli.bench:bench", "measure speed"),
     "launch": ("rollmill.cli.launch:launch", "plan, start, watch and cancel many runs"),
@@ -99,6 +98,9 @@ def _dispatch(words: list[str], on_loaded: Callable[[], None]) -> int:
     if words[0] == "--version":
         print(f"rollmill {__version__}")
         return 0
+    if words[0] == "offline-eval":
+        print(f"rollmill offline-eval is part of rollmill eval: {moved('rollmill eval', words[1:])}", file=sys.stderr)
+        return 2
     if words[0] not in VERBS:
         print(f"rollmill: no verb {words[0]!r}{_hint(words[0])}\n\n{usage()}", file=sys.stderr)
         return 2

@@ -1,9 +1,8 @@
-"""``rollmill offline`` and ``rollmill offline-eval``."""
+"""``rollmill offline``."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,10 @@ import tyro
 
 from rollmill.cli.announce import announcer, page_of
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
-from rollmill.cli.progress import ProgressLine
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.reports.html.document import place_for
 from rollmill.runs.lifecycle import Request, resumed_settings
 from rollmill.runs.offline.settings import OfflineConfig
 
@@ -104,76 +101,3 @@ def _as_found(settings: OfflineConfig) -> OfflineConfig:
 
 def _with_store(settings: OfflineConfig, store: Path | None) -> OfflineConfig:
     return settings if store is None else replace(settings, store=store)
-
-
-def offline_eval(
-    overrides: tuple[str, ...],
-    runs: tyro.conf.Positional[tuple[Path, ...]],
-    /,
-    targets: tuple[float, ...] = (),
-    episodes: int = 100,
-    deterministic: bool | None = None,
-    seed: int = 1,
-    workers: int = 0,
-    envs: int = 16,
-    behaviour: Path | None = None,
-    random: bool = False,
-    videos: bool = False,
-    report: Path | None = None,
-    device: str = "auto",
-    last: bool = False,
-    trust_code: bool = False,
-    json_: Json = False,
-) -> int:
-    """Judge offline policies side by side: ``rollmill offline-eval runs/x/dt runs/x/bc --random``.
-
-    Args:
-        overrides: KEY=VALUE words about the environment (env=..., env.args.size=64); else it is the runs' own.
-        runs: Folders of offline trainings, or checkpoints of them.
-        targets: Returns to ask Decision Transformers for; none: those of each run.
-        episodes: Episodes for every policy and target.
-        deterministic: Take the most likely action instead of sampling; unset: as each run did.
-        seed: Seed of environments and actions; the same seed gives the same figures.
-        workers: Worker processes; 0 takes one per core.
-        envs: Environments that play at the same time.
-        behaviour: The run, or checkpoint, that made the data: it plays beside them.
-        random: Play at random beside them.
-        videos: Make a video of an episode of every policy and put the videos on the page (needs --report).
-        report: Write a page with table, plot and videos here; another kind of page of that name stays, this one gets a
-            name beside it.
-        device: cpu, cuda or cuda:N; auto takes a GPU where there is one, wherever the run was fitted.
-        last: Judge the last weights of every run instead of those with the lowest held-out loss.
-        trust_code: Run the code that checkpoints name; else your own words have to name it (env=my_env.py:MyEnv).
-        json_: Print the result as JSON on stdout, and nothing else there.
-    """
-    from rollmill.runs.offline.evaluate import CompareOptions, compare
-
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    page = None if report is None else place_for(report, "comparison")
-    options = CompareOptions(
-        targets,
-        episodes,
-        deterministic,
-        seed,
-        workers,
-        envs,
-        behaviour,
-        random,
-        videos,
-        page,
-        device,
-        last,
-        overrides,
-        trust_code,
-    )
-    with keep_stdout(json_), ProgressLine() as line:
-        results = compare(runs, options, line.show)
-    if json_:
-        print(json.dumps({**results.to_dict(), "page": None if page is None else str(page)}))
-        return 0
-    print(results.text())
-    if page is not None:
-        print(page)
-        if page != report:
-            print(f"{report} is another page and stays as it is; this one is {page}", file=sys.stderr)
-    return 0

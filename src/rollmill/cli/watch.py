@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from pathlib import Path
 
 import tyro
 
@@ -17,7 +16,7 @@ from rollmill.runs.watch.run import watch as run_watch
 
 def watch(
     overrides: tuple[str, ...],
-    target: tyro.conf.Positional[Path],
+    policy: tyro.conf.Positional[str],
     /,
     window: bool = False,
     terminal: bool = False,
@@ -26,6 +25,7 @@ def watch(
     deterministic: bool = False,
     best: bool = False,
     random: bool = False,
+    target: float | None = None,
     seed: int = 1,
     fps: float | None = None,
     port: int = 0,
@@ -39,7 +39,7 @@ def watch(
 
     Args:
         overrides: Settings that differ from the run's own.
-        target: A run folder, or a checkpoint file.
+        policy: A run folder, a checkpoint or controller file, RUN@FRAMES, or your own as module:callable with env=...
         window: Open a window on this machine's display.
         terminal: Draw in the terminal, with coloured half blocks.
         browser: Serve a page for the browser on this machine (loopback only).
@@ -47,6 +47,7 @@ def watch(
         deterministic: Take the most likely action instead of sampling one.
         best: Take the run's checkpoint with the highest training return instead of the newest.
         random: Watch a random policy in the run's environment.
+        target: Return to ask a Decision Transformer for (unset: the highest of its run's own).
         seed: Seed of environments and actions.
         fps: Images per second (unset: the simulator's own speed, frame skip included; 0: as fast as it goes).
         port: TCP port of the page; 0 takes a free one.
@@ -73,6 +74,7 @@ def watch(
         deterministic=deterministic,
         best=best,
         random=random,
+        target=target,
         seed=seed,
         fps=fps,
         port=port,
@@ -80,4 +82,4 @@ def watch(
         trust_code=trust_code,
     )
     with keep_stdout(json_):
-        return run_watch(target, options, announce)
+        return run_watch(policy, options, announce)

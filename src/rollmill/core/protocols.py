@@ -11,9 +11,12 @@ Shapes use these letters: ``L`` lanes of a group, ``A`` agents of one env, ``T``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from rollmill.core.fields import Array, EnvSpec, Obs
 
@@ -107,15 +110,19 @@ class Saveable(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Actor(Protocol):
-    """Decides for lanes. Keeps the recurrent state of every lane it has seen, by lane number."""
+class Actor:
+    """Decides for lanes, and keeps the recurrent state of every lane it has seen, by lane number.
 
-    state_size: int
+    A base with defaults: those of a policy without weights, memory or anything that a checkpoint would have to keep.
+    """
+
+    state_size: int = 0
     """Floats of recurrent state per lane; 0 for policies without memory."""
 
     @property
     def version(self) -> int:
         """Of the weights that the last decision was made with."""
+        return 0
 
     def attach(self, arena: Arena) -> None:
         """Told once, before the first request, where the rows are that will be asked about."""
@@ -125,18 +132,7 @@ class Actor(Protocol):
 
     def refresh(self) -> int:
         """Take over the newest published weights, if any; returns the version now in use."""
-
-
-class Policy(Actor, Protocol):
-    """Answers requests."""
-
-    def act(self, request: ActRequest) -> PolicyOutput:
-        """One decision for each lane of the request."""
-
-
-@runtime_checkable
-class Rewindable(Protocol):
-    """An actor with recurrent states that can take decisions back."""
+        return self.version
 
     def remember(self) -> None:
         """Keep the recurrent states as they are now."""
@@ -144,13 +140,28 @@ class Rewindable(Protocol):
     def rewind(self) -> None:
         """Go back to the states that ``remember`` kept: the decisions since then are made again."""
 
+    def state(self) -> dict[str, Any]:
+        """Memory and randomness, for a checkpoint (``Saveable``)."""
+        return {}
 
-@runtime_checkable
-class InPlacePolicy(Actor, Protocol):
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+
+
+class Policy(Actor):
+    """Answers requests."""
+
+    def act(self, request: ActRequest) -> PolicyOutput:
+        """One decision for each lane of the request."""
+        raise NotImplementedError
+
+
+class InPlacePolicy(Actor):
     """Reads the rows of whole groups from the arena by itself, and writes its decisions there."""
 
     def decide_in_place(self, rows: GroupRows, meanwhile: Callable[[], None]) -> None:
         """Decide for these rows. ``meanwhile`` is called once, with ``version`` known, while a device is at work."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -163,16 +174,13 @@ class GroupRows:
     closing: Array | None  # [g] int64: the full slot whose bootstrap row this is as well, or -1; None: no slot is full
 
 
-class SaveableActor(Actor, Saveable, Protocol):
-    """An actor whose memory and randomness survive in a checkpoint."""
+def _unknown() -> Array:
+    raise RuntimeError("whoever asks this policy must tell it the episodes and the last rewards of the lanes")
 
 
-class SaveablePolicy(Policy, Saveable, Protocol):
-    """The same of a policy."""
-
-
-class ActRequest(Protocol):
-    """Lanes that wait for a decision: gathered arrays, and where in the arena they come from."""
+@dataclass
+class ActRequest:
+    """Lanes that wait for a decision. What they see, and what came before, is gathered when first asked for."""
 
     first: Array  # [n] bool
     lanes: Array  # [n] int64, global lane numbers
@@ -180,17 +188,62 @@ class ActRequest(Protocol):
     slots: Array  # [g] int64
     rows: Array  # [g] int64
     closing: Array  # [g] int64: the full slot whose bootstrap row this is as well, or -1
+    gather: Callable[[], Obs]
+    episodes: Callable[[], Array] = _unknown
+    rewards: Callable[[], Array] = _unknown
 
-    @property
+    @functools.cached_property
     def obs(self) -> Obs:
-        """``[n, *shape]`` each, the action mask included; gathered when first asked for."""
+        """``[n, *shape]`` each, the action mask included."""
+        return self.gather()
+
+    @functools.cached_property
+    def episode(self) -> Array:
+        """``[n]`` int64: index of the lane's episode."""
+        return self.episodes()
+
+    @functools.cached_property
+    def reward(self) -> Array:
+        """``[n]`` float32: what came of the lane's decision before this one; anything where an episode begins."""
+        return self.rewards()
+
+    def part(self, mine: Array | slice) -> ActRequest:
+        """Some of the lanes only; these are no longer whole groups."""
+        none = self.groups[:0]
+        return ActRequest(
+            self.first[mine],
+            self.lanes[mine],
+            none,
+            none,
+            none,
+            none,
+            lambda: {name: array[mine] for name, array in self.obs.items()},
+            lambda: self.episode[mine],
+            lambda: self.reward[mine],
+        )
+
+    @staticmethod
+    def outside(first: Array, obs: Obs, episode: Array, reward: Array) -> ActRequest:
+        """A request about the lanes 0 .. n - 1 that does not come out of an arena."""
+        none = np.zeros(0, np.int64)
+        lanes = np.arange(len(first))
+        return ActRequest(first, lanes, none, none, none, none, lambda: obs, lambda: episode, lambda: reward)
 
 
-class PolicyOutput(Protocol):
+@dataclass
+class PolicyOutput:
+    """Decisions for n lanes."""
+
     action: Array  # [n, ...]
     log_prob: Array  # [n] float32
     value: Array  # [n] float32, in units of the return
-    state: Array | None  # [n, state_size] float32: the recurrent state *before* this step; None: kept elsewhere
+    state: Array | None = None  # [n, state_size] float32: the recurrent state *before* this step; None: kept elsewhere
+
+    @staticmethod
+    def of(action: Array) -> PolicyOutput:
+        """Actions of a policy that knows neither their probabilities nor what they are worth."""
+        blank = np.zeros(len(action), np.float32)
+        return PolicyOutput(action, blank, blank)
 
 
 class Learner(Saveable, Protocol):

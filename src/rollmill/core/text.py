@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -25,6 +26,11 @@ def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
         padded = (c.rjust(w) if right and k else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def moved(command: str, words: Sequence[str]) -> str:
+    """The command line that does now what other words did before."""
+    return f"`{command} {shlex.join(words)}`"
 
 
 def usage_of(command: str, verbs: Mapping[str, tuple[str, str]]) -> str:

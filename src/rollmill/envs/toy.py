@@ -180,11 +180,14 @@ class Image(_Toy):
         self._corner = int(self._rng.integers(4))
 
     def _observe(self, obs: Obs) -> None:
+        obs["obs"][0] = self.render()
+
+    def render(self) -> Array:
         half = self.size // 2
         top, left = divmod(self._corner, 2)
-        image = obs["obs"][0]
-        image[:] = 0
+        image = np.zeros((self.size, self.size, 3), np.uint8)
         image[top * half : (top + 1) * half, left * half : (left + 1) * half] = 255
+        return image
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
         reward = float(int(action[0]) == self._corner)

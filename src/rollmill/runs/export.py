@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rollmill import __version__
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Loaded, restoring, saved_spec
+from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_spec
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, MissingExtraError
-from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint
+from rollmill.runs.online_state import require_online
+from rollmill.runs.policies.find import checkpoint_name, find_checkpoints
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import load_saved
 
@@ -77,7 +78,7 @@ def export_policy(
     taken = [path for path in (out, beside) if path.exists()]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} exists; --overwrite replaces it")
-    loaded = find_checkpoint(target, best)
+    loaded = require_online(load_checkpoint(find_checkpoints(target, best)[0]))
     portable, about = _portable(loaded, policy, trust_code)
     text = json.dumps(_json(about), allow_nan=False, indent=1)
     data = _WRITERS[to](portable, text)
@@ -113,7 +114,7 @@ def _portable(loaded: Loaded, number: int, trust_code: bool) -> tuple[PortablePo
         "format": "rollmill policy",
         "version": 1,
         "rollmill": __version__,
-        "checkpoint": checkpoint_name(loaded),
+        "checkpoint": checkpoint_name(loaded.path),
         "frames": loaded.frames,
         "mean_return": loaded.metric,
         "policy": number,

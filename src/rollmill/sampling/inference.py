@@ -7,44 +7,16 @@ becomes a finished segment.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
-from rollmill.core.fields import Array, Obs
-from rollmill.core.protocols import Actor, GroupRows, InPlacePolicy, Policy
+from rollmill.core.fields import Array
+from rollmill.core.protocols import Actor, ActRequest, GroupRows, InPlacePolicy, Policy
 from rollmill.core.slots import CARRIED_FIELDS, Arena
 from rollmill.sampling.mailbox import Mailbox
-
-
-@dataclass
-class Request:
-    """One batch of lanes that wait for a decision (``protocols.ActRequest``)."""
-
-    first: Array
-    lanes: Array
-    groups: Array
-    slots: Array
-    rows: Array
-    closing: Array
-    gather: Callable[[], Obs]
-
-    @functools.cached_property
-    def obs(self) -> Obs:
-        return self.gather()
-
-    def part(self, mine: Array) -> Request:
-        """Some of the lanes only; these are no longer whole groups."""
-        none = self.groups[:0]
-
-        def gather() -> Obs:
-            return {name: array[mine] for name, array in self.obs.items()}
-
-        return Request(self.first[mine], self.lanes[mine], none, none, none, none, gather)
 
 
 class Inference:
@@ -122,14 +94,18 @@ class Inference:
                 GroupRows(groups, slots, rows, closing), lambda: self._stamp(0, slots, rows, None)
             )
             return
-        request = Request(
+        if closing is None:
+            closing = np.full(groups.size, -1)
+        request = ActRequest(
             first=self._rows_of(self._arena["first"], slots, rows),
             lanes=(groups[:, None] * layout.lanes + self._lane_numbers).ravel(),
             groups=groups,
             slots=slots,
             rows=rows,
-            closing=np.full(groups.size, -1) if closing is None else closing,
+            closing=closing,
             gather=lambda: {name: self._rows_of(x, slots, rows) for name, x in self._arena.obs.items()},
+            episodes=lambda: self._rows_of(self._arena["episode"], slots, rows),
+            rewards=lambda: self._last_rewards(slots, rows, closing),
         )
         if len(self._policies) == 1:
             self._ask(0, request, slots, rows, None)
@@ -139,7 +115,15 @@ class Inference:
             mine = np.nonzero(owner == k)[0]
             self._ask(int(k), request.part(mine), slots, rows, mine)
 
-    def _ask(self, k: int, request: Request, slots: Array, rows: Array, mine: Array | None) -> None:
+    def _last_rewards(self, slots: Array, rows: Array, closing: Array) -> Array:
+        """``[n]``: the reward of row t - 1 lies in the slot that row t lies in, or, where row t opens a slot, in the
+        last but one row of the slot that was closed with it (-1 before a run's first decision: all lanes are first).
+        """
+        opens = rows == 0
+        before = np.where(opens, self._arena.layout.steps - 1, rows - 1)
+        return self._rows_of(self._arena["reward"], np.where(opens, closing, slots), before)
+
+    def _ask(self, k: int, request: ActRequest, slots: Array, rows: Array, mine: Array | None) -> None:
         """Ask policy ``k`` for ``request`` and write its answer; ``mine``: positions among all lanes."""
         policy, layout = self._policies[k], self._arena.layout
         answer = policy.act(request)

@@ -21,7 +21,7 @@ import numpy as np
 
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import available_cores
-from rollmill.core.protocols import Actor, Rewindable
+from rollmill.core.protocols import Actor
 from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import ARRAY, FLAGS, FLOATS, INTS, Shape
@@ -180,7 +180,6 @@ class Sampler:
         self._any_finished = threading.Condition()
         self._wanted = 0
         self._want(plan.groups)
-        self._with_memory = [policy for policy in policies if isinstance(policy, Rewindable)]
         self._waiting = np.zeros(0, np.int64)
         """Groups that have all filled a segment and wait for the learner (``SamplerPlan.on_policy``)."""
         self._short_since: float | None = None
@@ -269,7 +268,7 @@ class Sampler:
 
     def _infer(self, groups: Array) -> list[int]:
         if self.plan.on_policy and groups.size == self.plan.groups and self.inference.full(groups).all():
-            for policy in self._with_memory:
+            for policy in self.policies:
                 policy.remember()
             self._waiting = groups
             return self.inference.infer(groups)
@@ -288,7 +287,7 @@ class Sampler:
         groups, self._waiting = self._waiting, self._waiting[:0]
         begun, before = time.perf_counter(), [policy.version for policy in self.policies]
         if [policy.refresh() for policy in self.policies] != before:
-            for policy in self._with_memory:
+            for policy in self.policies:
                 policy.rewind()
             self.inference.infer_again(groups)
         self._send(groups)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field
-from rollmill.models.acting.policy import TorchOutput, TorchPolicy
+from rollmill.core.protocols import PolicyOutput
+from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.models.settings import ModelSettings
@@ -42,7 +43,7 @@ def policy_of(model: ActorCritic, seed: int = 0, **options: bool) -> TorchPolicy
     return TorchPolicy(copy.deepcopy(model), WeightBoard(model), LANES, seed, **options)
 
 
-def assert_same_output(one: TorchOutput, two: TorchOutput) -> None:
+def assert_same_output(one: PolicyOutput, two: PolicyOutput) -> None:
     for name in ("action", "log_prob", "value", "state"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name), name)
 

@@ -81,7 +81,7 @@ def test_results_are_read_back() -> None:
     again = Results.from_dict(json.loads(json.dumps(results.to_dict())))
     assert again.text() == results.text()
     old = {"title": "t", "rows": [asdict(ROWS[0])]}  # as version 0.1 has written it
-    assert Results.from_dict(old).cells() == Results("t", ROWS[:1]).cells()
+    assert Results.from_dict(old).table() == Results("t", ROWS[:1]).table()
 
 
 def test_the_plot_has_a_line_per_policy_that_is_asked() -> None:

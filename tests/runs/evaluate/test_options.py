@@ -11,7 +11,7 @@ import pytest
 from rollmill.core.errors import ConfigError, RunFolderError
 from rollmill.runs.evaluate.options import CONTRADICTIONS, WRONG, EvalOptions, check_outputs, check_targets
 from rollmill.runs.evaluate.run import evaluate
-from rollmill.runs.evaluate.targets import find_targets
+from rollmill.runs.policies.find import find_targets
 
 VIDEO = Path("v")
 
@@ -21,6 +21,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"envs": 0}, "--envs must be"),
     ({"workers": -1}, "--workers must be"),
     ({"seed": -1}, "--seed must not"),
+    ({"targets": (1.0, float("inf"))}, "--targets must be finite"),
+    ({"targets": (1.0, 2.0, 1.0)}, "--targets: one is given twice"),
+    ({"report": Path("page.txt")}, "--report page.txt: the page needs a name that ends in .html"),
     ({"video_count": 0, "video": VIDEO}, "--video-count must be"),
     ({"fps": 0.0, "video": VIDEO}, "--fps must be"),
     ({"grid": "3", "video": VIDEO}, "--grid 3: expected ROWSxCOLUMNS"),
@@ -28,6 +31,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"best": True, "all_checkpoints": True}, "--best and --all-checkpoints exclude each other"),
     ({"workers": 5, "envs": 4}, "--workers 5 and --envs 4"),
     ({"record": True, "steps": 9}, "--record and --steps"),
+    ({"targets": (1.0, 2.0), "steps": 9}, "--targets and --steps"),
+    ({"targets": (1.0, 2.0), "record": True}, "--targets and --record"),
     ({"grid": "2x2"}, "--grid is for videos"),
     ({"video_count": 2}, "--video-count is for videos"),
     ({"fps": 9.0}, "--fps is for videos"),
@@ -96,4 +101,4 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
 def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
     odd = tmp_path / "run[1]"
     odd.mkdir()
-    assert find_targets([str(odd), str(odd)]) == [odd]
+    assert find_targets([str(odd), odd]) == [str(odd)]

@@ -20,7 +20,7 @@ from rollmill.runs.evaluate import run as evaluation
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.results import EvalResult
 from rollmill.runs.evaluate.run import evaluate, evaluate_all
-from rollmill.runs.evaluate.targets import find_checkpoint, record_folder
+from rollmill.runs.policies.find import find_checkpoints, record_folder
 from rollmill.store.episode import Episode
 from rollmill.store.reader import Store
 
@@ -52,7 +52,7 @@ def in_order(episodes: dict[int, Episode]) -> list[Episode]:
 def test_runs_of_one_name_are_told_apart(run: RunFolder, tmp_path: Path) -> None:
     """The same names, the same frames, other weights: none of their episodes is taken for one of the others."""
     other = RunFolder(shutil.copytree(run.path, tmp_path / run.path.name))
-    checkpoint = find_checkpoint(other.path, best=False).path
+    (checkpoint,) = find_checkpoints(other.path)
     tree = tree_file.load_tree(checkpoint)
     tree["state"]["learners"][0]["model"]["head.linear.bias"] += 1.0
     tree_file.save_tree(checkpoint, tree)
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_is_played(
     def play(*_: object) -> None:
         raise AssertionError("played")
 
-    monkeypatch.setattr(evaluation, "play", play)
+    monkeypatch.setattr(evaluation.EvalSetup, "play", play)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="episodes cannot be written here"):
         record(run, tmp_path / "file")

@@ -19,7 +19,7 @@ from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, EvalResult, Score, document, table
 from rollmill.runs.evaluate.run import evaluate, evaluate_all
-from rollmill.runs.evaluate.targets import find_checkpoint
+from rollmill.runs.policies.load import load_policy
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.store.reader import Store
@@ -247,8 +247,9 @@ def test_several_checkpoints_play_the_same_episodes(own_run: RunFolder) -> None:
     pattern = evaluate_all([str(own_run.checkpoints / "frames-*.ckpt")], EvalOptions(episodes=4, workers=1))
     assert [result.policy for result in pattern] == [result.policy for result in results]
     text = table(results).splitlines()
-    assert len(text) == 7
-    assert text[3].split()[:2] == [str(second), "10,000"]
+    assert len(text) == 6
+    assert text[4].split()[0] == f"{own_run.path.name}/{second.stem}"
+    assert text[5].split()[0] == "random"
     with pytest.raises(ConfigError, match=r"nothing\*: matches nothing"):
         evaluate_all([str(own_run.path / "nothing*")], EvalOptions())
     with pytest.raises(ConfigError, match="matches neither a checkpoint nor a run folder"):
@@ -261,15 +262,15 @@ def test_several_checkpoints_play_the_same_episodes(own_run: RunFolder) -> None:
 def test_a_file_is_taken_as_it_is(own_run: RunFolder) -> None:
     path = newest(own_run).path
     Checkpoints(own_run.checkpoints, keep_last=0).save(saved_state(own_run), 10_000, -5.0)
-    assert find_checkpoint(own_run.path, best=False).frames == 10_000
-    assert find_checkpoint(path, best=False).path == path
+    assert load_policy(own_run.path).frames == 10_000
+    assert load_policy(path).path == path
 
 
 def test_the_best_is_not_always_the_newest(own_run: RunFolder) -> None:
     path = newest(own_run).path
     Checkpoints(own_run.checkpoints, keep_last=0).save(saved_state(own_run), 10_000, -5.0)
     assert play(own_run, 2, best=True).checkpoint == str(path)
-    assert find_checkpoint(own_run.path, best=False).metric == -5.0
+    assert load_policy(own_run.path).frames == 10_000
 
 
 class StopAtOnce(Observer):
@@ -280,8 +281,8 @@ class StopAtOnce(Observer):
 def test_no_known_best(tmp_path: Path) -> None:
     _, folder = train_here(tmp_path, *SERIAL, "env=toy_target", observers=[StopAtOnce()])
     with pytest.raises(CheckpointError, match="no checkpoint has a known return; leave out --best"):
-        find_checkpoint(folder.path, best=True)
-    assert find_checkpoint(folder.path, best=False).metric is None
+        load_policy(folder.path, best=True)
+    assert load_policy(folder.path).version == 0
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path, run: RunFolder) -> None:
@@ -315,9 +316,7 @@ def test_a_broken_checkpoint_is_named_and_no_older_one_is_taken(own_run: RunFold
 def test_a_checkpoint_of_something_else(tmp_path: Path, state: object) -> None:
     path = tmp_path / "other.ckpt"
     tree_file.save_tree(path, {"frames": 1, "metric": None, "state": state})
-    offline = state == {"kind": "offline"}
-    answer = "an offline policy, which `rollmill offline-eval" if offline else "not a checkpoint of an online run"
-    with pytest.raises(CheckpointError, match=rf"other\.ckpt.* {answer}"):
+    with pytest.raises(CheckpointError, match=r"other\.ckpt: (not a checkpoint of an online run|.*missing)"):
         evaluate(path, EvalOptions())
     with pytest.raises(CheckpointError, match=r"other\.ckpt: not a checkpoint of an online run"):
         train_here(tmp_path, *SERIAL, "env=toy_target", restore=path)

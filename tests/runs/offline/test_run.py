@@ -24,13 +24,16 @@ from rollmill.launch.history import history
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
-from rollmill.reports.run.results import is_monotone
+from rollmill.reports.run.results import Results, is_monotone
+from rollmill.runs.evaluate.options import EvalOptions
+from rollmill.runs.evaluate.results import comparison
+from rollmill.runs.evaluate.run import evaluate_all
+from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.offline.evaluate import CompareOptions, compare
-from rollmill.runs.offline.play import Stage
-from rollmill.runs.offline.policy import load_policy
 from rollmill.runs.offline.run import OfflineOutcome, OfflineRun, train_offline
 from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.policies.find import find_checkpoints
+from rollmill.runs.policies.offline import load_network
 from rollmill.store.reader import Store
 
 SMALL = (
@@ -134,7 +137,7 @@ def test_a_run_that_was_not_evaluated_has_a_page_with_its_losses(store: Path, tm
     outcome = run(tmp_path, store, "evaluation.episodes=0")
     page = (outcome.folder / "report.html").read_text()
     assert kind_of(outcome.folder / "report.html") == "offline"
-    assert f"It was not evaluated in its environment; rollmill offline-eval {outcome.folder} does that." in page
+    assert f"It was not evaluated in its environment; rollmill eval {outcome.folder} does that." in page
     assert "<h3>Loss</h3><svg" in page
     learnt_from = re.search(r"<b>(\d+)</b><span>episodes learnt from, ([\d,]+) steps", page)
     assert learnt_from is not None
@@ -174,7 +177,7 @@ def test_the_weights_with_the_lowest_held_out_loss_act(tmp_path: Path) -> None:
     assert f"Held-out loss has risen since update {best}" in page
     loaded = Checkpoints(RunFolder(outcome.folder).checkpoints).load_newest()
     config = config_of(tmp_path, tmp_path / "few", "model.size=32")
-    chosen, last = (load_policy(loaded, config, torch.device("cpu"), last=last) for last in (False, True))
+    chosen, last = (load_network(loaded, config, torch.device("cpu"), last=last) for last in (False, True))
     for name, weights in loaded.state["held_out"]["weights"].items():
         np.testing.assert_array_equal(chosen.state_dict()[name], weights)
         np.testing.assert_array_equal(last.state_dict()[name], loaded.state["fit"]["model"][name])
@@ -207,7 +210,7 @@ def test_an_evaluation_takes_the_best_weights_unless_asked_for_the_last(tmp_path
     outcome = overfit(tmp_path, "fit.patience=0", "evaluation.targets=[5]")
     played = {}
     for last in (False, True):
-        results = compare([outcome.folder], CompareOptions(targets=(5.0,), episodes=20, workers=1, envs=4, last=last))
+        results = compare([outcome.folder], EvalOptions(targets=(5.0,), episodes=20, workers=1, envs=4, last=last))
         played[last] = results
     best = min(losses_of(outcome), key=losses_of(outcome).__getitem__)
     name = outcome.folder.name
@@ -226,7 +229,7 @@ def test_checkpoints_of_version_0_1_have_the_last_weights_only(store: Path, tmp_
     content = load_tree(path.path)
     del content["state"]["held_out"]
     save_tree(path.path, content)
-    results = compare([outcome.folder], CompareOptions(targets=(5.0,), episodes=2, workers=1, envs=2))
+    results = compare([outcome.folder], EvalOptions(targets=(5.0,), episodes=2, workers=1, envs=2))
     assert results.notes == [f"{outcome.folder.name}: weights of update 6 of 6, the last"]
     assert run(tmp_path, store, "evaluation.episodes=0", "fit.steps=8", mode="resume").steps == 8
 
@@ -247,8 +250,12 @@ def test_it_is_told_how_far_fit_and_evaluation_are(store: Path, tmp_path: Path) 
     assert re.search(r"evaluating random: 4 of 4 episodes", log)
 
 
+def compare(runs: list[Path], options: EvalOptions) -> Results:
+    return comparison(evaluate_all(runs, options))
+
+
 def test_saved_policies_are_judged_side_by_side(learnt: dict[str, OfflineOutcome], tmp_path: Path) -> None:
-    options = CompareOptions(targets=(2.0, 10.0), episodes=8, workers=1, envs=4, random=True)
+    options = EvalOptions(targets=(2.0, 10.0), episodes=8, workers=1, envs=4, random=True)
     results = compare([learnt["dt"].folder, learnt["bc"].folder], options)
     assert [(row.policy, row.target) for row in results.rows] == [
         ("dt", 2.0),
@@ -257,7 +264,7 @@ def test_saved_policies_are_judged_side_by_side(learnt: dict[str, OfflineOutcome
         ("random", None),
     ]
     assert results.rows[1].mean > results.rows[0].mean
-    again = compare([learnt["dt"].folder], CompareOptions(targets=(2.0, 10.0), episodes=8, workers=1, envs=4))
+    again = compare([learnt["dt"].folder], EvalOptions(targets=(2.0, 10.0), episodes=8, workers=1, envs=4))
     assert [row.mean for row in again.rows] == [
         row.mean for row in results.rows[:2]
     ]  # the same seed, the same episodes
@@ -267,14 +274,14 @@ def test_policies_of_different_environments_have_no_table_together(store: Path, 
     one = run(tmp_path, store, "evaluation.episodes=0", "run.name=a")
     other = run(tmp_path, store, "evaluation.episodes=0", "run.name=b", "env=CartPole-v1")
     with pytest.raises(ConfigError, match="b plays CartPole-v1, a toy_target"):
-        compare([one.folder, other.folder], CompareOptions(targets=(1.0,)))
+        compare([one.folder, other.folder], EvalOptions(targets=(1.0,), report=tmp_path / "page.html"))
 
 
 def test_a_policy_is_judged_without_its_store(tmp_path: Path) -> None:
     gone = skilled_store(tmp_path / "store", 20).path
     outcome = run(tmp_path, gone, "evaluation.episodes=0")
     shutil.rmtree(gone)
-    results = compare([outcome.folder], CompareOptions(targets=(1.0,), episodes=1, workers=1, envs=1))
+    results = compare([outcome.folder], EvalOptions(targets=(1.0,), episodes=1, workers=1, envs=1))
     assert (results.title, results.rows[0].episodes) == ("toy_target", 1)
 
 
@@ -284,7 +291,7 @@ def test_the_run_that_made_the_data_plays_beside_it(store: Path, tmp_path: Path)
     assert outcome.results is not None
     assert rows_of(outcome, "behaviour")[0].episodes == 4
     masked, _ = train_here(tmp_path, "env=toy_masked", "sampling.mode=serial", "stop.batches=1", "run.name=other")
-    with pytest.raises(ConfigError, match="did not make these data"):
+    with pytest.raises(ConfigError, match="it cannot play in"):
         run(tmp_path, store, f"evaluation.behaviour={masked.folder}", "run.name=b")
 
 
@@ -388,7 +395,7 @@ def test_a_signal_ends_the_fit_and_leaves_a_checkpoint(
 
 
 def test_a_signal_while_it_is_judged_is_recorded(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stage, "targets", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(EvalSetup, "play", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     outcome = run(tmp_path, store)
     assert (outcome.state, outcome.steps, outcome.exit_code) == ("interrupted", 6, 143)
     assert (RunFolder(outcome.folder).read_state() or {})["reason"] == "SIGTERM received while it was judged"
@@ -430,7 +437,7 @@ def test_nothing_is_left_behind_by_what_is_refused(store: Path, tmp_path: Path) 
         ((str(store), "env=toy_masked"), ConfigError, "has no observation 'worth'"),
         ((str(store), "env=toy_target", "env.args.choices=5"), ConfigError, "'obs' is float32"),
         ((str(store), "evaluation.behaviour=no/such/run"), CheckpointError, "neither a checkpoint nor a run folder"),
-        ((str(store), "report.videos=1"), StoreError, "no images"),
+        ((str(store), "report.videos=1"), ConfigError, "renders no RGB images"),
         ((str(store), "fit.device=cuda:77"), ConfigError, "fit.device=cuda:77"),
     ):
         with pytest.raises(error, match=message):
@@ -459,20 +466,19 @@ def test_a_checkpoint_of_other_data_or_of_an_online_run_is_refused(store: Path, 
     with pytest.raises(CheckpointError, match="was fitted to other data"):
         run(tmp_path, other, "evaluation.episodes=0", "run.name=a", mode="resume")
     with pytest.raises(ConfigError, match="give --targets"):
-        compare([outcome.folder], CompareOptions())
+        compare([outcome.folder], EvalOptions())
     _, maker = train_here(tmp_path, "env=toy_target", "sampling.mode=serial", "stop.batches=1", "run.name=maker")
     with pytest.raises(CheckpointError, match="not a checkpoint of an offline training"):
-        compare([maker.path], CompareOptions())
+        run(tmp_path, store, "run.name=b", restore=find_checkpoints(maker.path)[0])
     for options, message in (
-        (CompareOptions(episodes=0), "--episodes"),
-        (CompareOptions(videos=True), "--report"),
-        (CompareOptions(report=Path("x.txt")), "ends in .html"),
-        (CompareOptions(targets=(float("nan"),)), "finite"),
-        (CompareOptions(targets=(1.0,), device="cuda:77"), "--device=cuda:77"),
+        (EvalOptions(episodes=0), "--episodes"),
+        (EvalOptions(report=Path("x.txt")), "ends in .html"),
+        (EvalOptions(targets=(float("nan"),)), "finite"),
+        (EvalOptions(targets=(1.0,), device="cuda:77"), "--device=cuda:77"),
     ):
         with pytest.raises(ConfigError, match=message):
             compare([outcome.folder], options)
-    with pytest.raises(ConfigError, match="which runs"):
-        compare([], CompareOptions())
-    with pytest.raises(ConfigError, match="the same name"):
-        compare([outcome.folder, outcome.folder], CompareOptions(targets=(1.0,)))
+    with pytest.raises(ConfigError, match="what is to be evaluated"):
+        compare([], EvalOptions())
+    with pytest.raises(ConfigError, match="none of these policies can be asked for a return"):
+        compare([maker.path], EvalOptions(targets=(1.0,)))

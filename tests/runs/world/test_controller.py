@@ -19,11 +19,12 @@ from rollmill.core.fields import Array, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.toy import Image
+from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.results import Score
+from rollmill.runs.evaluate.run import evaluate
 from rollmill.runs.world.controller import (
     ControllerOutcome,
     EvalTarget,
-    evaluate_controller,
     member_returns,
     train_controller,
 )
@@ -171,10 +172,10 @@ def test_a_search_in_dreams_is_judged_outside(models: Path, tmp_path: Path) -> N
 
 def test_a_saved_controller_plays_by_its_path(models: Path, tmp_path: Path) -> None:
     outcome = search(models, tmp_path / "c", generations=1, evaluate_every=1, final_episodes=0)
-    score = evaluate_controller(outcome.controller, episodes=3, seed=5, envs=2)
-    again = evaluate_controller(tmp_path / "c", episodes=3, seed=5, envs=2)
+    options = EvalOptions(episodes=3, seed=5, envs=2, workers=1)
+    score, again = (evaluate(path, options).policy for path in (outcome.controller, tmp_path / "c"))
     assert len(score.returns) == 3
-    assert list(score.returns) == list(again.returns)
+    assert score == again
 
 
 def test_a_search_may_begin_at_a_saved_controller(models: Path, tmp_path: Path) -> None:

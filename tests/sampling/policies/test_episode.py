@@ -11,9 +11,8 @@ import pytest
 
 from rollmill.core.errors import ConfigError, PolicyError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, Obs
+from rollmill.core.protocols import ActRequest
 from rollmill.core.seeds import Seeds
-from rollmill.core.slots import Arena, SegmentLayout
-from rollmill.sampling.inference import Request
 from rollmill.sampling.policies.episode import AHEAD, EpisodePolicy, EpisodeRandom, OwnPolicy, SmoothedRandom
 from rollmill.sampling.schedule import EpisodeSchedule
 
@@ -33,18 +32,15 @@ class Play:
     """A policy that is asked about one group of lanes, step by step."""
 
     def __init__(self, policy: EpisodePolicy, lanes: int = 3, episode: int = 0) -> None:
-        self.policy, self.lanes = policy, lanes
-        self.arena = Arena(SegmentLayout(policy.spec, 4, lanes), slots=1)
-        self.arena["episode"][:] = episode
-        policy.attach(self.arena)
+        self.policy, self.lanes, self.episode = policy, lanes, np.full(lanes, episode)
 
     def act(self, first: bool = False, mask: Array | None = None, lanes: Array | None = None) -> Array:
-        zero = np.zeros(1, np.int64)
         obs: Obs = {"obs": np.zeros((self.lanes, 2), np.float32)}
         if self.policy.spec.masked:
             obs[MASK_FIELD] = np.ones((self.lanes, 5), np.int8) if mask is None else mask
-        which = np.arange(self.lanes) if lanes is None else lanes
-        request = Request(np.full(self.lanes, first), which, zero, zero, zero, zero - 1, gather=lambda: obs)
+        request = ActRequest.outside(np.full(self.lanes, first), obs, self.episode, np.zeros(self.lanes))
+        if lanes is not None:
+            request.lanes = lanes
         return self.policy.act(request).action
 
     def acts(self, steps: int, **options: Any) -> Array:

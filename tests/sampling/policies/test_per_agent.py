@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollmill.core.fields import Array
-from rollmill.sampling.inference import Request
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.sampling.policies.per_agent import PolicyPerAgent, lane_owners
-from rollmill.sampling.policies.random import ArrayOutput
 
 
-class Member:
+class Member(Policy):
     """Answers with its own number and what it was shown."""
+
+    version = 0
 
     def __init__(self, number: int, state_size: int = 2) -> None:
         self.number, self.state_size, self.version = number, state_size, number
@@ -30,19 +30,19 @@ class Member:
         self.version += 10
         return self.version
 
-    def act(self, request: Any) -> ArrayOutput:
+    def act(self, request: Any) -> PolicyOutput:
         self.log.append(request.lanes.tolist())
         seen = request.obs["obs"]
         number = np.full(len(seen), self.number, np.float32)
         state = np.stack([number, number], 1) if self.state_size else None
-        return ArrayOutput(np.stack([number, seen], 1), number, seen + request.first, state)
+        return PolicyOutput(np.stack([number, seen], 1), number, seen + request.first, state)
 
 
-def request(lanes: list[int]) -> Request:
-    none: Array = np.zeros(0, np.int64)
+def request(lanes: list[int]) -> ActRequest:
+    none = np.zeros(0, np.int64)
     obs = {"obs": np.float32(lanes) * 10}
     first = np.array([lane % 2 == 0 for lane in lanes])
-    return Request(first, np.array(lanes), none, none, none, none, lambda: obs)
+    return ActRequest(first, np.array(lanes), none, none, none, none, lambda: obs)
 
 
 def test_every_lane_is_answered_by_its_owner() -> None:

@@ -1,4 +1,4 @@
-"""``rollmill world dynamics``, ``controller``, ``dream``, ``video`` and ``eval``."""
+"""``rollmill world dynamics``, ``controller``, ``dream`` and ``video``."""
 
 from __future__ import annotations
 
@@ -171,65 +171,6 @@ def video(
     from rollmill.runs.world.dream import write_dream_video
 
     print(write_dream_video(latents, encoder, dynamics, out, load_config(DreamVideo, config, overrides), raw))
-    return 0
-
-
-def evaluate(
-    overrides: tuple[str, ...],
-    controller: tyro.conf.Positional[Path],
-    /,
-    episodes: int = 100,
-    seed: int = 1,
-    encoder: Path | None = None,
-    dynamics: Path | None = None,
-    workers: int = 0,
-    envs: int = 16,
-    trust_code: bool = False,
-    json_: Json = False,
-) -> int:
-    """Play a saved controller in its environment: ``rollmill world eval runs/car/ctl --episodes 100``.
-
-    Args:
-        overrides: KEY=VALUE words about the environment (env=..., env.args.size=64); else it is the controller's own.
-        controller: The controller's file, or the folder of its search.
-        episodes: Episodes to play.
-        seed: Of the episodes.
-        encoder: The encoder, where it is no longer where it was.
-        dynamics: The dynamics model, where it is no longer where it was.
-        workers: Processes that step environments; 0: one per core.
-        envs: Environments at the same time.
-        trust_code: Run the code that the controller's file names; else your own words have to name it
-            (env=my_env.py:MyEnv).
-        json_: Print the outcome as JSON on stdout, and nothing else there.
-    """
-    import numpy as np
-
-    from rollmill.runs.world.controller import evaluate_controller
-
-    score = evaluate_controller(
-        controller,
-        episodes,
-        seed,
-        encoder_path=encoder,
-        dynamics_path=dynamics,
-        overrides=overrides,
-        trust_code=trust_code,
-        workers=workers,
-        envs=envs,
-    )
-    metrics = {
-        "episodes": len(score.returns),
-        "return_mean": float(np.mean(score.returns)),
-        "return_std": float(np.std(score.returns)),
-        "return_min": float(np.min(score.returns)),
-        "return_max": float(np.max(score.returns)),
-        "length_mean": float(np.mean(score.lengths)),
-    }
-    _say(
-        metrics,
-        json_,
-        f"{metrics['return_mean']:.1f} +- {metrics['return_std']:.1f} over {metrics['episodes']} episodes",
-    )
     return 0
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from rollmill.cli.words import call
-from rollmill.core.text import nearest, usage_of
+from rollmill.core.text import moved, nearest, usage_of
 
 SUBVERBS: dict[str, tuple[str, str]] = {
     "run": ("rollmill.cli.world.run:run", "all stages in turn; what is done is skipped"),
@@ -17,7 +17,6 @@ SUBVERBS: dict[str, tuple[str, str]] = {
     "controller": ("rollmill.cli.world.control:controller", "search a controller by CMA-ES"),
     "dream": ("rollmill.cli.world.control:dream", "search a controller inside the model, test it outside"),
     "video": ("rollmill.cli.world.control:video", "a video of dreams beside what really happened"),
-    "eval": ("rollmill.cli.world.control:evaluate", "play a saved controller in its environment"),
 }
 
 
@@ -26,6 +25,9 @@ def world(words: tuple[str, ...], /) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
+    if words[0] == "eval":
+        print(f"rollmill world eval is part of rollmill eval: {moved('rollmill eval', words[1:])}", file=sys.stderr)
+        return 2
     if words[0] not in SUBVERBS:
         hint = nearest(words[0], SUBVERBS)
         print(f"rollmill world: no verb {words[0]!r}{f'; {hint}' if hint else ''}\n\n{usage()}", file=sys.stderr)

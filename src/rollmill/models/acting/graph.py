@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmill.core.fields import MASK_FIELD, Array
-from rollmill.core.protocols import GroupRows
+from rollmill.core.protocols import GroupRows, InPlacePolicy
 from rollmill.core.shapes import check_shape
 from rollmill.core.slots import Arena
 from rollmill.models.acting.mirror import Mirror
@@ -49,8 +49,10 @@ class Recording:
     graph: torch.cuda.CUDAGraph | None = None
 
 
-class GraphPolicy:
-    """Acts for whole groups (``protocols.InPlacePolicy``). On a CPU it does the same without a graph."""
+class GraphPolicy(InPlacePolicy):
+    """Acts for whole groups. On a CPU it does the same without a graph."""
+
+    version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
 
     def __init__(
         self,
@@ -86,7 +88,6 @@ class GraphPolicy:
         self._lane_numbers = torch.zeros(0)
         self._mirror: Mirror | None = None
         self.state_size = model.state_size
-        self.version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
 
     @property
     def mirror(self) -> Mirror:

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD, Array
-from rollmill.core.protocols import ActRequest
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.shapes import check_shape
-from rollmill.core.slots import Arena
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor
 
 
-@dataclass
-class TorchOutput:
-    """Decisions for n lanes (``protocols.PolicyOutput``)."""
-
-    action: Array
-    log_prob: Array
-    value: Array
-    state: Array | None
-
-
-class TorchPolicy:
+class TorchPolicy(Policy):
     """Acts with its own copy of the network, so that learning may change the original meanwhile.
 
     ``lanes``: lanes of the whole run, for the recurrent states. ``deterministic`` takes the mode of
     every distribution instead of sampling.
     """
+
+    version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
 
     def __init__(
         self,
@@ -53,18 +43,11 @@ class TorchPolicy:
         self._deterministic = deterministic
         self._autocast = autocast
         self.state_size = model.state_size
-        self.version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
 
     def refresh(self) -> int:
         if self._board.version != self.version:
             self.version = self._board.load_into(self._model)
         return self.version
-
-    def attach(self, arena: Arena) -> None:
-        """Nothing to prepare: this policy reads the gathered arrays of each request."""
-
-    def detach(self) -> None:
-        """Nothing to let go of."""
 
     def remember(self) -> None:
         if self.state_size:
@@ -75,7 +58,7 @@ class TorchPolicy:
             self._states.copy_(self._remembered)
 
     @torch.inference_mode()
-    def act(self, request: ActRequest) -> TorchOutput:
+    def act(self, request: ActRequest) -> PolicyOutput:
         self.refresh()
         obs = {name: self._tensor(array) for name, array in request.obs.items()}
         lanes = torch.from_numpy(request.lanes)
@@ -87,7 +70,7 @@ class TorchPolicy:
         action, log_prob = self._model.head.decide(
             output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic
         )
-        return TorchOutput(
+        return PolicyOutput(
             action=action.cpu().numpy(),
             log_prob=log_prob.cpu().numpy(),
             value=self._model.denormalise(output.value.float()).cpu().numpy(),

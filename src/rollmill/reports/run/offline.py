@@ -69,7 +69,8 @@ def write_comparison(path: Path, results: Results, videos: Sequence[Video], abou
 
 
 def _worth(results: Results) -> Html:
-    return join(table(Results.HEAD, results.cells(), left=1), *(note(f"{text}.") for text in results.sentences()))
+    head, lines = results.table()
+    return join(table(head, lines, left=1), *(note(f"{text}.") for text in results.sentences()))
 
 
 # -- one run --------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def _rise(facts: RunFacts) -> Html:
 def _own_worth(facts: RunFacts) -> Html:
     if facts.results.get("rows"):
         return _worth(Results.from_dict(facts.results))
-    return note(f"It was not evaluated in its environment; rollmill offline-eval {facts.folder} does that.")
+    return note(f"It was not evaluated in its environment; rollmill eval {facts.folder} does that.")
 
 
 def _curves(facts: RunFacts) -> Html:

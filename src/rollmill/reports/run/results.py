@@ -1,11 +1,11 @@
-"""What offline policies achieve beside what they were asked for: rows, a table, a plot."""
+"""What policies achieve, beside each other and beside what they were asked for: rows, a table, a plot."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ TOP = 0.1
 
 LAST = ", last"
 """Ends the name of a policy that acts with its last weights instead of those with the lowest held-out loss."""
+
+NOTHING_KNOWN = "-"
 
 APART = 2.0
 """Standard errors between two metrics before their difference counts as more than chance."""
@@ -43,6 +45,10 @@ class Row:
     max: float
     length: float | None = None
     """Mean length in steps, where known."""
+    frames: int | None = None
+    """How far the policy was trained, where that tells it from others."""
+    stats: Mapping[str, float] = field(default_factory=dict)
+    """Means of the environment's own figures."""
 
     @staticmethod
     def of(policy: str, returns: ArrayLike, target: float | None = None, length: float | None = None) -> Row:
@@ -95,28 +101,31 @@ class Results:
             return None
         return (row.mean - low.mean) / (high.mean - low.mean)
 
-    def cells(self) -> list[list[str]]:
-        """One line per row. Which target is best is not decided here: the best of several is better by chance, too."""
-        found = []
-        for row in self.rows:
-            share = self.share(row)
-            found.append(
-                [
-                    row.policy,
-                    "-" if row.target is None else number(row.target),
-                    number(row.mean),
-                    "-" if row.standard_error is None else number(float(f"{row.standard_error:.2g}")),
-                    "-" if share is None else f"{100 * share:.0f} %",
-                    number(row.median),
-                    number(row.min),
-                    number(row.max),
-                    "-" if row.length is None else f"{row.length:.1f}",
-                    f"{row.episodes:,}",
-                ]
-            )
-        return found
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Names of the columns, and a line per row; columns that say nothing about any row are left out.
 
-    HEAD = ("policy", "asked for", "return", "± s.e.", "of behaviour", "median", "min", "max", "length", "episodes")
+        Which target is best is not decided here: the best of several is better by chance, too.
+        """
+        own = list(dict.fromkeys(name for row in self.rows for name in row.stats))
+        lines = [{**self._cells(row), **_own_cells(row, own)} for row in self.rows]
+        head = [name for name in (lines[0] if lines else ()) if any(line[name] != NOTHING_KNOWN for line in lines)]
+        return head, [[line[name] for name in head] for line in lines]
+
+    def _cells(self, row: Row) -> dict[str, str]:
+        share = self.share(row)
+        return {
+            "policy": row.policy,
+            "frames": NOTHING_KNOWN if row.frames is None else f"{row.frames:,}",
+            "asked for": NOTHING_KNOWN if row.target is None else number(row.target),
+            "return": number(row.mean),
+            "± s.e.": NOTHING_KNOWN if row.standard_error is None else number(float(f"{row.standard_error:.2g}")),
+            "of behaviour": NOTHING_KNOWN if share is None else f"{100 * share:.0f} %",
+            "median": number(row.median),
+            "min": number(row.min),
+            "max": number(row.max),
+            "length": NOTHING_KNOWN if row.length is None else f"{row.length:.1f}",
+            "episodes": f"{row.episodes:,}",
+        }
 
     def sentences(self) -> list[str]:
         """What stands below the table."""
@@ -134,12 +143,14 @@ class Results:
 
     def text(self) -> str:
         """The table for a terminal."""
-        return "\n".join([self.title, *columns([self.HEAD, *self.cells()], right=True), *self.sentences()])
+        head, lines = self.table()
+        return "\n".join([self.title, *columns([head, *lines], right=True), *self.sentences()])
 
     def markdown(self) -> str:
         """The table for a page of documentation."""
-        lines = ["| " + " | ".join(self.HEAD) + " |", "|---" * len(self.HEAD) + "|"]
-        lines += ["| " + " | ".join(cells) + " |" for cells in self.cells()]
+        head, rows = self.table()
+        lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        lines += ["| " + " | ".join(cells) + " |" for cells in rows]
         lines += [line for text in self.sentences() for line in ("", text)]
         return "\n".join(lines)
 
@@ -155,7 +166,7 @@ class Results:
     def from_dict(saved: Mapping[str, Any]) -> Results:
         """What ``to_dict`` has written."""
         names = [field.name for field in fields(Row)]
-        rows = [Row(**{name: row[name] for name in names}) for row in saved["rows"]]
+        rows = [Row(**{name: row[name] for name in names if name in row}) for row in saved["rows"]]
         return Results(saved["title"], rows, notes=tuple(saved.get("notes", ())))
 
     def plot(self) -> Html:
@@ -189,6 +200,10 @@ class Results:
             plot.band(list(zip(places, lower)), list(zip(places, upper)), f"band {colour}")
             plot.line(points, f"line {colour}").points(points, f"point {colour}")
         return plot.svg()
+
+
+def _own_cells(row: Row, names: Sequence[str]) -> dict[str, str]:
+    return {name: number(row.stats[name]) if name in row.stats else NOTHING_KNOWN for name in names}
 
 
 def _worse(row: Row, clone: Row) -> str:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from rollmill.core.checkpoints import Loaded
 from rollmill.core.errors import ConfigError
-from rollmill.core.protocols import Policy
-from rollmill.core.seeds import Seeds
-from rollmill.core.text import nearest
-from rollmill.runs.evaluate.run import trained_policy
-from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint
-from rollmill.runs.settings import TrainConfig
-from rollmill.sampling.policies.episode import EpisodeRandom, OwnPolicy, SmoothedRandom, find_factory
-from rollmill.sampling.policies.random_controller import RandomController
-from rollmill.sampling.sampler import SamplerPlan
+from rollmill.runs.policies.simple import BUILT_IN, RANDOM, SMOOTHED
 
-RANDOM, SMOOTHED, CONTROLLER = "random", "smoothed-random", "random-controller"
-BUILT_IN = (RANDOM, SMOOTHED, CONTROLLER)
-HOLD = 8
 MAX_SEED = 2**63 - 1
 
 
@@ -45,6 +32,8 @@ class CollectOptions:
     shard: str = ""
     """``i/n``: every n-th episode, from the i-th on."""
     deterministic: bool = False
+    target: float | None = None
+    """The return to ask a Decision Transformer for."""
     best: bool = False
     hold: int | None = None
     """Mean steps that a smoothed random action lasts."""
@@ -91,8 +80,9 @@ class CollectOptions:
             raise ConfigError(f"--hold is for --policy {SMOOTHED}, not for {self.policy}")
         if self.hold is not None and self.hold < 1:
             raise ConfigError("--hold must be at least 1 step")
-        if not Path(self.policy).exists() or self.policy in BUILT_IN:
-            for flag, given in (("--deterministic", self.deterministic), ("--best", self.best)):
+        if self.policy in BUILT_IN or not (Path(self.policy).exists() or "@" in self.policy):
+            flags = {"--deterministic": self.deterministic, "--best": self.best, "--target": self.target is not None}
+            for flag, given in flags.items():
                 if given:
                     raise ConfigError(f"{flag} is for checkpoints, not for --policy {self.policy}")
         elif self.best and not Path(self.policy).is_dir():
@@ -107,66 +97,3 @@ class CollectOptions:
         if match is None or int(match.group(2)) < 1:
             raise ConfigError(f"--shard {self.shard}: expected i/n, for example 0/4")
         return int(match.group(1)), int(match.group(2))
-
-
-@dataclass(frozen=True)
-class PolicySource:
-    """Where actions come from: found and checked before anything starts, built when the env is known."""
-
-    kind: Literal["random", "smoothed-random", "random-controller", "checkpoint", "own"]
-    name: str
-    """What the store calls it."""
-    target: str = ""
-    loaded: Loaded | None = None
-    deterministic: bool = False
-    hold: int = HOLD
-
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """Values of the columns that tell how far the policy was trained."""
-        if self.loaded is None:
-            return {"version": 0, "global_step": 0}
-        return {"version": int(self.loaded.state["learners"][0]["version"]), "global_step": self.loaded.frames}
-
-    @property
-    def base(self) -> dict[str, Any] | None:
-        """Settings of the training that apply here, too: all but those for its machine."""
-        if self.loaded is None:
-            return None
-        return {name: block for name, block in self.loaded.state["config"].items() if name != "sampling"}
-
-    def build(self, config: TrainConfig, plan: SamplerPlan, seeds: Seeds) -> Policy:
-        assert plan.schedule is not None, "collections are numbered"
-        if self.loaded is not None:
-            return trained_policy(config, self.loaded, plan, seeds.branch("actions").integer(), self.deterministic)
-        if self.kind == "own":
-            return OwnPolicy(plan.spec, plan.schedule, self.target)
-        if self.kind == "smoothed-random":
-            return SmoothedRandom(plan.spec, plan.schedule, self.hold)
-        if self.kind == "random-controller":
-            return RandomController(plan.spec, plan.schedule)
-        return EpisodeRandom(plan.spec, plan.schedule)
-
-
-def find_policy(options: CollectOptions) -> PolicySource:
-    """What ``--policy`` names: a built-in policy, a run folder or checkpoint, or ``module:callable``."""
-    name = options.policy
-    if name == RANDOM:
-        return PolicySource("random", name)
-    if name == SMOOTHED:
-        hold = options.hold or HOLD
-        return PolicySource("smoothed-random", f"{name}:{hold}", hold=hold)
-    if name == CONTROLLER:
-        return PolicySource("random-controller", name)
-    if Path(name).exists():
-        loaded = find_checkpoint(Path(name), options.best)
-        text = f"{checkpoint_name(loaded)}{' (deterministic)' if options.deterministic else ''}"
-        return PolicySource("checkpoint", text, loaded=loaded, deterministic=options.deterministic)
-    if ":" in name:
-        find_factory(name)
-        return PolicySource("own", name, target=name)
-    hint = nearest(name, BUILT_IN)
-    raise ConfigError(
-        f"--policy {name}: expected {', '.join(BUILT_IN)}, a run folder or checkpoint (there is no {name}), "
-        f"or module:callable{f'; {hint}' if hint else ''}"
-    )

@@ -17,20 +17,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Policy
-from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
-from rollmill.runs.collect.options import CollectOptions, PolicySource, find_policy
+from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.series import EpisodeSeries, StoreContents, refuse_twins
-from rollmill.runs.evaluate.targets import require_fit
-from rollmill.runs.settings import TrainConfig, require_env
+from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
+from rollmill.runs.policies.load import load_each
+from rollmill.runs.settings import require_env
 from rollmill.runs.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.trust import load_saved
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
@@ -137,59 +135,62 @@ def collect(
 ) -> Collected:
     """Add episodes to the store ``options.out``. Raises RollmillError when it fails; what had ended is kept."""
     options.check(overrides)
-    source = find_policy(options)
-    config = _configure(files, overrides, options, source)
-    with Interrupt() as interrupt, process_scope(inside=config.sampling.mode == "serial") as environment:
-        spec = _learn_spec(config, source, environment)
-        job = _prepare(config, spec, options, source, environment)
+    policy = _load(options, files, overrides)
+    with Interrupt() as interrupt, process_scope(inside=policy.sampling.mode == "serial") as environment:
+        spec = _learn_spec(policy, environment)
+        job = _prepare(policy, spec, options, environment)
         with contextlib.closing(job.contents):
             if job.reason_not_to_begin():
                 return job.outcome(job.reason_not_to_begin(), job.metrics_at_start(), 0)
-            policy = source.build(config, job.plan, job.series.seeds)
+            acting = job.build()
             check_writable(options.out)
-            with _Collection(job, policy, interrupt, progress or (lambda metrics: None)) as collection:
+            with _Collection(job, acting, interrupt, progress or (lambda metrics: None)) as collection:
                 collection.loop()
             return collection.outcome()
 
 
-def _configure(
-    files: tuple[Path, ...], overrides: tuple[str, ...], options: CollectOptions, source: PolicySource
-) -> TrainConfig:
-    """Settings of the env and the sampling; those of the training's machine are left behind."""
-    if source.loaded is None:
+def _load(options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str, ...]) -> LoadedPolicy:
+    """The policy, its environment and its sampling; settings of the training's machine are left behind."""
+    how = LoadOptions(
+        files=files,
+        overrides=overrides,
+        machine=False,
+        best=options.best,
+        targets=() if options.target is None else (options.target,),
+        deterministic=True if options.deterministic else None,
+        hold=options.hold,
+        trust_code=options.trust_code,
+    )
+    policy = load_each(options.policy, how, flag="--policy ")[0]
+    if policy.env is None:
         require_env(files, overrides, "rollmill collect")
-        config = load_config(TrainConfig, files, overrides)
-    else:
-        assert source.base is not None
-        path, trust = source.loaded.path, options.trust_code
-        config = load_saved(TrainConfig, source.base, path, files=files, overrides=overrides, trust_code=trust)
-    if config.sampling.decorrelate_steps:
+    if policy.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
-    if config.env.vector:
+    if policy.env is not None and policy.env.vector:
         raise ConfigError(
             "env.vector: collected episodes have a seed each, a vector environment seeds them by the group; "
             "set env.vector=false"
         )
     if options.max_steps:
-        config = replace(config, env=replace(config.env, max_episode_steps=options.max_steps))
-    check_env_settings(config.env)
-    return config
+        policy = replace(policy, env=replace(policy.require_env(), max_episode_steps=options.max_steps))
+    policy.require_targets()
+    return policy
 
 
-def _learn_spec(config: TrainConfig, source: PolicySource, environment: Mapping[str, str]) -> EnvSpec:
+def store_name(policy: LoadedPolicy, deterministic: bool = False) -> str:
+    """What a store calls the policy."""
+    asked = f", asked for {max(policy.targets):g}" if policy.targets else ""
+    return f"{policy.name}{asked}{' (deterministic)' if deterministic else ''}"
+
+
+def _learn_spec(policy: LoadedPolicy, environment: Mapping[str, str]) -> EnvSpec:
     """The spec of the env; ConfigError where a trained policy does not fit it."""
-    trained = None
-    if source.loaded is not None:
-        trained = EnvSpec.from_dict(source.loaded.state["spec"])
-        limit = config.env.max_episode_steps
-        if config.env == replace(load_config(TrainConfig, [], (), base=source.base).env, max_episode_steps=limit):
-            return trained
-    if config.sampling.mode == "serial":
-        found = probe_here(config.env)
-    else:
-        found = Probe(config.env, environment).result(config.sampling.start_timeout)
-    if trained is not None:
-        require_fit(trained, found)
+    if policy.spec is not None and not policy.probe:
+        return policy.spec
+    env = policy.require_env()
+    serial = policy.sampling.mode == "serial"
+    found = probe_here(env) if serial else Probe(env, environment).result(policy.sampling.start_timeout)
+    policy.check(found)
     return found
 
 
@@ -201,7 +202,7 @@ class _Job:
     """A collection that could begin: what is there, what is missing, who plays it."""
 
     options: CollectOptions
-    source: PolicySource
+    policy: LoadedPolicy
     series: EpisodeSeries
     schema: StoreSchema
     plan: SamplerPlan
@@ -215,6 +216,19 @@ class _Job:
     def budget(self) -> float:
         """Bytes."""
         return self.options.budget_gb * GB if self.options.budget_gb is not None else float("inf")
+
+    def build(self) -> Policy:
+        """What acts for the lanes of the plan."""
+        schedule, spec = self.plan.schedule, self.plan.spec
+        assert schedule is not None, "collections are numbered"
+        target = max(self.policy.require_targets(), default=0.0)
+        seed = self.series.seeds.branch("actions").integer()
+        return self.policy.build(spec, schedule, seed, [target] * (schedule.envs * spec.agents))
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """Values of the columns that tell how far the policy was trained."""
+        return {"version": self.policy.version, "global_step": self.policy.frames}
 
     def describe(self, lane: int, episode: int) -> EpisodeInfo:
         """What is known of an episode before it is played."""
@@ -249,7 +263,7 @@ class _Job:
             complete=metrics.share >= 1.0,
             store=self.options.out,
             total_episodes=len(self.contents.uids),
-            policy=self.source.name,
+            policy=self.series.policy,
             seed=self.series.seed,
             shard=self.options.shard,
             metrics=metrics,
@@ -257,36 +271,33 @@ class _Job:
         )
 
 
-def _prepare(
-    config: TrainConfig,
-    spec: EnvSpec,
-    options: CollectOptions,
-    source: PolicySource,
-    environment: Mapping[str, str],
-) -> _Job:
+def _prepare(policy: LoadedPolicy, spec: EnvSpec, options: CollectOptions, environment: Mapping[str, str]) -> _Job:
+    env = policy.require_env()
     if (options.out / STORE_FILE).is_file():
         _settle(options.out)
     shard, shards = options.part
     seed = secrets.randbits(31) if options.seed is None else options.seed
-    series = EpisodeSeries(seed, source.name, config.env.max_episode_steps, spec.agents, shard, shards)
+    series = EpisodeSeries(
+        seed, store_name(policy, options.deterministic), env.max_episode_steps, spec.agents, shard, shards
+    )
     contents = StoreContents(options.out)
     present = frozenset(contents.all_uids.tolist())
     gaps, start = series.missing(present)
     done = series.share(start) - len(gaps)
     need, step_limit = _amount(options, series, done, len(contents.uids) // spec.agents)
-    settings = _size(config.sampling, spec, need)
+    settings = _size(policy.sampling, spec, need)
     schedule = EpisodeSchedule(series.seeds, settings.workers * settings.envs_per_worker, gaps, start, shards)
     plan = SamplerPlan(
         settings=settings,
-        env=config.env,
+        env=env,
         spec=spec,
         seeds=series.seeds,
         segments_per_batch=settings.workers * settings.groups,
         environment=environment,
         schedule=schedule,
     )
-    schema = StoreSchema.for_env(spec, env_id=config.env.id, env_kwargs=config.env.args)
-    return _Job(options, source, series, schema, plan, contents, need, step_limit, present)
+    schema = StoreSchema.for_env(spec, env_id=env.id, env_kwargs=env.args)
+    return _Job(options, policy, series, schema, plan, contents, need, step_limit, present)
 
 
 def _settle(path: Path) -> None:
@@ -341,7 +352,7 @@ class _Collection:
         self._envs, agents = schedule.envs, job.series.agents
         self._quota = EpisodeQuota(schedule.envs, job.need, agents)
         self._extractor = EpisodeExtractor(
-            self._writer, self._quota, job.describe, job.source.constants, agents, job.present, job.step_limit
+            self._writer, self._quota, job.describe, job.constants, agents, job.present, job.step_limit
         )
         serial = job.plan.settings.mode == "serial"
         self._thread = None if serial else ThreadPoolExecutor(1, thread_name_prefix="writer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ EPISODES = 100
 ENVS = 16
 VIDEOS = 3
 MAX_CELLS = 64
+TYPICAL_OF = 8
+"""Episodes of which a video shows the one whose return is nearest to their median."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class EvalOptions:
     steps: int | None = None
     """Play episodes 0, 1, 2 ... until they have this many steps together."""
     deterministic: bool = False
-    """Take the most likely action instead of sampling."""
+    """Take the most likely action instead of sampling; else as the run itself was judged."""
     seed: int = 1
     workers: int = 0
     """Worker processes; 0 takes one per core. Metrics do not depend on it."""
@@ -38,6 +41,18 @@ class EvalOptions:
     """Evaluate every checkpoint of a run."""
     random: bool = False
     """Evaluate a random policy in the same way, beside the trained one."""
+    behaviour: str | Path | None = None
+    """A policy that counts as 100 %, where random play is 0 %: the run that made the data, or any other."""
+    targets: tuple[float, ...] = ()
+    """Returns that Decision Transformers are asked for; none: those of each run."""
+    last: bool = False
+    """Of offline runs, evaluate the last weights instead of those with the lowest held-out loss."""
+    device: str | None = None
+    """cpu, cuda, cuda:N or auto; None: as each was trained."""
+    encoder: Path | None = None
+    """The encoder of a controller, where it is no longer where it was."""
+    dynamics: Path | None = None
+    """The dynamics model of a controller, likewise."""
     overrides: tuple[str, ...] = ()
     trust_code: bool = False
     """Run the code that a checkpoint names (``runs.trust``)."""
@@ -52,13 +67,15 @@ class EvalOptions:
     video: Path | None = None
     """Folder for videos."""
     video_count: int | None = None
-    """Episodes to show in a video, from number 0 on; unset: 3."""
+    """Episodes to show in a video, from number 0 on; unset: 3, for a report a single one as they usually are."""
     grid: str = ""
     """``ROWSxCOLUMNS``: that many episodes in one video."""
     fps: float | None = None
     """Images per second; unset: as fast as it would happen."""
     no_captions: bool = False
     """Leave out step and return below the images."""
+    report: Path | None = None
+    """Page with table, plot and videos."""
 
     @property
     def wanted(self) -> int | None:
@@ -72,13 +89,18 @@ class EvalOptions:
         return (int(match.group(1)), int(match.group(2))) if match else None
 
     @property
+    def typical(self) -> bool:
+        """Whether one episode is shown in a video that is as they usually are."""
+        return self.report is not None and self.video_count is None and not self.grid
+
+    @property
     def shown_episodes(self) -> int:
-        """How many episodes are shown in a video."""
+        """How many episodes may be shown in videos (for every return that is asked for)."""
         if self.video is None:
             return 0
         if self.cells is not None:
             return self.cells[0] * self.cells[1]
-        most = VIDEOS if self.video_count is None else self.video_count
+        most = TYPICAL_OF if self.typical else VIDEOS if self.video_count is None else self.video_count
         return most if self.wanted is None else min(most, self.wanted)
 
     def check(self) -> None:
@@ -99,6 +121,12 @@ WRONG: tuple[Rule, ...] = (
     (lambda o: o.envs < 1, "--envs must be at least 1"),
     (lambda o: o.workers < 0, "--workers must be 0 (one per core) or positive"),
     (lambda o: o.seed < 0, "--seed must not be negative"),
+    (lambda o: any(not math.isfinite(target) for target in o.targets), "--targets must be finite numbers"),
+    (lambda o: len(set(o.targets)) < len(o.targets), "--targets: one is given twice"),
+    (
+        lambda o: o.report is not None and o.report.suffix != ".html",
+        lambda o: f"--report {o.report}: the page needs a name that ends in .html",
+    ),
     (lambda o: o.video_count is not None and o.video_count < 1, "--video-count must be at least 1"),
     (lambda o: o.fps is not None and not 0 < o.fps <= 1000, "--fps must be above 0 and at most 1000"),
     (
@@ -125,6 +153,14 @@ CONTRADICTIONS: tuple[Rule, ...] = (
         lambda o: o.record and o.steps is not None,
         "--record and --steps: what is recorded is settled when an episode begins, what --steps counts when all "
         "before it have ended; give --episodes",
+    ),
+    (
+        lambda o: len(o.targets) > 1 and o.steps is not None,
+        "--targets and --steps: every target is played for as many episodes; give --episodes",
+    ),
+    (
+        lambda o: len(o.targets) > 1 and o.record,
+        "--targets and --record: a store holds the episodes of one target; give them one by one",
     ),
     (lambda o: o.video is None and bool(o.grid), "--grid is for videos: add --video FOLDER"),
     (lambda o: o.video is None and o.video_count is not None, "--video-count is for videos: add --video FOLDER"),
@@ -154,23 +190,23 @@ def _same(one: Path, two: Path) -> bool:
     return os.path.abspath(one) == os.path.abspath(two)
 
 
-def check_targets(options: EvalOptions, targets: Sequence[Path]) -> None:
+def check_targets(options: EvalOptions, words: Sequence[str | Path]) -> None:
     """ConfigError where flags that choose among checkpoints are given for a single file."""
     for flag, given in (("--best", options.best), ("--all-checkpoints", options.all_checkpoints)):
         if given:
-            check_chosen(flag, targets)
+            check_chosen(flag, words)
 
 
-def check_chosen(flag: str, targets: Sequence[Path]) -> None:
+def check_chosen(flag: str, words: Sequence[str | Path]) -> None:
     """ConfigError where ``flag``, which chooses among checkpoints, is given for a single file."""
-    files = [path for path in targets if path.is_file()]
+    files = [word for word in words if Path(word).is_file()]
     if files:
         raise ConfigError(f"{flag} chooses among a run's checkpoints; {files[0]} is a single one")
 
 
 def check_outputs(options: EvalOptions) -> None:
     """RunFolderError, now rather than after the last episode, when a file or folder cannot be written."""
-    for flag, path in (("--out", options.out), ("--csv", options.csv)):
+    for flag, path in (("--out", options.out), ("--csv", options.csv), ("--report", options.report)):
         if path is not None:
             _check_file(flag, path)
     if options.video is not None:

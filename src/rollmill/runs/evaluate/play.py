@@ -7,26 +7,20 @@ seed and on ``envs``, not on how many workers share the environments.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
-from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
-from rollmill.runs.settings import TrainConfig
-from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.random import ArrayOutput
-from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan, default_workers
+from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.store.assemble import Rows
 from rollmill.store.extract import EpisodeExtractor, EpisodeQuota, Stats
@@ -76,7 +70,10 @@ class EvalPlan:
     schedule: EpisodeSchedule
     """Numbers of episodes; env seeds are drawn by it except where the env is a vector of them."""
     episodes: int | None
+    """Of all targets together."""
     steps: int | None
+    targets: Sequence[float | None] = (None,)
+    """The returns that are asked for: episode n is played for ``targets[n % len(targets)]``."""
 
     @property
     def lanes(self) -> int:
@@ -97,48 +94,7 @@ class EvalPlan:
         return self.schedule.env_seed(lane // self.sampler.spec.agents, episode)
 
 
-def make_plan(
-    config: TrainConfig,
-    spec: EnvSpec,
-    *,
-    seed: int,
-    workers: int,
-    envs: int,
-    episodes: int | None,
-    steps: int | None = None,
-) -> EvalPlan:
-    """No more environments than episodes, in equal parts to the workers; one group each, as all step together."""
-    if config.sampling.decorrelate_steps:
-        config = replace(config, sampling=replace(config.sampling, decorrelate_steps=0))
-    if episodes is not None:
-        envs = min(envs, episodes)
-    count = min(workers or default_workers(), envs)
-    settings = replace(
-        config.sampling,
-        mode="sync",
-        workers=count,
-        envs_per_worker=-(-envs // count),
-        groups=1,
-        inference_batch_share=1.0,
-    )
-    seeds = Seeds(seed).branch("evaluation")
-    schedule = EpisodeSchedule(seeds, envs)
-    plan = SamplerPlan(
-        settings=settings,
-        env=config.env,
-        spec=spec,
-        seeds=seeds,
-        segments_per_batch=1,
-        environment=os.environ,
-        lockstep=True,
-        schedule=None if config.env.vector else schedule,
-    )
-    if config.env.vector and envs % count:
-        raise ConfigError(f"env.vector: --envs {envs} cannot be shared out evenly to {count} workers; set --workers")
-    return EvalPlan(plan, schedule, episodes, steps)
-
-
-class FirstLanes:
+class FirstLanes(Policy):
     """Asks a policy about the first lanes only; the rest, which nobody counts, act at random."""
 
     def __init__(self, policy: Policy, lanes: int, spec: EnvSpec) -> None:
@@ -163,22 +119,13 @@ class FirstLanes:
         n, rest = self._lanes, len(request.lanes) - self._lanes
         if rest <= 0:
             return self._policy.act(request)
-        head = Request(
-            first=request.first[:n],
-            lanes=request.lanes[:n],
-            groups=request.groups,
-            slots=request.slots,
-            rows=request.rows,
-            closing=request.closing,
-            gather=lambda: {name: array[:n] for name, array in request.obs.items()},
-        )
-        answer = self._policy.act(head)
+        answer = self._policy.act(request.part(slice(n)))
         tail = random_actions(self._spec, self._rng, {name: array[n:] for name, array in request.obs.items()}, rest)
         blank = np.zeros(rest, np.float32)
         state = answer.state
         if state is not None:
             state = np.concatenate([state, np.zeros((rest, state.shape[1]), state.dtype)])
-        return ArrayOutput(
+        return PolicyOutput(
             np.concatenate([answer.action, tail]),
             np.concatenate([answer.log_prob, blank]),
             np.concatenate([answer.value, blank]),
@@ -208,14 +155,16 @@ class EpisodeCounter:
         if not quota.wants(lane, ended.episode):
             return None
         quota.end(lane, ended.episode)
+        number = self._plan.number(lane, ended.episode)
         row = EpisodeRow(
-            episode=self._plan.number(lane, ended.episode),
+            episode=number,
             agent=lane % self._agents,
             seed=self._plan.seed(lane, ended.episode),
             episode_return=ended.episode_return,
             length=ended.length,
             terminated=ended.terminated,
             policy_id=ended.policy_id,
+            target=self._plan.targets[number % len(self._plan.targets)],
         )
         self._rows[row.episode, row.agent] = row
         return row
@@ -243,13 +192,17 @@ class EpisodeCounter:
     def _game(self, number: int) -> list[EpisodeRow]:
         return [row for agent in range(self._agents) if (row := self._rows.get((number, agent))) is not None]
 
-    def score(self) -> Score:
+    def scores(self) -> list[Score]:
+        """One for each target."""
+        return [self._score(k, len(self._plan.targets)) for k in range(len(self._plan.targets))]
+
+    def _score(self, k: int, targets: int) -> Score:
         """What counts: all that was wanted; by steps, the episodes before the one that reached the limit, and it."""
-        keys = sorted(self._rows)
+        keys = [key for key in sorted(self._rows) if key[0] % targets == k]
         if self._plan.episodes is None:
             keys = [key for key in keys if key[0] < self._prefix and len(self._game(key[0])) == self._agents]
         stats = {number: self._stats[number] for number in dict.fromkeys(k[0] for k in keys) if number in self._stats}
-        return Score([self._rows[key] for key in keys], len(self._lost), stats)
+        return Score([self._rows[key] for key in keys], sum(n % targets == k for n in self._lost), stats)
 
     def metrics(self, policy: str) -> Metrics:
         returns = [row.episode_return for row in self._rows.values()]
@@ -282,8 +235,11 @@ def play(
     progress: Progress | None = None,
     record: RecordTarget | None = None,
     reader: SegmentReader | None = None,
-) -> Score:
-    """Play until enough whole episodes have ended; ``record`` keeps them, ``reader`` sees all finished segments."""
+) -> list[Score]:
+    """Play until enough whole episodes have ended; returns a score for each target.
+
+    ``record`` keeps the episodes, ``reader`` sees all finished segments.
+    """
     sampler = Sampler(plan.sampler, [FirstLanes(policy, plan.lanes, plan.sampler.spec)])
     counter = EpisodeCounter(plan)
     extractor = None
@@ -312,7 +268,7 @@ def play(
         sampler.stop()
         if extractor is not None:
             extractor.discard_open()
-    return counter.score()
+    return counter.scores()
 
 
 def _take_ended(sampler: Sampler, counter: EpisodeCounter) -> list[EpisodeRow]:

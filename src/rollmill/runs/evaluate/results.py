@@ -20,6 +20,7 @@ import numpy as np
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
 from rollmill.core.fields import Array
+from rollmill.reports.run.results import Results, Row
 
 PROGRESS_SECONDS = 2.0
 
@@ -39,6 +40,8 @@ class EpisodeRow:
     terminated: bool
     """False: truncated."""
     policy_id: int = 0
+    target: float | None = None
+    """The return that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,10 @@ class Video:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What was found about one checkpoint."""
+    """What was found about one policy (and one return that it was asked for)."""
 
     checkpoint: str
+    """Its file; of a policy without one, its name."""
     frames: int
     env: str
     policy: Score
@@ -127,9 +131,16 @@ class EvalResult:
     record: str | None = None
     """The store with the episodes."""
     videos: list[Video] = field(default_factory=list)
+    name: str = ""
+    """What it is called in tables: its run, or a name that tells it from the others."""
+    target: float | None = None
+    """The return that was asked for."""
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            "policy": self.name,
+            "target": self.target,
             "checkpoint": self.checkpoint,
             "frames": self.frames,
             "env": self.env,
@@ -143,14 +154,21 @@ class EvalResult:
             "options": self.options,
             "record": self.record,
             "videos": [video.to_dict() for video in self.videos],
+            "note": self.note,
         }
 
 
-def document(results: Sequence[EvalResult]) -> dict[str, Any]:
-    """The JSON of an evaluation: of one checkpoint its metrics, of several ``{"results": [...]}``."""
+def document(results: Sequence[EvalResult], page: Path | None = None) -> dict[str, Any]:
+    """The JSON of an evaluation: of one policy its metrics, of several ``{"results": [...]}`` and what they say."""
+    found: dict[str, Any]
     if len(results) == 1:
-        return results[0].to_dict()
-    return {"results": [result.to_dict() for result in results]}
+        found = results[0].to_dict()
+    else:
+        compared = comparison(results)
+        shares = [compared.share(row) for row in compared.rows]
+        rows = [{**result.to_dict(), "share": share} for result, share in zip(results, shares)]
+        found = {"results": rows, "sentences": compared.sentences()}
+    return {**found, "page": str(page)} if page is not None else found
 
 
 def write_document(path: Path, results: Sequence[EvalResult]) -> None:
@@ -161,17 +179,45 @@ def write_document(path: Path, results: Sequence[EvalResult]) -> None:
         raise RunFolderError(f"{path}: the result cannot be written: {error.strerror or error}") from error
 
 
+def comparison(results: Sequence[EvalResult]) -> Results:
+    """All policies in one table, and below them random play in each of their environments."""
+    envs = list(dict.fromkeys(result.env for result in results))
+    frames = len({result.name for result in results}) < len({(result.name, result.frames) for result in results})
+    rows = [
+        row_of(_in_env(result.name, result.env, envs), result.policy, result.target, result.frames if frames else None)
+        for result in results
+    ]
+    random = {result.env: result.random for result in results if result.random is not None}
+    rows += [row_of(_in_env("random", env, envs), score) for env, score in random.items()]
+    notes = dict.fromkeys(f"{result.name}: {result.note}" for result in results if result.note)
+    return Results(", ".join(envs), rows, notes=list(notes))
+
+
+def _in_env(name: str, env: str, envs: Sequence[str]) -> str:
+    return name if len(envs) == 1 else f"{name} ({env})"
+
+
+def row_of(name: str, score: Score, target: float | None = None, frames: int | None = None) -> Row:
+    """A score as a row of a table."""
+    s = score.summary()
+    mean, median, low, high, length = (s[key] or 0.0 for key in ("mean", "median", "min", "max", "mean_length"))
+    error, episodes = s["standard_error"], int(s["episodes"] or 0)
+    return Row(name, target, episodes, mean, error, median, low, high, length, frames, score.own_means())
+
+
 def table(results: Sequence[EvalResult]) -> str:
-    """The results as text: a paragraph for one checkpoint, a line each for several."""
-    return _paragraph(results[0]) if len(results) == 1 else _lines(results)
+    """The results as text: a paragraph for one policy, a table for several."""
+    text = _paragraph(results[0]) if len(results) == 1 else [comparison(results).text()]
+    return "\n".join([*text, *(line for result in results for line in _where(result))])
 
 
-def _paragraph(result: EvalResult) -> str:
+def _paragraph(result: EvalResult) -> list[str]:
     lines = [f"{result.env}, {result.checkpoint} ({result.frames:,} frames)"]
-    lines += [_sentence("policy", result.policy)]
+    asked = "" if result.target is None else f", asked for {result.target:g}"
+    lines += [_sentence(f"policy{asked}", result.policy)]
     if result.random is not None:
         lines.append(_sentence("random", result.random))
-    return "\n".join([*lines, *_where(result)])
+    return [*lines, *([f"{result.name}: {result.note}"] if result.note else [])]
 
 
 def _sentence(name: str, score: Score) -> str:
@@ -185,26 +231,6 @@ def _sentence(name: str, score: Score) -> str:
         f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
         f"{own}{agents}{lost}"
     )
-
-
-def _lines(results: Sequence[EvalResult]) -> str:
-    scores = [score for result in results for score in (result.policy, result.random) if score is not None]
-    own = list(dict.fromkeys(name for score in scores for name in score.own_means()))
-    head = ("checkpoint", "frames", "return", "+-", "median", "min", "max", "length", "episodes")
-    rows: list[tuple[str, ...]] = [(*head, *own)]
-    rows += [_line(r.checkpoint, f"{r.frames:,}", r.policy, own) for r in results]
-    rows += [_line(f"random ({Path(r.checkpoint).name})", "", r.random, own) for r in results if r.random is not None]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    text = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in rows]
-    return "\n".join([*text, *(line for result in results for line in _where(result))])
-
-
-def _line(name: str, frames: str, score: Score, own: Sequence[str]) -> tuple[str, ...]:
-    s, means = score.summary(), score.own_means()
-    error = "" if s["standard_error"] is None else f"{s['standard_error']:.2g}"
-    middle = tuple(f"{s[key]:.4g}" for key in ("mean", "median", "min", "max"))
-    metrics = (middle[0], error, *middle[1:], f"{s['mean_length']:.1f}", f"{s['episodes']:.0f}")
-    return (name, frames, *metrics, *(f"{means[name]:.4g}" if name in means else "-" for name in own))
 
 
 def _where(result: EvalResult) -> list[str]:

@@ -1,73 +1,67 @@
-"""``rollmill eval``: what trained policies are worth, over a number of whole episodes.
+"""``rollmill eval``: what policies are worth, over a number of whole episodes.
 
 ``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
-checkpoints, play (``play``), video (``video``), write. Which episodes are played is settled beforehand, so that
-short ones do not count more often than long ones, and the same seed gives the same figures.
+policies (``runs.policies``), look at their environments, play (``setup``), video (``video``), write. Which episodes are
+played is settled beforehand, so that short ones do not count more often than long ones, and the same seed gives the
+same figures.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
-from rollmill.core.protocols import Policy
-from rollmill.core.seeds import Seeds
 from rollmill.core.tree_file import stored_checksum
-from rollmill.envs.make import check_env_settings
+from rollmill.envs.settings import EnvSettings
+from rollmill.reports.run.offline import Video as ShownVideo
+from rollmill.reports.run.offline import write_comparison
 from rollmill.runs.evaluate.options import EvalOptions, check_outputs, check_targets
-from rollmill.runs.evaluate.play import EvalPlan, Metrics, RecordTarget, make_plan, play
+from rollmill.runs.evaluate.play import Metrics, RecordTarget
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.render_env import without_display
-from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Score, Video, write_document
-from rollmill.runs.evaluate.targets import (
-    checkpoint_name,
-    find_checkpoints,
-    find_targets,
-    load_agent,
-    record_folder,
-    require_fit,
-)
-from rollmill.runs.evaluate.video import ScriptWriter, VideoPlan, make_videos
+from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Score, Video, comparison, write_document
+from rollmill.runs.evaluate.setup import EvalSetup, Played
+from rollmill.runs.evaluate.video import VideoPlan, file_name, make_videos
+from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
+from rollmill.runs.policies.find import find_targets, record_folder
+from rollmill.runs.policies.load import load_each
+from rollmill.runs.policies.simple import RANDOM, load_built_in
 from rollmill.runs.probing import probe_in_child
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.trust import SavedEnv, load_saved
-from rollmill.sampling.policies.episode import EpisodeRandom
-from rollmill.sampling.policies.per_agent import PolicyPerAgent
-from rollmill.sampling.sampler import SamplerPlan
 from rollmill.store.extract import check_writable
 from rollmill.store.format.schema import StoreSchema
 
 log = logging.getLogger("rollmill")
 
 Progress = Callable[[Metrics], None]
+Source = str | Path | LoadedPolicy
+"""A policy, or a word for it."""
+
+POLICY, BEHAVIOUR = "policy", "behaviour"
+"""Roles that a policy can have."""
 
 
-def evaluate(target: Path, options: EvalOptions, progress: Progress | None = None) -> EvalResult:
-    """Evaluate a run folder's checkpoint, or a checkpoint file."""
-    return evaluate_all([target], options, progress)[0]
+def evaluate(policy: Source, options: EvalOptions | None = None, progress: Progress | None = None) -> EvalResult:
+    """Evaluate one policy: ``evaluate(load_policy("runs/default/x"), EvalOptions(episodes=20))``."""
+    return evaluate_all([policy], options or EvalOptions(), progress)[0]
 
 
 def evaluate_all(
-    targets: Sequence[str | Path], options: EvalOptions, progress: Progress | None = None
+    policies: Sequence[Source], options: EvalOptions, progress: Progress | None = None
 ) -> list[EvalResult]:
-    """Evaluate every checkpoint that the words mean (runs, files, patterns), in their order, on the same episodes."""
+    """Evaluate every policy that is given or that the words mean (runs, files, patterns), on the same episodes.
+
+    Returns a result for each of them, and for each of the returns that it is asked for, in their order.
+    """
     options.check()
-    paths = find_targets(targets)
-    check_targets(options, paths)
-    jobs = [
-        _prepare(path, target, options)
-        for target in paths
-        for path in find_checkpoints(target, options.best, options.all_checkpoints)
-    ]
-    jobs = _tell_apart(jobs)
+    if not policies:
+        raise ConfigError("what is to be evaluated? Give a run folder, a checkpoint file or a pattern; see --help")
+    jobs = _told_apart(_jobs(policies, options))
     check_outputs(options)
     if options.record:
         for job in jobs:
@@ -78,100 +72,152 @@ def evaluate_all(
         context.environment = stack.enter_context(process_scope(inside=options.video is not None))
         if options.video is not None:
             without_display()  # process scope restores the variables
-        jobs = [_fitted(job, options, context.environment) for job in jobs]
+        jobs = _in_their_places(jobs, context)
         if options.csv is not None:
             context.csv = stack.enter_context(CsvFile(options.csv))
-        context.fps = [context.video_plan(job).check() if options.video is not None else 0.0 for job in jobs]
+        if options.video is not None:
+            context.fps = [context.video_plan(job, range(0)).check() for job in jobs]
         for number, job in enumerate(jobs):
             context.number, context.count = number, len(jobs)
-            results.append(_evaluate(job, context))
+            results += _evaluate(job, context)
             if options.out is not None:
                 write_document(options.out, results)  # after each one: what is known survives a failure later
+    if options.report is not None:
+        _write_page(options.report, results, options)
     return results
+
+
+# -- what is to be played ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """One checkpoint that could be evaluated."""
+    """One policy that is to be evaluated."""
 
-    loaded: Loaded
-    """Without its state, which is read again when it is needed: there may be many."""
-    config: TrainConfig
-    spec: EnvSpec
-    plan: EvalPlan
-    stem: str
+    policy: LoadedPolicy
+    name: str = ""
+    """What tables call it."""
+    stem: str = ""
     """What its files are called: the run and the frames."""
-    elsewhere: bool
-    """Whether the environment is told something else than in training."""
+    role: str = POLICY
+    place: EvalSetup | None = None
+    """Where it plays, once that is known."""
+
+    @property
+    def setup(self) -> EvalSetup:
+        assert self.place is not None, "_in_their_places comes first"
+        return self.place
 
 
-def _tell_apart(jobs: Sequence[Job]) -> list[Job]:
-    """Runs of one name in different folders: a number behind the stems, or they would write the same files."""
-    taken: dict[str, list[Path]] = {}
+def _jobs(sources: Sequence[Source], options: EvalOptions) -> list[Job]:
+    how = LoadOptions(
+        overrides=options.overrides,
+        best=options.best,
+        targets=options.targets,
+        deterministic=True if options.deterministic else None,
+        device=options.device,
+        last=options.last,
+        encoder=options.encoder,
+        dynamics=options.dynamics,
+        trust_code=options.trust_code,
+    )
+    if options.device is not None:
+        from rollmill.optim.device import choose_device
+
+        choose_device(options.device, "--device")
+    given = [source for source in sources if isinstance(source, LoadedPolicy)]
+    words = find_targets([source for source in sources if not isinstance(source, LoadedPolicy)])
+    check_targets(options, words)
+    policies = [replace(policy, deterministic=policy.deterministic or options.deterministic) for policy in given]
+    policies += [policy for word in words for policy in load_each(word, how, options.all_checkpoints)]
+    if options.targets and not any(policy.asked for policy in policies):
+        raise ConfigError("--targets: none of these policies can be asked for a return")
+    env = next((policy.env for policy in policies if policy.env is not None), None)
+    jobs = [Job(policy if policy.env is not None else replace(policy, env=env)) for policy in policies]
+    if options.behaviour is not None:
+        behaviour = replace(how, env=jobs[0].policy.require_env(), overrides=(), targets=(), best=False)
+        jobs.append(Job(load_each(str(options.behaviour), behaviour)[0], BEHAVIOUR, role=BEHAVIOUR))
+    for job in jobs:
+        if job.policy.require_env().vector:
+            log.warning("env.vector: episodes are seeded by the group, so metrics depend on the number of workers, too")
+        job.policy.require_targets()
+        if options.record and len(job.policy.targets) > 1:
+            raise ConfigError(f"--record: {job.policy.name} is asked for several returns; give one with --targets")
+    _require_one_env(jobs, options)
+    return jobs
+
+
+def _require_one_env(jobs: Sequence[Job], options: EvalOptions) -> None:
+    first = jobs[0].policy
+    other = next((job.policy for job in jobs if job.policy.require_env().id != first.require_env().id), None)
+    if other is not None and (options.report is not None or options.behaviour is not None):
+        raise ConfigError(
+            f"{other.run} plays {other.require_env().id}, {first.run} {first.require_env().id}: one table has one "
+            "environment; give those of each by themselves"
+        )
+
+
+def _told_apart(jobs: Sequence[Job]) -> list[Job]:
+    """Names for tables and files: the run, with the checkpoint where there are several, with a number where it takes
+    one: runs of one name in different folders would write the same files."""
+    runs = {job.policy.run: {str(j.policy.path) for j in jobs if j.policy.run == job.policy.run} for job in jobs}
+    taken: dict[str, list[str]] = {}
     named = []
     for job in jobs:
-        path = job.loaded.path.absolute()
-        paths = taken.setdefault(job.stem, [])
+        name, path = job.policy.name.removesuffix(".ckpt"), str(job.policy.path and job.policy.path.absolute())
+        paths = taken.setdefault(name, [])
         if path not in paths:
             paths.append(path)
-        place = paths.index(path)
-        named.append(replace(job, stem=f"{job.stem}-{place + 1}") if place else job)
+        number = f"-{paths.index(path) + 1}" if paths.index(path) else ""
+        shown = job.policy.run if len(runs[job.policy.run]) == 1 else name + number
+        named.append(replace(job, name=job.name or shown, stem=file_name(name) + number))
     return named
 
 
-def _prepare(path: Path, target: Path, options: EvalOptions) -> Job:
-    """Read and check one checkpoint and its settings; nothing is started."""
-    loaded = load_agent(path, target)
-    saved = loaded.state["config"]
-    config = load_saved(TrainConfig, saved, path, overrides=options.overrides, trust_code=options.trust_code)
-    check_env_settings(config.env)
-    if config.env.vector:
-        log.warning("env.vector: episodes are seeded by the group, so metrics depend on the number of workers, too")
-    spec = EnvSpec.from_dict(loaded.state["spec"])
-    stem = re.sub(r"[^\w.-]+", "-", checkpoint_name(loaded).removesuffix(".ckpt"))
-    elsewhere = config.env != saved_settings(SavedEnv, {"env": saved["env"]}, path).env
-    return Job(replace(loaded, state=None), config, spec, _plan(config, spec, options), stem, elsewhere)
-
-
-def _plan(config: TrainConfig, spec: EnvSpec, options: EvalOptions) -> EvalPlan:
-    return make_plan(
-        config,
-        spec,
-        seed=options.seed,
-        workers=options.workers,
-        envs=options.envs,
-        episodes=options.wanted,
-        steps=options.steps,
-    )
-
-
-def _fitted(job: Job, options: EvalOptions, environment: dict[str, str]) -> Job:
-    """The job with the spec of the environment it is to be played in; ConfigError where the policy does not fit."""
-    if not job.elsewhere:
-        return job
-    found = probe_in_child(job.config.env, environment, job.config.sampling.start_timeout)
-    require_fit(job.spec, found)
-    return replace(job, spec=found, plan=_plan(job.config, found, options))
+def _in_their_places(jobs: Sequence[Job], context: EvalContext) -> list[Job]:
+    """The jobs with the environments they are to be played in; ConfigError where a policy does not fit."""
+    placed, options = [], context.options
+    for job in jobs:
+        policy, env = job.policy, job.policy.require_env()
+        spec = policy.spec
+        if policy.probe or spec is None:
+            spec = context.spec_of(env, policy.sampling.start_timeout)
+            policy.check(spec)
+        setup = EvalSetup(
+            *(env, spec, options.seed, options.workers, options.envs),
+            sampling=policy.sampling,
+            environment=context.environment,
+        )
+        setup.plan(1)  # what cannot be shared out is refused before anything is played
+        placed.append(replace(job, place=setup))
+    return placed
 
 
 @dataclass
 class EvalContext:
-    """What all checkpoints of one evaluation share: where rows and progress go."""
+    """What all policies of one evaluation share: where rows and progress go."""
 
     options: EvalOptions
     progress: Progress | None
     csv: CsvFile | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     fps: list[float] = field(default_factory=list)
     """Images per second of each job's videos."""
     comparators: dict[str, Score] = field(default_factory=dict)
     """Of the random policy, by environment."""
+    specs: dict[str, EnvSpec] = field(default_factory=dict)
     number: int = 0
     count: int = 1
 
-    def begin(self, job: Job, policy: str) -> None:
+    def spec_of(self, env: EnvSettings, timeout: float) -> EnvSpec:
+        """What an environment shows and takes; each is built once."""
+        if repr(env) not in self.specs:
+            self.specs[repr(env)] = probe_in_child(env, self.environment, timeout)
+        return self.specs[repr(env)]
+
+    def begin(self, job: Job, role: str) -> None:
         if self.csv is not None:
-            self.csv.begin(str(job.loaded.path), job.loaded.frames, policy)
+            self.csv.begin(str(job.policy.path or job.policy.name), job.policy.frames, role)
 
     def show(self, rows: Sequence[EpisodeRow], metrics: Metrics) -> None:
         if self.csv is not None:
@@ -179,117 +225,122 @@ class EvalContext:
         if self.progress is not None:
             self.progress(metrics)
 
-    def end(self, score: Score) -> None:
+    def end(self, played: Played) -> None:
         if self.csv is not None:
-            self.csv.keep(score)
+            rows = [row for score in played.scores for row in score.rows]
+            self.csv.keep(Score(sorted(rows, key=lambda row: (row.episode, row.agent))))
 
-    def video_plan(self, job: Job) -> VideoPlan:
+    def video_plan(self, job: Job, episodes: range) -> VideoPlan:
         o = self.options
         assert o.video is not None, "asked for videos"
-        return VideoPlan(job.config.env, o.video, range(o.shown_episodes), o.cells, o.fps, not o.no_captions)
+        return VideoPlan(job.setup.env, o.video, episodes, o.cells, o.fps, not o.no_captions)
 
 
-def _evaluate(job: Job, context: EvalContext) -> EvalResult:
-    """One checkpoint and, where asked for, a random policy on the same episodes."""
-    options, loaded = context.options, load_checkpoint(job.loaded.path)
-    job = replace(job, plan=replace(job.plan, sampler=replace(job.plan.sampler, environment=context.environment)))
-    seeds = Seeds(options.seed)
-    videos: list[Video] = []
+# -- playing -------------------------------------------------------------------------------------------
+
+
+def _evaluate(job: Job, context: EvalContext) -> list[EvalResult]:
+    """One policy and, where asked for, a random one on the same episodes."""
+    options, policy = context.options, job.policy
     with contextlib.ExitStack() as stack:
         recording = stack.enter_context(_recording(job, options)) if options.record else None
-        policy = trained_policy(
-            job.config, loaded, job.plan.sampler, seeds.branch("actions").integer(), options.deterministic
+        asked = f", asked for {policy.targets[0]:g}" if policy.targets else ""
+        constants = {"version": policy.version, "global_step": policy.frames}
+        record = RecordTarget(recording, policy.name + asked, constants) if recording else None
+        played = _play(job, policy, job.role, job.stem, record, context)
+        random, more = _play_random(job, recording, context) if options.random else (None, [])
+    results = []
+    for k, score in enumerate(played.scores):
+        target = policy.targets[k] if policy.targets else None
+        results.append(
+            EvalResult(
+                str(policy.path or policy.name),
+                policy.frames,
+                job.setup.env.id,
+                score,
+                random,
+                options.to_dict(),
+                str(recording.folder) if recording else None,
+                _videos(job, played, k, context),
+                job.name,
+                target,
+                policy.note,
+            )
         )
-        trained_for = {"version": int(loaded.state["learners"][0]["version"]), "global_step": loaded.frames}
-        record = RecordTarget(recording, checkpoint_name(loaded), trained_for) if recording else None
-        score = _play(job, policy, "policy", job.stem, record, context, videos)
-        comparator = _play_random(job, recording, context, videos) if options.random else None
-    return EvalResult(
-        str(loaded.path),
-        loaded.frames,
-        job.config.env.id,
-        score,
-        comparator,
-        options.to_dict(),
-        str(recording.folder) if recording else None,
-        videos,
-    )
-
-
-def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext, videos: list[Video]) -> Score:
-    """The comparator; once for all checkpoints of the same environment, unless each is to be recorded."""
-    same = repr((job.config.env, job.spec))
-    if recording is None and same in context.comparators:
-        return context.comparators[same]
-    record = RecordTarget(recording, "random", {"version": 0, "global_step": 0}) if recording else None
-    policy = EpisodeRandom(job.spec, job.plan.schedule)
-    context.comparators[same] = _play(job, policy, "random", f"{job.stem}-random", record, context, videos)
-    return context.comparators[same]
+    results[0].videos.extend(more)
+    return results
 
 
 def _play(
-    job: Job,
-    policy: Policy,
-    role: str,
-    name: str,
-    record: RecordTarget | None,
-    context: EvalContext,
-    videos: list[Video],
-) -> Score:
-    """Play, and make videos of what was played."""
-    scripts = (
-        ScriptWriter(job.plan, range(context.options.shown_episodes)) if context.options.video is not None else None
-    )
+    job: Job, policy: LoadedPolicy, role: str, name: str, record: RecordTarget | None, context: EvalContext
+) -> Played:
     context.begin(job, role)
-    shown = f"{name} ({context.number + 1} of {context.count})" if context.count > 1 else role
-    score = play(job.plan, policy, shown, context.show, record, scripts)
-    context.end(score)
-    if scripts is not None:
-        videos += make_videos(context.video_plan(job), name, scripts.scripts, context.fps[context.number])
-    return score
+    played = job.setup.play(
+        policy,
+        context.options.wanted,
+        name=f"{name} ({context.number + 1} of {context.count})" if context.count > 1 else role,
+        steps=context.options.steps,
+        progress=context.show,
+        record=record,
+        shown_episodes=context.options.shown_episodes,
+    )
+    context.end(played)
+    return played
+
+
+def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext) -> tuple[Score, list[Video]]:
+    """The comparator; once for all policies in the same environment, unless each is to be recorded."""
+    same = repr((job.setup.env, job.setup.spec))
+    if recording is None and same in context.comparators:
+        return context.comparators[same], []
+    record = RecordTarget(recording, RANDOM, {"version": 0, "global_step": 0}) if recording else None
+    played = _play(job, load_built_in(RANDOM, LoadOptions()), RANDOM, f"{job.stem}-random", record, context)
+    (context.comparators[same],) = played.scores
+    other = replace(job, policy=load_built_in(RANDOM, LoadOptions()), stem=f"{job.stem}-random")
+    return context.comparators[same], _videos(other, played, 0, context)
+
+
+def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Video]:
+    """Videos of what was played for target ``k``; for a page only of the target that has brought most."""
+    options, targets = context.options, len(played.scores)
+    if options.video is None:
+        return []
+    stem = job.stem if targets == 1 else f"{job.stem}-target-{job.policy.targets[k]:g}"
+    episodes = range(k, targets * options.shown_episodes, targets)
+    if options.typical:
+        means = [score.summary()["mean"] or 0.0 for score in played.scores]
+        episodes = played.typical(k) if k == means.index(max(means)) else range(0)
+    return make_videos(context.video_plan(job, episodes), stem, played.scripts, context.fps[context.number])
+
+
+# -- what is left of it --------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
-    schema = StoreSchema.for_env(job.spec, env_id=job.config.env.id, env_kwargs=job.config.env.args)
+    setup, policy = job.setup, job.policy
+    schema = StoreSchema.for_env(setup.spec, env_id=setup.env.id, env_kwargs=setup.env.args)
     # All that decides what is played in an episode with a given number.
-    envs = job.plan.schedule.envs
+    envs = setup.plan(options.wanted, options.steps).schedule.envs
     how = f"{options.seed}|{options.deterministic}|{envs}|{options.overrides}"
     # Runs in different folders may have one name: the checksum tells their checkpoints apart.
-    name = f"{checkpoint_name(job.loaded)}|{job.loaded.frames}|{stored_checksum(job.loaded.path)}|{how}"
-    with EvalRecording(_record_folder(job, options), schema, name) as recording:
-        yield recording
+    checksum = stored_checksum(policy.path) if policy.path is not None else ""
+    with EvalRecording(_record_folder(job, options), schema, f"{policy.name}|{policy.frames}|{checksum}|{how}") as made:
+        yield made
 
 
 def _record_folder(job: Job, options: EvalOptions) -> Path:
-    return options.record_dir or record_folder(job.loaded.path)
+    if options.record_dir is None and job.policy.path is None:
+        raise ConfigError(f"--record: {job.policy.name} has no run folder; give --record FOLDER")
+    return options.record_dir or record_folder(job.policy.path or Path())
 
 
-def trained_policy(
-    config: TrainConfig, loaded: Loaded, plan: SamplerPlan, seed: int, deterministic: bool = False
-) -> Policy:
-    """The policy that a checkpoint holds, for the lanes of a plan; several act as a team."""
-    import torch
-
-    from rollmill.models.acting.policy import TorchPolicy
-    from rollmill.models.acting.weights import WeightBoard
-    from rollmill.models.actor_critic import build_model
-    from rollmill.models.saving import load_weights
-    from rollmill.optim.device import choose_device
-
-    owners = config.env.policies or (0,) * plan.spec.agents
-    if len(owners) != plan.spec.agents or config.env.policy_count != len(loaded.state["learners"]):
-        raise ConfigError(
-            f"env.policies={list(config.env.policies)} does not fit: {plan.spec.name} has {plan.spec.agents} agents, "
-            f"the checkpoint {len(loaded.state['learners'])} policies"
-        )
-    torch.set_num_threads(1)  # as in training; how an operator is shared out to threads changes the last bits
-    members: list[Policy] = []
-    for number, learner in enumerate(loaded.state["learners"]):
-        model = build_model(plan.spec, config.model)
-        with restoring(loaded.path, f"learners.{number}.model"):
-            load_weights(model, learner["model"])
-        model.to(choose_device(config.learning.device))
-        lanes = plan.groups * plan.lanes_per_group
-        members.append(TorchPolicy(model, WeightBoard(model), lanes, seed + number, deterministic))
-    return members[0] if len(members) == 1 else PolicyPerAgent(members, owners)
+def _write_page(path: Path, results: Sequence[EvalResult], options: EvalOptions) -> None:
+    shown = []
+    for result in results:
+        for video in result.videos:
+            asked = "" if result.target is None else f", asked for {result.target:g}"
+            caption = "random" if video.policy.endswith("-random") else f"{result.name}{asked}"
+            shown += [ShownVideo(caption, Path(video.file))] if not video.problem else []
+    about = f"{options.wanted} episodes" if options.steps is None else f"{options.steps:,} steps"
+    write_comparison(path, comparison(results), shown, f"{about} for every row, seed {options.seed}")

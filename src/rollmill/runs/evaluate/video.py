@@ -7,6 +7,7 @@ compared on the way: what does not repeat is not shown.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,11 @@ def make_videos(plan: VideoPlan, policy: str, scripts: Mapping[int, Script], fps
         path = plan.folder / f"{policy}-grid-{rows}x{columns}.mp4"
         return [*videos, _video(path, policy, chosen, plan, fps)] if chosen else videos
     return [*videos, *(_video(_path(plan, policy, s.episode), policy, [s], plan, fps) for s in chosen)]
+
+
+def file_name(name: str) -> str:
+    """A name without what a file should not be called."""
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _path(plan: VideoPlan, policy: str, episode: int) -> Path:

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,12 +37,15 @@ from rollmill.reports.run.offline import Video
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import LAST, Results, Row, data_rows
 from rollmill.runs.evaluate.play import Metrics, Pace
+from rollmill.runs.evaluate.results import EpisodeRow, row_of
+from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Request, ending, find_checkpoint, open_diary, write_config
-from rollmill.runs.offline.play import Stage
-from rollmill.runs.offline.policy import CHECKPOINT_FORMAT, KIND, Choice, require_offline
 from rollmill.runs.offline.reporting import OfflineReporter
 from rollmill.runs.offline.settings import OfflineConfig, check_offline
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
+from rollmill.runs.policies.base import LoadedPolicy
+from rollmill.runs.policies.load import load_policy
+from rollmill.runs.policies.offline import CHECKPOINT_FORMAT, KIND, Choice, OfflinePolicy, require_offline
 from rollmill.runs.stopping import Interrupt
 
 log = logging.getLogger("rollmill")
@@ -91,7 +94,7 @@ def train_offline(
     matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     loaded = find_checkpoint(config.folder, request.mode, request.restore, require_offline)
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(process_scope())
+        environment = stack.enter_context(process_scope(inside=config.report.videos > 0))  # videos render here
         task = prepare(config, environment, request.trust_code)
         stack.callback(task.store.close)
         folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
@@ -110,7 +113,7 @@ def train_offline(
             log.info("%s", describe_data(task))
             run.loop()
             run.save()
-            if not run.interrupt.signal and task.stage is not None:
+            if not run.interrupt.signal and task.setup is not None:
                 run.judge_until_signal()
             else:
                 run.write_results()
@@ -139,7 +142,6 @@ class OfflineRun:
         self.metrics: dict[str, float] = {}
         self.stop_reason = ""
         self._loaded: Path | None = None
-        self._stage = None if task.stage is None else replace(task.stage, progress=self._tell)
         self._pace, self._told_at = Pace(), 0.0
         self._evaluations: list[dict[str, Any]] = []
         seeds = Seeds(config.run.seed)
@@ -186,7 +188,7 @@ class OfflineRun:
                 self._reporter.refresh(self.steps)
                 if self.steps % fit.report_steps == 0:
                     self._report(self._validate())
-                if evaluation.every_steps and self.steps % evaluation.every_steps == 0 and self._stage is not None:
+                if evaluation.every_steps and self.steps % evaluation.every_steps == 0 and self.task.setup is not None:
                     self._report(self._play(evaluation.episodes))
                 if time.monotonic() - self._saved_at >= self.task.config.checkpoints.every_seconds:
                     self._save_or_complain()
@@ -232,10 +234,23 @@ class OfflineRun:
         return metrics
 
     def _rows(self, name: str, model: SequencePolicy, episodes: int) -> list[Row]:
-        assert self._stage is not None
-        return self._stage.targets(name, model, self.task.targets, episodes, self.fitter.autocast)
+        return self._judged(self._playable(name, model, self.task.targets), name, episodes)
 
-    def _tell(self, metrics: Metrics) -> None:
+    def _playable(self, name: str, model: SequencePolicy, targets: Sequence[float | None]) -> OfflinePolicy:
+        """The network as a policy that is asked for these returns (None: it is not asked)."""
+        asked = tuple(target for target in targets if target is not None)
+        deterministic = self.task.config.evaluation.deterministic
+        return OfflinePolicy(
+            name=name, network=model, targets=asked, autocast=self.fitter.autocast, deterministic=deterministic
+        )
+
+    def _judged(self, policy: LoadedPolicy, name: str, episodes: int) -> list[Row]:
+        """Rows of the table, one for each return that the policy is asked for."""
+        assert self.task.setup is not None
+        scores = self.task.setup.play(policy, episodes, name=name, progress=self._tell).scores
+        return [row_of(name, score, target) for score, target in zip(scores, policy.targets or (None,), strict=True)]
+
+    def _tell(self, _rows: Sequence[EpisodeRow], metrics: Metrics) -> None:
         """A line about episodes that are being played, every few seconds."""
         self.folder.watch()
         left, now = self._pace.left(metrics), time.monotonic()
@@ -272,9 +287,9 @@ class OfflineRun:
 
     def judge(self) -> None:
         """The final evaluation: all targets, and beside them the data, their maker and random play."""
-        task, stage = self.task, self._stage
-        assert stage is not None
-        episodes, policy = stage.settings.final_episodes, self._policy()
+        task, evaluation = self.task, self.task.config.evaluation
+        assert task.setup is not None
+        episodes, policy = evaluation.final_episodes, self._policy()
         log.info("evaluating the %s: %d episodes for each of %d targets", self.choice, episodes, len(task.targets))
         name = task.config.algorithm
         rows, notes = self._rows(name, policy, episodes), [f"{name}: {self.choice}"]
@@ -284,25 +299,30 @@ class OfflineRun:
             rows += self._rows(name + LAST, self.model, episodes)
             notes.append(f"{name}{LAST}: {Choice(self.steps, self.steps, False)}")
         if task.behaviour is not None:
-            rows.append(stage.behaviour(task.behaviour, episodes))
-        if stage.settings.random:
-            rows.append(stage.random(episodes))
-        title, returns = f"{stage.env.id}, {self.folder.path.name}", task.selection.whole_returns
+            rows += self._judged(task.behaviour, "behaviour", episodes)
+        if evaluation.random:
+            rows += self._judged(load_policy("random"), "random", episodes)
+        title, returns = f"{task.setup.env.id}, {self.folder.path.name}", task.selection.whole_returns
         self.results = Results(title, [*rows, *data_rows(returns)], notes=notes)
         self.write_results()  # before videos, which may fail
-        videos = self._videos(stage, policy, rows)
+        videos = self._videos(task.setup, policy, rows)
         if videos:
             self.write_results(videos)
         self._reporter.write(self.steps, self.metrics)
 
-    def _videos(self, stage: Stage, policy: SequencePolicy, rows: list[Row]) -> list[Video]:
+    def _videos(self, setup: EvalSetup, policy: SequencePolicy, rows: list[Row]) -> list[Video]:
         config = self.task.config
         own = sorted((row for row in rows if row.policy == config.algorithm), key=lambda row: -row.mean)
         videos = []
         for row in own[: config.report.videos]:
             self.folder.require()
             words = config.algorithm if row.target is None else f"{config.algorithm}, asked for {row.target:g}"
-            videos.append(Video(words, stage.video(words, self.folder.videos, (policy, row.target))))
+            playable = self._playable(words, policy, (row.target,))
+            made = setup.typical_video(playable, words, self.folder.videos, self._tell)
+            if made.problem:
+                log.warning("no video of %s: %s", words, made.problem)
+            else:
+                videos.append(Video(words, Path(made.file)))
         return videos
 
     def write_results(self, videos: Sequence[Video] = ()) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollmill.core.checkpoints import Loaded
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.make import check_env_settings
@@ -13,8 +12,10 @@ from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
 from rollmill.offline.data import Selection, automatic_targets, check_spec, open_store, scales_of, select
 from rollmill.offline.model import Scales
-from rollmill.runs.offline.play import Stage, find_behaviour
+from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.policies.base import LoadedPolicy
+from rollmill.runs.policies.load import load_policy
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.store.reader import Store
 
@@ -29,10 +30,10 @@ class Task:
     store: Store
     selection: Selection
     scales: Scales
-    stage: Stage | None
-    """None: no environment is played."""
+    setup: EvalSetup | None
+    """Where it is judged; None: no environment is played."""
     targets: tuple[float | None, ...]
-    behaviour: Loaded | None
+    behaviour: LoadedPolicy | None
 
     @property
     def spec(self) -> EnvSpec:
@@ -47,20 +48,23 @@ def prepare(config: OfflineConfig, environment: Mapping[str, str], trust_code: b
     assert config.store is not None
     store = open_store(config.store, config.data)
     selection = select(store, config.data, config.algorithm, config.run.seed)
-    stage = find_stage(config, store, environment, trust_code) if config.plays else None
+    setup = find_setup(config, store, environment, trust_code) if config.plays else None
     targets: tuple[float | None, ...] = config.evaluation.targets or (None,)
-    if config.algorithm == "dt" and stage is not None and not config.evaluation.targets:
+    if config.algorithm == "dt" and setup is not None and not config.evaluation.targets:
         targets = automatic_targets(selection)
-    if config.report.videos and stage is not None:
-        stage.check_videos()
+    if config.report.videos and setup is not None:
+        setup.check_videos()
     behaviour = None
-    if config.evaluation.behaviour is not None and stage is not None:
-        behaviour = find_behaviour(config.evaluation.behaviour, stage.spec, trust_code)
-        stage.check(behaviour)
-    return Task(config, store, selection, scales_of(store, selection), stage, targets, behaviour)
+    if config.evaluation.behaviour is not None and setup is not None:
+        deterministic = config.evaluation.deterministic
+        behaviour = load_policy(
+            config.evaluation.behaviour, env=setup.env, deterministic=deterministic, trust_code=trust_code
+        )
+        setup.check(behaviour)
+    return Task(config, store, selection, scales_of(store, selection), setup, targets, behaviour)
 
 
-def find_stage(config: OfflineConfig, store: Store, environment: Mapping[str, str], trust_code: bool) -> Stage:
+def find_setup(config: OfflineConfig, store: Store, environment: Mapping[str, str], trust_code: bool) -> EvalSetup:
     """The environment to judge in, built once in a process of its own and compared with the store."""
     env = config.env
     if env is None:
@@ -77,7 +81,8 @@ def find_stage(config: OfflineConfig, store: Store, environment: Mapping[str, st
             "Name one with env=..., or do without: evaluation.episodes=0"
         ) from error
     check_spec(store.schema.env, spec, str(store.path))
-    return Stage(env, spec, config.evaluation, environment)
+    s = config.evaluation
+    return EvalSetup(env, spec, s.seed, s.workers, s.envs, environment=environment)
 
 
 def env_of(config: OfflineConfig, store: Store) -> EnvSettings:

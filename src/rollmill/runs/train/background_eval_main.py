@@ -12,20 +12,14 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.child import begin_child
-from rollmill.core.config.load import load_config
 from rollmill.core.exits import leave
-from rollmill.core.fields import EnvSpec
-from rollmill.core.seeds import Seeds
-from rollmill.runs.evaluate.play import make_plan, play
 from rollmill.runs.evaluate.results import Score
-from rollmill.runs.evaluate.run import trained_policy
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.evaluate.setup import EvalSetup
+from rollmill.runs.policies.load import load_policy
 from rollmill.runs.train.background_eval import EvaluatorSetup
 
 
@@ -57,17 +51,18 @@ def _evaluate(order: Mapping[str, Any]) -> Score:
     import torch
 
     torch.set_num_threads(1)
-    loaded = load_checkpoint(Path(order["checkpoint"]))
-    config = load_config(TrainConfig, [], ["learning.device=cpu"], base=loaded.state["config"])
-    spec = EnvSpec.from_dict(loaded.state["spec"])
-    plan = make_plan(
-        config, spec, seed=order["seed"], workers=1, envs=order["envs"], episodes=order["episodes"], steps=None
+    # The file is the run's own, and so is the code that it names.
+    options = {"device": "cpu", "deterministic": order["deterministic"], "trust_code": True}
+    policy = load_policy(order["checkpoint"], **options)
+    assert policy.spec is not None
+    setup = EvalSetup(
+        *(policy.require_env(), policy.spec, order["seed"]),
+        envs=order["envs"],
+        serial=True,
+        sampling=policy.sampling,
     )
-    sampler = replace(plan.sampler, settings=replace(plan.sampler.settings, mode="serial"))
-    plan = replace(plan, sampler=sampler)
-    seed = Seeds(order["seed"]).branch("actions").integer()
-    policy = trained_policy(config, loaded, plan.sampler, seed, order["deterministic"])
-    return play(plan, policy, "policy")
+    (score,) = setup.play(policy, order["episodes"]).scores
+    return score
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.machine import has_fast_bfloat16
-from rollmill.core.protocols import Learner, SaveableActor, SaveablePolicy
+from rollmill.core.protocols import Actor, Learner, Policy
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS, Arena
 from rollmill.learning.appo import Appo
@@ -44,7 +44,7 @@ class Parts:
 
     spec: EnvSpec
     sampler: Sampler
-    policies: Sequence[SaveableActor]
+    policies: Sequence[Actor]
     learners: list[Learner]
     segments_per_batch: int
     gather: Callable[[list[int]], Mapping[str, Any]]
@@ -99,11 +99,11 @@ def build_parts(
     if device.type == "cuda" and policies == 1 and config.learning.algorithm == "appo" and not config.replay.on:
         return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
     lanes = plan.groups * plan.lanes_per_group
-    actors: list[SaveablePolicy] = []
+    actors: list[Policy] = []
     for k, board in enumerate(boards):
         seed = own.branch("actions", k).integer()
         copy = build_model(spec, config.model).to(device)
-        actor: SaveablePolicy = TorchPolicy(copy, board, lanes, seed, autocast=autocast_dtype(config.learning))
+        actor: Policy = TorchPolicy(copy, board, lanes, seed, autocast=autocast_dtype(config.learning))
         if config.learning.algorithm == "sac":
             actor = WarmupPolicy(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
         actors.append(actor)

@@ -17,15 +17,13 @@ from typing import Literal
 
 import numpy as np
 
-from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError
-from rollmill.core.fields import Array, EnvSpec, Obs
+from rollmill.core.fields import EnvSpec, Obs
 from rollmill.core.process_scope import process_scope
-from rollmill.core.protocols import Env, Policy
+from rollmill.core.protocols import Env
+from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
-from rollmill.envs.make import check_env_settings
 from rollmill.runs.evaluate.options import check_chosen
-from rollmill.runs.evaluate.play import make_plan
 from rollmill.runs.evaluate.render_env import (
     has_display,
     image,
@@ -36,16 +34,14 @@ from rollmill.runs.evaluate.render_env import (
     with_images,
     without_display,
 )
-from rollmill.runs.evaluate.run import trained_policy
-from rollmill.runs.evaluate.targets import checkpoint_name, find_checkpoint, find_checkpoints, require_fit
 from rollmill.runs.evaluate.video import blank
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.policies.base import LoadedPolicy
+from rollmill.runs.policies.find import find_checkpoints
+from rollmill.runs.policies.load import load_policy
+from rollmill.runs.policies.simple import RANDOM
 from rollmill.runs.stopping import Interrupt
-from rollmill.runs.trust import load_saved
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Screen, Shown, TerminalScreen, WindowScreen, has_pygame
-from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.schedule import EpisodeSchedule
 
 log = logging.getLogger("rollmill")
@@ -66,6 +62,8 @@ class WatchOptions:
     best: bool = False
     random: bool = False
     """Watch a random policy in the run's environment instead."""
+    target: float | None = None
+    """The return to ask a Decision Transformer for; unset: the highest of its run's own."""
     seed: int = 1
     fps: float | None = None
     """Images per second; unset: the simulator's own speed; 0: as fast as it goes."""
@@ -90,56 +88,53 @@ class WatchOptions:
 
 
 class Player:
-    """Plays episodes with the policy of a checkpoint; a run's newer checkpoints are taken over between episodes."""
+    """Plays episodes with any policy; a run's newer checkpoints are taken over between episodes."""
 
-    def __init__(self, target: Path, options: WatchOptions) -> None:
+    def __init__(self, target: str | Path, options: WatchOptions) -> None:
         self._target, self._options = target, options
-        self.loaded = find_checkpoint(target, options.best)
-        """The checkpoint whose weights are playing."""
         if options.best:
             check_chosen("--best", [target])
-        self.config = load_saved(
-            TrainConfig,
-            self.loaded.state["config"],
-            self.loaded.path,
-            overrides=options.overrides,
-            trust_code=options.trust_code,
-        )
-        check_env_settings(self.config.env)
-        self.spec = EnvSpec.from_dict(self.loaded.state["spec"])
+        self.policy = self._load()
+        """Whose weights are playing."""
+        self.env = self.policy.require_env()
         # What the agent sees must not change; an image for people comes from a twin, where that makes a difference.
-        own, large = with_images(self.config.env, large=False), with_images(self.config.env)
-        if options.where == "window" and takes(self.config.env, "visible"):
+        own, large = with_images(self.env, large=False), with_images(self.env)
+        if options.where == "window" and takes(self.env, "visible"):
             large = with_args(large, visible=True)
         self._settings = (own, large)
         self._schedule = EpisodeSchedule(Seeds(options.seed).branch("evaluation"), 1)
-        self._policy = self._make_policy()
+
+    def _load(self) -> LoadedPolicy:
+        o = self._options
+        policy = load_policy(
+            self._target,
+            overrides=o.overrides,
+            best=o.best,
+            target=o.target,
+            deterministic=True if o.deterministic else None,
+            seed=o.seed,
+            trust_code=o.trust_code,
+        )
+        return load_policy(RANDOM, env=policy.require_env(), seed=o.seed) if o.random else policy
 
     @property
     def policy_name(self) -> str:
-        return "random" if self._options.random else checkpoint_name(self.loaded).removesuffix(".ckpt")
+        return self.policy.name.removesuffix(".ckpt")
 
     @property
     def shows_itself(self) -> bool:
         """Whether the simulator has opened a window of its own."""
         return bool(self._settings[1].args.get("visible"))
 
-    def _make_policy(self) -> Policy:
-        if self._options.random:
-            return RandomPolicy(self.spec, Seeds(self._options.seed).branch("random").integer())
-        plan = make_plan(self.config, self.spec, seed=self._options.seed, workers=1, envs=1, episodes=1)
-        seed = Seeds(self._options.seed).branch("actions").integer()
-        return trained_policy(self.config, self.loaded, plan.sampler, seed, self._options.deterministic)
-
-    def _follow(self) -> None:
+    def _follow(self, spec: EnvSpec) -> None:
         """Take over a newer checkpoint of a run that is still training."""
-        if self._target.is_file() or self._options.random:
+        if self._options.random or not RunFolder(Path(self._target)).checkpoints.is_dir():
             return
         try:
-            newest = find_checkpoints(self._target, self._options.best)[0]
-            if newest != self.loaded.path:
-                self.loaded = load_checkpoint(newest)
-                self._policy = self._make_policy()
+            if find_checkpoints(Path(self._target), self._options.best)[0] != self.policy.path:
+                newest = self._load()
+                newest.fit(spec)
+                self.policy = newest
         except CheckpointError as error:  # it may be gone again; the one at hand is good
             log.warning("going on with the weights at hand: %s", error)
 
@@ -148,27 +143,28 @@ class Player:
         own, large = self._settings
         with contextlib.ExitStack() as stack:
             env = stack.enter_context(contextlib.closing(make_shown(own)))
-            require_fit(self.spec, env.spec)
+            self.policy.fit(env.spec)
             twin = stack.enter_context(contextlib.closing(make_shown(large))) if large != own else env
             on_rate(images_per_second(env))
             obs, unused = blank(env), blank(twin)
             number = 0
             while not self._options.episodes or number < self._options.episodes:
-                self._follow()
+                self._follow(env.spec)
                 yield from self._episode(env, twin, obs, unused, number)
                 number += 1
 
     def _episode(self, env: Env, twin: Env, obs: Obs, unused: Obs, number: int) -> Iterator[Shown]:
-        agents = self.spec.agents
+        agents = env.spec.agents
         seed = self._schedule.env_seed(0, number)
         env.reset(seed, obs)
         if twin is not env:
             twin.reset(seed, unused)
-        so_far, step, limit = np.zeros(agents), 0, self.config.env.max_episode_steps
-        first, ended = np.ones(agents, bool), np.zeros(agents, bool)
+        so_far, step, limit = np.zeros(agents), 0, self.env.max_episode_steps
+        reward, ended = np.zeros(agents), np.zeros(agents, bool)
+        self.policy.reset()
         yield Shown(image(twin), self.policy_name, number, 0, 0.0, False)
         while not ended.all():
-            action = self._policy.act(_request(obs, first)).action
+            action = self.policy.act(obs, reward)
             reward, terminated, truncated, _ = env.step(action, obs)
             if twin is not env:
                 twin.step(action, unused)
@@ -176,14 +172,7 @@ class Player:
             so_far += np.where(ended, 0.0, np.asarray(reward, np.float64))
             ended |= np.broadcast_to(np.asarray(terminated) | np.asarray(truncated), ended.shape)
             ended |= bool(limit) and step >= limit
-            first[:] = False
             yield Shown(image(twin), self.policy_name, number, step, float(so_far.mean()), bool(ended.all()))
-
-
-def _request(obs: Obs, first: Array) -> Request:
-    """One environment's lanes, asked about outside of a sampler."""
-    none = np.zeros(0, np.int64)
-    return Request(first.copy(), np.arange(len(first)), none, none, none, none, lambda: obs)
 
 
 class Pace:
@@ -209,7 +198,7 @@ class Pace:
             self._sleep(self._due - now)
 
 
-def watch(target: Path, options: WatchOptions, announce: Callable[[str], None]) -> int:
+def watch(target: str | Path, options: WatchOptions, announce: Callable[[str], None]) -> int:
     """Show the agent until the episodes are played, the window is closed or a signal comes; returns the exit code.
 
     ``announce`` is told the address of the page, where there is one.
@@ -245,6 +234,6 @@ def _open_screen(player: Player, options: WatchOptions, announce: Callable[[str]
         if not has_display():
             raise ConfigError("--window: there is no display ($DISPLAY and $WAYLAND_DISPLAY are unset); use --browser")
         return WindowScreen(f"rollmill: {player.policy_name}", own=player.shows_itself)
-    page = PageScreen(f"{player.config.env.id}: {player.policy_name}", options.port)
+    page = PageScreen(f"{player.env.id}: {player.policy_name}", options.port)
     announce(page.url)
     return page

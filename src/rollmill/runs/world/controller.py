@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from rollmill.core.checkpoints import restoring
 from rollmill.core.config.plain import to_dict
@@ -26,33 +25,26 @@ from rollmill.core.shapes import ArrayOf, Shape
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
-from rollmill.optim.device import choose_device
-from rollmill.runs.evaluate.play import make_plan, play
 from rollmill.runs.evaluate.results import Score
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.evaluate.setup import EvalSetup
+from rollmill.runs.policies.controller import Models, WorldModelPolicy, load_models
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.runs.world.generations import GenerationRow, write_generations
 from rollmill.runs.world.stage import Progress, Stage, open_stage
-from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
     CONTROLLER_FILE,
-    ControllerAgent,
-    ControllerState,
     SavedController,
-    controller_file,
     image_field,
-    load_controller,
     make_shape,
     save_controller,
     start_weights,
 )
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
-from rollmill.worldmodel.controller.trials import ControllerPolicy, Played, Trials
+from rollmill.worldmodel.controller.trials import Played, Trials
 from rollmill.worldmodel.dream import DreamTrials
-from rollmill.worldmodel.dynamics.model import Dynamics, dynamics_checksum, dynamics_file, load_dynamics
-from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex, build_index
-from rollmill.worldmodel.encoder.file import ImageEncoder, encoder_checksum, load_encoder
+from rollmill.worldmodel.dynamics.model import dynamics_checksum, dynamics_file, load_dynamics
+from rollmill.worldmodel.encoder.file import encoder_checksum
 
 log = logging.getLogger("rollmill")
 
@@ -81,22 +73,6 @@ class Evaluator(Protocol):
     def play(self, members: Array) -> Played: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Models:
-    """What a controller sees the world through."""
-
-    encoder: ImageEncoder
-    dynamics: Dynamics | None
-    index: RetrievalIndex | None
-    device: torch.device
-
-    def agent(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> ControllerAgent:
-        return ControllerAgent(self.encoder, self.controller_state(settings, spec, lanes))
-
-    def controller_state(self, settings: ControllerSettings, spec: EnvSpec, lanes: int) -> ControllerState:
-        return ControllerState(settings, spec.action, self.encoder.size, self.dynamics, lanes, self.device, self.index)
 
 
 @dataclass(frozen=True)
@@ -153,8 +129,7 @@ def train_controller(
         environment = stack.enter_context(process_scope(inside=settings.mode == "serial"))
         serial = settings.mode == "serial"
         spec = probe_here(env) if serial else Probe(env, environment).result(PROBE_SECONDS)
-        field = image_field(spec, models.encoder)
-        _check_actions(models, spec)
+        models.check(spec)
         inputs = {
             "encoder": encoder_checksum(encoder_path),
             "dynamics": dynamics_checksum(dynamics_path) if dynamics_path else "",
@@ -162,7 +137,7 @@ def train_controller(
             "dream": to_dict(dream) if dream else None,
         }
         stage = stack.enter_context(open_stage(out, KIND, settings, inputs, FREE, STATE_SHAPE))
-        target = EvalTarget(settings, env, spec, field, models, environment)
+        target = EvalTarget(settings, env, spec, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
         run = _SearchRun(target, stage, paths, progress)
         with contextlib.closing(run.evaluator(dream)) as evaluator:
@@ -171,22 +146,6 @@ def train_controller(
             run.loop(evaluator)
         final = run.finish() if not stage.stopped else None
     return run.outcome(final)
-
-
-def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path: Path | None) -> Models:
-    """Read encoder and dynamics model, and remember what is to be retrieved."""
-    device = choose_device(settings.device)
-    torch.set_num_threads(settings.threads)
-    encoder = load_encoder(encoder_path, device)
-    dynamics = load_dynamics(dynamics_path, device) if dynamics_path else None
-    if settings.inputs == "zh" and (dynamics is None or not dynamics.memory_size):
-        raise ConfigError("inputs=zh needs a dynamics model with a memory; use inputs=z")
-    index = None
-    if settings.retrieval.neighbours:
-        assert settings.retrieval.store is not None
-        with Store(settings.retrieval.store) as store:
-            index = build_index(store, dynamics, settings.retrieval, settings.seed).to(device)
-    return Models(encoder, dynamics, index, device)
 
 
 def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettings:
@@ -198,14 +157,6 @@ def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettin
     return load_saved(SavedEnv, saved, dynamics_file(dynamics_path), trust_code=trust_code).env
 
 
-def _check_actions(models: Models, spec: EnvSpec) -> None:
-    known = models.dynamics.origin.spec.action if models.dynamics is not None else spec.action
-    if known != spec.action:
-        raise ConfigError(
-            f"the dynamics model was fitted to other actions ({known}) than {spec.name} takes ({spec.action})"
-        )
-
-
 @dataclass(frozen=True)
 class EvalTarget:
     """Where a controller plays, and through which models."""
@@ -213,20 +164,18 @@ class EvalTarget:
     settings: ControllerSettings
     env: EnvSettings
     spec: EnvSpec
-    field: str
     models: Models
     environment: Mapping[str, str]
 
     def evaluate(self, weights: Array, episodes: int, seed: int) -> Score:
         """Play numbered episodes in the real environment, uncut but for its own limit."""
         s = self.settings
-        config = TrainConfig(env=self.env)
-        workers = 1 if s.mode == "serial" else s.workers
-        plan = make_plan(config, self.spec, seed=seed, workers=workers, envs=s.envs, episodes=episodes)
-        sampling = replace(plan.sampler.settings, mode="serial" if s.mode == "serial" else "sync")
-        plan = replace(plan, sampler=replace(plan.sampler, settings=sampling, environment=self.environment))
-        agent = self.models.agent(s, self.spec, plan.lanes)
-        return play(plan, ControllerPolicy(agent, weights, self.field), "controller")
+        setup = EvalSetup(
+            *(self.env, self.spec, seed, s.workers, s.envs), serial=s.mode == "serial", environment=self.environment
+        )
+        policy = WorldModelPolicy(name="controller", env=self.env, settings=s, models=self.models, weights=weights)
+        (score,) = setup.play(policy, episodes).scores
+        return score
 
 
 class _SearchRun:
@@ -260,7 +209,8 @@ class _SearchRun:
             return DreamTrials(s, dream, target.models.dynamics, state, first)
         on_gpu = target.models.device.type == "cuda"
         trials = Trials(s, target.env, target.spec, first, target.environment, on_gpu)
-        trials.start(target.models.agent(s, target.spec, trials.layout.envs), target.field)
+        agent = target.models.agent(s, target.spec, trials.layout.envs)
+        trials.start(agent, image_field(target.spec, target.models.encoder))
         return trials
 
     def loop(self, evaluator: Evaluator) -> None:
@@ -397,32 +347,3 @@ def member_returns(returns: Array) -> Array:
     worst = means[count > 0].min()
     result: Array = np.where(count > 0, means, worst)
     return result
-
-
-def evaluate_controller(
-    path: Path,
-    episodes: int = 100,
-    seed: int = 1,
-    *,
-    encoder_path: Path | None = None,
-    dynamics_path: Path | None = None,
-    overrides: Sequence[str] = (),
-    trust_code: bool = False,
-    workers: int = 0,
-    envs: int = 16,
-) -> Score:
-    """Play a saved controller in its environment; models are found where they were, unless given.
-
-    ``overrides``: words that name another environment (``env=...``). ``trust_code``: run the code that the file names.
-    """
-    saved = load_controller(path)
-    settings = replace(saved.settings, workers=workers, envs=envs)
-    dynamics = dynamics_path or (Path(saved.dynamics) if saved.dynamics else None)
-    models = load_models(settings, encoder_path or Path(saved.encoder), dynamics)
-    named = {"env": saved.env}
-    chosen = load_saved(SavedEnv, named, controller_file(path), overrides=overrides, trust_code=trust_code).env
-    check_env_settings(chosen)
-    with process_scope(inside=settings.mode == "serial") as environment:
-        spec = Probe(chosen, environment).result(PROBE_SECONDS)
-        target = EvalTarget(settings, chosen, spec, image_field(spec, models.encoder), models, environment)
-        return target.evaluate(saved.weights, episodes, seed)

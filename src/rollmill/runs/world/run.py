@@ -34,9 +34,12 @@ from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.envs.make import check_env_settings
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.world import VIDEO
-from rollmill.runs.collect.options import SMOOTHED, CollectOptions, find_policy
-from rollmill.runs.collect.run import Metrics, collect
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import Metrics, collect, store_name
 from rollmill.runs.lifecycle import Request, write_config
+from rollmill.runs.policies.base import LoadOptions
+from rollmill.runs.policies.load import load_each
+from rollmill.runs.policies.simple import SMOOTHED
 from rollmill.runs.world.controller import FREE as CONTROLLER_FREE
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dream import write_dream_video
@@ -68,6 +71,12 @@ CONTINUED: Mapping[str, tuple[str, ...]] = {
     "controller": CONTROLLER_FREE,
 }
 """Settings whose change lets a stage go on where it ended, instead of beginning anew."""
+
+
+def _policy_name(word: str, config: WorldConfig, trust_code: bool) -> str:
+    """What a store calls a policy that is to collect; ConfigError where there is none."""
+    how = LoadOptions(env=config.env, hold=config.collect.hold, trust_code=trust_code)
+    return store_name(load_each(word, how, flag="collect.episodes: ")[0])
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ def run_world(
     """
     check_env_settings(config.env)
     for policy in config.collect.episodes:
-        find_policy(CollectOptions(out / "raw", policy, episodes=1))
+        _policy_name(policy, config, trust_code)
     with RunFolder.create(out, "resume" if RunFolder(out).holds_run() else "new") as folder, folder.guarded():
         if on_ready is not None:
             on_ready()
@@ -265,7 +274,7 @@ class World:
         wanted, before = sum(c.episodes.values()), 0
         for policy, count in c.episodes.items():
             hold = c.hold if policy == SMOOTHED else None
-            name = find_policy(CollectOptions(raw, policy, episodes=1, hold=hold)).name
+            name = _policy_name(policy, self.config, self._trust_code)
             before += min(count, there := self._episodes_by(name))
             if there >= count:
                 continue

@@ -16,10 +16,8 @@ import numpy as np
 from rollmill.core.errors import ConfigError, PolicyError
 from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Obs
 from rollmill.core.imports import import_object
-from rollmill.core.protocols import ActRequest
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
-from rollmill.core.slots import Arena
-from rollmill.sampling.policies.random import ArrayOutput
 from rollmill.sampling.schedule import EpisodeSchedule
 
 AHEAD = 64
@@ -31,39 +29,22 @@ OwnAct = Callable[[Any], Any]
 """What a user's factory returns: observation -> action; may have a method ``reset(seed)``."""
 
 
-class EpisodePolicy:
+class EpisodePolicy(Policy):
     """Base of policies that are told when a lane begins an episode; values and log-probabilities are 0."""
-
-    version = 0
-    state_size = 0
 
     def __init__(self, spec: EnvSpec, schedule: EpisodeSchedule) -> None:
         self.spec = spec
         self.lanes = schedule.envs * spec.agents
         self._schedule = schedule
-        self._arena: Arena | None = None
 
-    def attach(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def detach(self) -> None:
-        self._arena = None
-
-    def refresh(self) -> int:
-        return self.version
-
-    def act(self, request: ActRequest) -> ArrayOutput:
-        assert self._arena is not None, "attach comes first"
+    def act(self, request: ActRequest) -> PolicyOutput:
         fresh = np.flatnonzero(request.first)
         if fresh.size:
-            episodes = self._arena["episode"][request.slots, request.rows].ravel()
             for k in fresh.tolist():
                 lane = int(request.lanes[k])
                 env, agent = divmod(lane, self.spec.agents)
-                self.begin(lane, self._schedule.policy_seeds(env, int(episodes[k]), agent))
-        count = len(request.lanes)
-        blank = np.zeros(count, np.float32)
-        return ArrayOutput(self.decide(request.lanes, request.obs), blank, blank, np.zeros((count, 0), np.float32))
+                self.begin(lane, self._schedule.policy_seeds(env, int(request.episode[k]), agent))
+        return PolicyOutput.of(self.decide(request.lanes, request.obs))
 
     def begin(self, lane: int, seeds: Seeds) -> None:
         """A lane sees the first observation of an episode; all its randomness grows from ``seeds``."""

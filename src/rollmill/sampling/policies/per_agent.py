@@ -9,12 +9,12 @@ import numpy as np
 from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.slots import Arena
-from rollmill.sampling.inference import Request
-from rollmill.sampling.policies.random import ArrayOutput
 
 
-class PolicyPerAgent:
+class PolicyPerAgent(Policy):
     """Asks policy ``owners[a]`` about the lanes of agent ``a``; lanes count the agents of one environment first."""
+
+    version = 0
 
     def __init__(self, members: Sequence[Policy], owners: Sequence[int]) -> None:
         if sorted(set(owners)) != list(range(len(members))):
@@ -40,8 +40,8 @@ class PolicyPerAgent:
         owner = self._owners[request.lanes % len(self._owners)]
         parts = [np.nonzero(owner == k)[0] for k in range(len(self._members))]
         asked = [(mine, member) for mine, member in zip(parts, self._members, strict=True) if mine.size]
-        answers = [(mine, member.act(_part(request, mine))) for mine, member in asked]
-        return ArrayOutput(
+        answers = [(mine, member.act(request.part(mine))) for mine, member in asked]
+        return PolicyOutput(
             action=_joined(owner.size, [(mine, answer.action) for mine, answer in answers]),
             log_prob=_joined(owner.size, [(mine, answer.log_prob) for mine, answer in answers]),
             value=_joined(owner.size, [(mine, answer.value) for mine, answer in answers]),
@@ -53,20 +53,6 @@ def lane_owners(owners: Sequence[int], groups: int, lanes: int) -> Array:
     """[groups, lanes] int16: which policy acts for every lane, where groups are whole environments."""
     owner: Array = np.tile(np.asarray(owners, np.int16), groups * lanes // len(owners)).reshape(groups, lanes)
     return owner
-
-
-def _part(request: ActRequest, mine: Array) -> Request:
-    """Some of the lanes only; these are no longer whole groups."""
-    none = request.groups[:0]
-    return Request(
-        request.first[mine],
-        request.lanes[mine],
-        none,
-        none,
-        none,
-        none,
-        gather=lambda: {name: array[mine] for name, array in request.obs.items()},
-    )
 
 
 def _states(count: int, answers: Sequence[tuple[Array, PolicyOutput]]) -> Array | None:

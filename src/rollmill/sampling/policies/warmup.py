@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollmill.core.protocols import ActRequest, PolicyOutput, SaveablePolicy
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.core.slots import Arena
 
 
-class WarmupPolicy:
+class WarmupPolicy(Policy):
     """``first`` acts as long as the weights of ``then`` are those it began with (version 0), ``then`` ever after."""
 
-    def __init__(self, first: SaveablePolicy, then: SaveablePolicy) -> None:
+    def __init__(self, first: Policy, then: Policy) -> None:
         self._first, self._then = first, then
         self.state_size = then.state_size
 

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from rollmill.core.fields import Array, EnvSpec
-from rollmill.core.protocols import ActRequest
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.settings import EnvSettings
-from rollmill.sampling.policies.random import ArrayOutput
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.worldmodel.controller.model import ControllerAgent
@@ -81,11 +80,8 @@ def layout_of(settings: ControllerSettings, cores: int, gpu: bool) -> Layout:
     return share_out(episodes, settings.envs, workers)
 
 
-class PopulationPolicy:
-    """Decides for the lanes of a generation and writes down their returns; implements ``Policy``."""
-
-    version = 0
-    state_size = 0
+class PopulationPolicy(Policy):
+    """Decides for the lanes of a generation and writes down their returns."""
 
     def __init__(self, agent: ControllerAgent, schedule: TrialSchedule, spec: EnvSpec, field: str) -> None:
         self._agent, self._schedule, self._spec, self._field = agent, schedule, spec, field
@@ -124,10 +120,7 @@ class PopulationPolicy:
     def detach(self) -> None:
         self._arena = None
 
-    def refresh(self) -> int:
-        return self.version
-
-    def act(self, request: ActRequest) -> ArrayOutput:
+    def act(self, request: ActRequest) -> PolicyOutput:
         assert self._arena is not None, "attach comes first"
         lanes = request.lanes
         self._note_ends(request)
@@ -141,8 +134,7 @@ class PopulationPolicy:
             images = request.obs[self._field]
             actions[active] = self._agent.decide(playing, images if active.all() else images[active])
             self.steps += len(playing)
-        blank = np.zeros(len(lanes), np.float32)
-        return ArrayOutput(actions, blank, blank, None)
+        return PolicyOutput.of(actions)
 
     def _note_ends(self, request: ActRequest) -> None:
         """Take the returns of episodes that ended with the decisions before these ones."""
@@ -164,10 +156,9 @@ class PopulationPolicy:
             self._over[lane] = True
 
     def _note_starts(self, request: ActRequest) -> None:
-        assert self._arena is not None
         first = np.flatnonzero(request.first)
         if first.size:
-            episodes = self._arena["episode"][request.slots, request.rows].ravel()[first]
+            episodes = request.episode[first]
             lanes = request.lanes[first]
             self._place[lanes] = lanes + self._schedule.envs * episodes
             self._over[lanes] = False
@@ -277,29 +268,16 @@ class Trials:
             self._sampler = None
 
 
-class ControllerPolicy:
-    """One controller plays all lanes; implements ``Policy``, for evaluations."""
-
-    version = 0
-    state_size = 0
+class ControllerPolicy(Policy):
+    """One controller plays all lanes, for evaluations."""
 
     def __init__(self, agent: ControllerAgent, weights: Array, field: str) -> None:
         self._agent, self._field = agent, field
         self._weights = torch.from_numpy(np.asarray(weights, np.float32))
 
-    def attach(self, arena: Arena) -> None:
-        return None
-
-    def detach(self) -> None:
-        return None
-
-    def refresh(self) -> int:
-        return self.version
-
-    def act(self, request: ActRequest) -> ArrayOutput:
+    def act(self, request: ActRequest) -> PolicyOutput:
         first = request.lanes[request.first]
         if first.size:
             self._agent.take(first, self._weights)
         actions = self._agent.decide(request.lanes, request.obs[self._field])
-        blank = np.zeros(len(request.lanes), np.float32)
-        return ArrayOutput(actions, blank, blank, None)
+        return PolicyOutput.of(actions)

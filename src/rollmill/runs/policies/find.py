@@ -1,33 +1,26 @@
-"""Which checkpoints a path means: a file, the newest (best, every) one of a run folder, a pattern."""
+"""Which checkpoints a path means: a file, the newest (best, every, a past) one of a run folder, a pattern."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint
+from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.online_state import require_online
-
-_PLAYED_BY = {
-    "offline": ("an offline policy", "rollmill offline-eval"),
-    "world controller": ("a controller of a world model", "rollmill world eval"),
-}
-"""Checkpoints of other kinds: what they hold, and who plays it."""
 
 
-def find_targets(words: Sequence[str | Path]) -> list[Path]:
-    """Paths from words, patterns among them (``runs/*/doom*``); ConfigError where a pattern finds nothing."""
-    found: dict[Path, None] = {}
+def find_targets(words: Sequence[str | Path]) -> list[str]:
+    """Words for patterns (``runs/*/doom*``) among words; ConfigError where a pattern finds nothing."""
+    found: dict[str, None] = {}
     for word in map(str, words):
         if not glob.has_magic(word) or Path(word).exists():
-            found[Path(word)] = None
+            found[word] = None
             continue
-        matches = [Path(name) for name in sorted(glob.glob(word, recursive=True))]
-        usable = [path for path in matches if path.is_file() or RunFolder(path).checkpoints.is_dir()]
+        matches = sorted(glob.glob(word, recursive=True))
+        usable = [name for name in matches if Path(name).is_file() or RunFolder(Path(name)).checkpoints.is_dir()]
         if not usable:
             what = "matches neither a checkpoint nor a run folder" if matches else "matches nothing"
             raise ConfigError(f"{word}: {what}")
@@ -59,24 +52,14 @@ def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> l
     return [found.path]
 
 
-def find_checkpoint(target: Path, best: bool) -> Loaded:
-    """The checkpoint a path means: a file itself, or the newest (best) of a run folder."""
-    return load_agent(find_checkpoints(target, best)[0], target)
-
-
-def load_agent(path: Path, target: Path) -> Loaded:
-    """Read a checkpoint that an online run has written; ``target`` is what the user called it: the file or its run."""
-    try:
-        loaded = load_checkpoint(path)
-    except CheckpointError as error:
-        if target.is_file():
-            raise
-        raise CheckpointError(f"{error}. Others in {path.parent} can be given by their path") from error
-    kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
-    if kind in _PLAYED_BY:
-        what, command = _PLAYED_BY[kind]
-        raise CheckpointError(f"{target} is {what}, which `{command} {target}` plays")
-    return require_online(loaded)
+def find_version(run: Path, frames: int) -> Path:
+    """The newest checkpoint of a run that is not beyond ``frames``; ConfigError where there is none."""
+    find_checkpoints(run)  # or it is no run
+    found = Checkpoints(RunFolder(run).checkpoints).list()
+    past = [checkpoint.path for checkpoint in found if checkpoint.frames <= frames]
+    if not past:
+        raise ConfigError(f"{run}@{frames}: the oldest checkpoint that is kept is at {found[0].frames:,} frames")
+    return past[-1]
 
 
 def require_fit(saved: EnvSpec, found: EnvSpec) -> None:
@@ -100,9 +83,9 @@ def _spaces(spec: EnvSpec) -> str:
     return f"({fields}; {spec.action.kind} actions {size}; {spec.agents} agent{'' if spec.agents == 1 else 's'})"
 
 
-def checkpoint_name(loaded: Loaded) -> str:
+def checkpoint_name(checkpoint: Path) -> str:
     """Short and the same on every machine: ``<run>/<file>``."""
-    path = loaded.path.absolute()
+    path = checkpoint.absolute()
     return f"{path.parent.parent.name}/{path.name}" if _inside_run(path) else path.name
 
 

@@ -1,0 +1,142 @@
+"""Where policies are evaluated: an environment, seeds and processes, the same for all that are compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.seeds import Seeds
+from rollmill.envs.settings import EnvSettings
+from rollmill.runs.evaluate.options import TYPICAL_OF
+from rollmill.runs.evaluate.play import EvalPlan, Progress, RecordTarget, play
+from rollmill.runs.evaluate.results import Score, Video
+from rollmill.runs.evaluate.video import Script, ScriptWriter, VideoPlan, file_name, make_videos
+from rollmill.runs.policies.base import LoadedPolicy
+from rollmill.sampling.sampler import SamplerPlan, default_workers
+from rollmill.sampling.schedule import EpisodeSchedule
+from rollmill.sampling.settings import SamplingSettings
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a policy has done."""
+
+    scores: list[Score]
+    """One for each of the returns that were asked for; a single one where none was."""
+    scripts: Mapping[int, Script]
+    """What the first episodes were made of, for videos."""
+
+    def typical(self, k: int = 0) -> range:
+        """The number of an episode as it usually is, of those that can be shown in a video for target ``k``."""
+        rows = [row for row in self.scores[k].rows if row.episode in self.scripts]
+        if not rows:
+            return range(0)
+        returns = np.array([row.episode_return for row in rows])
+        number = rows[int(np.argmin(np.abs(returns - np.median(returns))))].episode
+        return range(number, number + 1)
+
+
+@dataclass(frozen=True)
+class EvalSetup:
+    """The environment and how it is played; no policy yet."""
+
+    env: EnvSettings
+    spec: EnvSpec
+    seed: int = 1
+    """Of environments and actions."""
+    workers: int = 0
+    """Worker processes; 0 takes one per core."""
+    envs: int = 16
+    """Environments that play side by side."""
+    serial: bool = False
+    """Environments run in this very process."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Environment variables of worker processes."""
+
+    def plan(self, episodes: int | None, steps: int | None = None, targets: int = 1) -> EvalPlan:
+        """Who plays what: ``episodes`` for each of so many targets.
+
+        No more environments than episodes, in equal parts to the workers; one group each, as all step together. Their
+        number is one that ``targets`` divides, so each of them plays for the same target all the time.
+        """
+        envs = max(targets, self.envs // targets * targets)
+        if episodes is not None:
+            episodes *= targets
+            envs = min(envs, episodes)
+        count = 1 if self.serial else min(self.workers or default_workers(), envs)
+        if self.env.vector and envs % count:
+            raise ConfigError(
+                f"env.vector: --envs {envs} cannot be shared out evenly to {count} workers; set --workers"
+            )
+        settings = replace(
+            self.sampling,
+            mode="serial" if self.serial else "sync",
+            workers=count,
+            envs_per_worker=-(-envs // count),
+            groups=1,
+            inference_batch_share=1.0,
+            decorrelate_steps=0,
+        )
+        seeds = Seeds(self.seed).branch("evaluation")
+        schedule = EpisodeSchedule(seeds, envs)
+        plan = SamplerPlan(
+            settings=settings,
+            env=self.env,
+            spec=self.spec,
+            seeds=seeds,
+            segments_per_batch=1,
+            environment=self.environment,
+            lockstep=True,
+            schedule=None if self.env.vector else schedule,
+        )
+        return EvalPlan(plan, schedule, episodes, steps)
+
+    def play(
+        self,
+        policy: LoadedPolicy,
+        episodes: int | None,
+        *,
+        name: str = "",
+        steps: int | None = None,
+        progress: Progress | None = None,
+        record: RecordTarget | None = None,
+        shown_episodes: int = 0,
+    ) -> Played:
+        """Let a policy play so many episodes for each of its targets, all at the same time.
+
+        ``shown_episodes``: of how many episodes for each target a video may be made.
+        """
+        targets = policy.require_targets()
+        plan = self.plan(episodes, steps, max(1, len(targets)))
+        plan = replace(plan, targets=targets or (None,))
+        of_env = np.arange(plan.schedule.envs) % len(plan.targets)
+        lanes = np.asarray(targets or (0.0,))[of_env].repeat(self.spec.agents).tolist()
+        acting = policy.build(self.spec, plan.schedule, Seeds(self.seed).branch("actions").integer(), lanes)
+        scripts = ScriptWriter(plan, range(shown_episodes * len(plan.targets))) if shown_episodes else None
+        scores = play(plan, acting, name or policy.name, progress, record, scripts)
+        return Played(scores, scripts.scripts if scripts else {})
+
+    def check(self, policy: LoadedPolicy) -> None:
+        """ConfigError or CheckpointError unless the policy can be built and fits: better now than after hours."""
+        policy.check(self.spec)
+        policy.build(self.spec, self.plan(1).schedule, 0, [0.0] * self.spec.agents)
+
+    # -- videos ---------------------------------------------------------------------------------
+
+    def check_videos(self) -> float:
+        """Images per second; RollmillError unless episodes can be shown in a video on this machine."""
+        return VideoPlan(self.env, Path(), range(0)).check()
+
+    def typical_video(self, policy: LoadedPolicy, name: str, folder: Path, progress: Progress | None = None) -> Video:
+        """Play some episodes and video one as it usually is into ``folder``."""
+        played = self.play(policy, TYPICAL_OF, name=f"video of {name}", progress=progress, shown_episodes=TYPICAL_OF)
+        folder.mkdir(parents=True, exist_ok=True)
+        plan = VideoPlan(self.env, folder, played.typical())
+        return make_videos(plan, file_name(name), played.scripts, plan.check())[0]

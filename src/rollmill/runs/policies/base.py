@@ -1,0 +1,208 @@
+"""What every policy that can play has in common, wherever it comes from.
+
+``load_policy`` (``runs.policies.load``) gives one of these. A person asks it with ``reset`` and ``act``; an evaluation
+or a collection lets it ``build`` what acts for the lanes of a sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import Array, EnvSpec, Obs
+from rollmill.core.process_scope import process_scope
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
+from rollmill.core.seeds import Seeds
+from rollmill.envs.make import check_env_settings
+from rollmill.envs.probe import Probe
+from rollmill.envs.settings import EnvSettings
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.trust import load_saved
+from rollmill.sampling.schedule import EpisodeSchedule
+from rollmill.sampling.settings import SamplingSettings
+
+PROBE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a user can say about the policy that is to be loaded; see ``load_policy``."""
+
+    env: EnvSettings | None = None
+    files: Sequence[Path] = ()
+    """YAML files with settings, below ``overrides``."""
+    overrides: Sequence[str] = ()
+    machine: bool = True
+    """Whether the settings for the machine that it was trained on apply, too (``sampling``)."""
+    best: bool = False
+    targets: tuple[float, ...] = ()
+    deterministic: bool | None = None
+    device: str | None = None
+    last: bool = False
+    encoder: Path | None = None
+    dynamics: Path | None = None
+    hold: int | None = None
+    seed: int = 1
+    trust_code: bool = False
+
+    def settings(self, saved: Mapping[str, Any], path: Path) -> TrainConfig:
+        """Settings that a file holds, below what the user says; code that they name is not run unless he says so."""
+        if not self.machine:
+            saved = {name: block for name, block in saved.items() if name != "sampling"}
+        if self.env is None:
+            given: dict[str, Any] = {"files": self.files, "overrides": self.overrides}
+            return load_saved(TrainConfig, saved, path, **given, trust_code=self.trust_code)
+        # Its own environment is not built, so it does not matter what that names.
+        owners = saved["env"].get("policies", [])
+        config = load_saved(TrainConfig, {**saved, "env": {"policies": owners}}, path, trust_code=self.trust_code)
+        return replace(config, env=replace(self.env, policies=config.env.policies))
+
+
+@dataclass(kw_only=True, eq=False)
+class LoadedPolicy:
+    """A policy and all that playing it needs."""
+
+    name: str
+    """Short and the same on every machine: ``<run>/<checkpoint>``, ``random``, ``module:callable``."""
+    env: EnvSettings | None = None
+    """The environment it was made for, or was loaded for; None: any that fits."""
+    spec: EnvSpec | None = None
+    """What it sees and does there; None: only the environment can tell."""
+    probe: bool = True
+    """Whether the environment must be looked at, as it may be another than the one the policy was made in."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """Time limits and the like of the run that made it."""
+    path: Path | None = None
+    """Its file."""
+    frames: int = 0
+    """How far it was trained (frames; updates, generations)."""
+    version: int = 0
+    targets: tuple[float, ...] = ()
+    """Returns that it is asked for; none: it is not asked."""
+    asked: bool = False
+    """Whether it has to be asked for a return."""
+    deterministic: bool = False
+    """Whether it takes the most likely action instead of sampling one."""
+    note: str = ""
+    """What a reader of its results should know."""
+    seed: int = 1
+    """Of the actions that ``act`` gives."""
+    _acting: _Acting | None = field(default=None, init=False, repr=False)
+
+    # -- what the kinds of policies do ----------------------------------------------------------
+
+    def build(self, spec: EnvSpec, schedule: EpisodeSchedule, seed: int, targets: Sequence[float] = ()) -> Policy:
+        """What acts for the ``schedule.envs * spec.agents`` lanes of a sampler; ``targets``: one for each lane."""
+        raise NotImplementedError
+
+    def check(self, spec: EnvSpec) -> None:
+        """ConfigError unless it can play in an environment with this spec."""
+
+    @property
+    def run(self) -> str:
+        """The name of its run; of a policy without one, its own."""
+        return self.name.rpartition("/")[0] or self.name.removesuffix(".ckpt")
+
+    def require_targets(self) -> tuple[float, ...]:
+        """``targets``; ConfigError where it has to be asked for a return and none is known."""
+        if self.asked and not self.targets:
+            raise ConfigError(f"{self.name} was never judged, so no targets are known: give --targets")
+        return self.targets
+
+    def require_env(self) -> EnvSettings:
+        """``env``, checked as far as that goes without building it; ConfigError where there is none."""
+        if self.env is None:
+            raise ConfigError(f"{self.name}: which environment? Name it with env=...")
+        check_env_settings(self.env)
+        return self.env
+
+    # -- step by step ---------------------------------------------------------------------------
+
+    def reset(self, lanes: ArrayLike | None = None) -> None:
+        """Forget what was seen: the next observation begins an episode.
+
+        ``lanes`` (bool ``[n]``): only in these lanes of a batch.
+        """
+        if self._acting is not None:
+            self._acting.begin(lanes)
+
+    def act(self, obs: Any, reward: ArrayLike = 0.0) -> Array:
+        """The action for an observation, or the actions ``[n, ...]`` for ``n`` of them side by side.
+
+        ``obs``: as ``spec.observation`` says, an array or a dict of them. Each of the ``n`` lanes has a memory of its
+        own, which ``reset`` clears; how many there are is settled by the first call. ``reward``: what came of the last
+        action; policies that are asked for a return need it. Actions are as ``spec.action`` says: choices count from 0.
+        """
+        spec = self._spec()
+        seen, single = _batch(obs, spec)
+        count = len(next(iter(seen.values())))
+        if self._acting is None:
+            self._acting = _Acting(self, spec, count)
+        action = self._acting.decide(seen, np.full(count, reward, np.float32)).action
+        chosen: Array = action[0] if single else action
+        return chosen
+
+    def fit(self, spec: EnvSpec) -> None:
+        """Take over the spec of the environment that it is asked about; ConfigError where it cannot play there."""
+        self.check(spec)
+        self.spec = spec
+
+    def _spec(self) -> EnvSpec:
+        if self.spec is None:
+            env = self.require_env()
+            with process_scope() as environment:
+                self.fit(Probe(env, environment).result(PROBE_SECONDS))
+        assert self.spec is not None
+        return self.spec
+
+
+class _Acting:
+    """A policy at work outside of a sampler: lanes, and where each of them stands."""
+
+    def __init__(self, policy: LoadedPolicy, spec: EnvSpec, lanes: int) -> None:
+        envs, rest = divmod(lanes, spec.agents)
+        if rest:
+            raise ConfigError(f"{spec.name} has {spec.agents} agents: {lanes} observations cannot be theirs")
+        seeds = Seeds(policy.seed)
+        schedule = EpisodeSchedule(seeds.branch("evaluation"), envs)
+        target = max(policy.require_targets(), default=0.0)
+        self._policy = policy.build(spec, schedule, seeds.branch("actions").integer(), [target] * lanes)
+        self._first = np.ones(lanes, bool)
+        self._episode = np.zeros(lanes, np.int64)
+
+    def begin(self, lanes: ArrayLike | None) -> None:
+        chosen = ~self._first if lanes is None else np.asarray(lanes, bool) & ~self._first
+        self._episode[chosen] += 1
+        self._first |= chosen
+
+    def decide(self, obs: Obs, reward: Array) -> PolicyOutput:
+        if len(reward) != len(self._first):
+            raise ConfigError(f"{len(reward)} observations, there were {len(self._first)}: load the policy once more")
+        output = self._policy.act(ActRequest.outside(self._first.copy(), obs, self._episode, reward))
+        self._first[:] = False
+        return output
+
+
+def _batch(obs: Any, spec: EnvSpec) -> tuple[Obs, bool]:
+    """Observations as ``[n, *shape]`` each, and whether there was a single one."""
+    given = obs if isinstance(obs, Mapping) else {spec.observation[0].name: obs}
+    names = [part.name for part in spec.observation]
+    if sorted(given) != sorted(names):
+        raise ConfigError(f"{spec.name}: observations are a dict of {', '.join(names)}, not of {', '.join(given)}")
+    arrays = {part.name: np.asarray(given[part.name], part.dtype, order="C") for part in spec.observation}
+    single = all(arrays[part.name].shape == part.shape for part in spec.observation)
+    if single:
+        arrays = {name: array[None] for name, array in arrays.items()}
+    for part in spec.observation:
+        if arrays[part.name].shape[1:] != part.shape:
+            shape = np.shape(given[part.name])
+            raise ConfigError(f"{spec.name}: {part.name} has shape {shape}, expected {part.shape}, or [n, *shape]")
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ConfigError(f"{spec.name}: the parts of the observation are of different numbers of lanes")
+    return arrays, single

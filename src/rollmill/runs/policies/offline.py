@@ -1,0 +1,161 @@
+"""The policy that a checkpoint of an offline training holds.
+
+There are two in it: the last weights, with which the fit goes on, and those with the lowest held-out loss, which act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rollmill.core.checkpoints import (
+    Loaded,
+    load_checkpoint,
+    require_version,
+    restoring,
+    saved_settings,
+    saved_spec,
+)
+from rollmill.core.errors import CheckpointError
+from rollmill.core.fields import SPEC_SHAPE, EnvSpec
+from rollmill.core.protocols import Policy
+from rollmill.core.shapes import MAPPING, Shape, check_shape
+from rollmill.models.saving import load_weights
+from rollmill.offline.acting import TargetPolicy
+from rollmill.offline.data import check_spec
+from rollmill.offline.fit import FIT_SHAPE
+from rollmill.offline.held_out import HELD_OUT_SHAPE
+from rollmill.offline.model import Scales, SequencePolicy
+from rollmill.offline.settings import FitSettings
+from rollmill.optim.device import choose_device, matmul_dtype
+from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
+from rollmill.runs.policies.find import checkpoint_name
+from rollmill.sampling.schedule import EpisodeSchedule
+
+KIND = "offline"
+CHECKPOINT_FORMAT = 1
+STATE_SHAPE: Shape = {
+    "config": MAPPING,
+    "env": MAPPING,
+    "spec": SPEC_SHAPE,
+    "scales": {"return_mean": float, "return_scale": float, "timesteps": int},
+    "targets": [(float, None)],
+    "fit": FIT_SHAPE,
+    "held_out?": (HELD_OUT_SHAPE, None),
+    "evaluations": [MAPPING],
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which weights act: those after ``step`` of ``steps`` updates."""
+
+    step: int
+    steps: int
+    best: bool
+    """Whether they were chosen by held-out loss; else they are the last ones."""
+
+    @staticmethod
+    def of(state: Mapping[str, Any], last: bool = False) -> Choice:
+        steps, held_out = int(state["fit"]["step"]), state.get("held_out") or {}
+        if last or not held_out.get("weights"):
+            return Choice(steps, steps, False)
+        return Choice(int(held_out["step"]), steps, True)
+
+    def __str__(self) -> str:
+        why = "where held-out loss was lowest" if self.best else "the last"
+        return f"weights of update {self.step:,} of {self.steps:,}, {why}"
+
+
+def require_offline(loaded: Loaded) -> Loaded:
+    """The checkpoint itself; CheckpointError unless an offline training has written it."""
+    kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
+    if kind != KIND:
+        raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
+    require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
+    with restoring(loaded.path):
+        check_shape(loaded.state, STATE_SHAPE)
+    saved_spec(loaded.path, loaded.state["spec"])
+    return loaded
+
+
+def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, last: bool = False) -> SequencePolicy:
+    """The network a checkpoint holds, with the weights of the lowest held-out loss (``last``: with the last ones)."""
+    state = loaded.state
+    spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
+    model = SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
+    chosen = state["held_out"]["weights"] if Choice.of(state, last).best else state["fit"]["model"]
+    with restoring(loaded.path, "weights"):
+        load_weights(model, chosen)
+    return model.to(device)
+
+
+@dataclass(kw_only=True, eq=False)
+class OfflinePolicy(LoadedPolicy):
+    """A Decision Transformer, which is asked for returns, or a clone, which is not.
+
+    The network is given, or read from ``path`` when it is needed. A given one must not be trained while it acts.
+    """
+
+    network: SequencePolicy | None = None
+    autocast: torch.dtype | None = None
+    config: OfflineConfig | None = None
+    device: str = "auto"
+    last: bool = False
+    """Act with the last weights instead of those with the lowest held-out loss."""
+
+    def check(self, spec: EnvSpec) -> None:
+        assert self.spec is not None
+        check_spec(self.spec, spec, str(self.path or self.name))
+
+    def build(self, spec: EnvSpec, schedule: EpisodeSchedule, seed: int, targets: Sequence[float] = ()) -> Policy:
+        network, autocast = self.network, self.autocast
+        if network is None:
+            network, autocast = self._read()
+        lanes = targets or [0.0] * (schedule.envs * spec.agents)
+        return TargetPolicy(network, lanes, seed, self.deterministic, autocast)
+
+    def _read(self) -> tuple[SequencePolicy, torch.dtype | None]:
+        assert self.config is not None
+        assert self.path is not None
+        device = choose_device(self.device, "--device")
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+        network = load_network(require_offline(load_checkpoint(self.path)), self.config, device, self.last)
+        return network, _precision(self.config.fit, device)
+
+
+def _precision(fit: FitSettings, device: torch.device) -> torch.dtype | None:
+    """As it was fitted; where that was on a machine with bfloat16 and this is none, float32."""
+    return matmul_dtype("auto" if fit.precision == "bfloat16" else fit.precision, device)
+
+
+def load_offline(loaded: Loaded, how: LoadOptions) -> OfflinePolicy:
+    """The policy of a checkpoint that an offline training has written; nothing is built yet."""
+    state, path = require_offline(loaded).state, loaded.path
+    config = saved_settings(OfflineConfig, state["config"], path)
+    asked = config.algorithm == "dt"
+    place = how.settings({"env": state["env"]}, path)  # not from the store, which may be elsewhere
+    choice = Choice.of(state, how.last)
+    note = f"{choice}" + (" (--last plays those of the end)" if choice.step < choice.steps else "")
+    return OfflinePolicy(
+        name=checkpoint_name(path),
+        env=place.env,
+        sampling=place.sampling,
+        spec=EnvSpec.from_dict(state["spec"]),
+        path=path,
+        frames=loaded.frames,
+        version=choice.step,
+        targets=(how.targets or tuple(t for t in state["targets"] if t is not None)) if asked else (),
+        asked=asked,
+        deterministic=config.evaluation.deterministic if how.deterministic is None else how.deterministic,
+        note=note,
+        seed=how.seed,
+        config=config,
+        device=how.device or "auto",
+        last=how.last,
+    )

@@ -1,0 +1,88 @@
+"""Policies that an online run has trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.core.protocols import Policy
+from rollmill.runs.online_state import require_online
+from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
+from rollmill.runs.policies.find import checkpoint_name, require_fit
+from rollmill.runs.settings import TrainConfig
+from rollmill.runs.trust import SavedEnv
+from rollmill.sampling.policies.per_agent import PolicyPerAgent
+from rollmill.sampling.schedule import EpisodeSchedule
+
+
+@dataclass(kw_only=True, eq=False)
+class OnlinePolicy(LoadedPolicy):
+    """The network of a checkpoint; several (``env.policies``) act as a team.
+
+    Weights are read when they are needed: there may be many checkpoints.
+    """
+
+    config: TrainConfig
+    """The run's settings below what the user has said."""
+
+    def check(self, spec: EnvSpec) -> None:
+        assert self.spec is not None
+        require_fit(self.spec, spec)
+
+    def build(self, spec: EnvSpec, schedule: EpisodeSchedule, seed: int, targets: Sequence[float] = ()) -> Policy:
+        import torch
+
+        from rollmill.models.acting.policy import TorchPolicy
+        from rollmill.models.acting.weights import WeightBoard
+        from rollmill.models.actor_critic import build_model
+        from rollmill.models.saving import load_weights
+        from rollmill.optim.device import choose_device
+
+        assert self.path is not None
+        learners = require_online(load_checkpoint(self.path)).state["learners"]
+        owners = self._owners(spec, len(learners))
+        torch.set_num_threads(1)  # as in training; how an operator is shared out to threads changes the last bits
+        members: list[Policy] = []
+        for number, learner in enumerate(learners):
+            model = build_model(spec, self.config.model)
+            with restoring(self.path, f"learners.{number}.model"):
+                load_weights(model, learner["model"])
+            model.to(choose_device(self.config.learning.device))
+            lanes = schedule.envs * spec.agents
+            members.append(TorchPolicy(model, WeightBoard(model), lanes, seed + number, self.deterministic))
+        return members[0] if len(members) == 1 else PolicyPerAgent(members, owners)
+
+    def _owners(self, spec: EnvSpec, learners: int) -> Sequence[int]:
+        env = self.config.env
+        owners = env.policies or (0,) * spec.agents
+        if len(owners) != spec.agents or env.policy_count != learners:
+            raise ConfigError(
+                f"env.policies={list(env.policies)} does not fit: {spec.name} has {spec.agents} agents, "
+                f"the checkpoint {learners} policies"
+            )
+        return owners
+
+
+def load_online(loaded: Loaded, how: LoadOptions) -> OnlinePolicy:
+    """The policy of a checkpoint that an online run has written; nothing is built yet."""
+    state, path = require_online(loaded).state, loaded.path
+    config = how.settings(state["config"], path)
+    if how.device is not None:
+        config = replace(config, learning=replace(config.learning, device=how.device))
+    own = saved_settings(SavedEnv, {"env": state["config"]["env"]}, path).env
+    return OnlinePolicy(
+        name=checkpoint_name(loaded.path),
+        env=config.env,
+        spec=EnvSpec.from_dict(state["spec"]),
+        probe=config.env != own,
+        sampling=config.sampling,
+        path=path,
+        frames=loaded.frames,
+        version=int(state["learners"][0]["version"]),
+        deterministic=bool(how.deterministic),
+        seed=how.seed,
+        config=config,
+    )
