@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rollmill.api.envs import make_env as make_env
     from rollmill.api.experiments import launch_experiment as launch_experiment
     from rollmill.api.metrics import Metrics as Metrics
+    from rollmill.api.policies import evaluate as evaluate
+    from rollmill.api.policies import load_policy as load_policy
     from rollmill.api.run import Run as Run
     from rollmill.api.sampling import sample as sample
     from rollmill.api.stores import open_store as open_store
@@ -31,6 +33,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "train": "rollmill.api.training",
+    "evaluate": "rollmill.api.policies",
+    "load_policy": "rollmill.api.policies",
     "collect": "rollmill.api.collecting",
     "sample": "rollmill.api.sampling",
     "open_store": "rollmill.api.stores",

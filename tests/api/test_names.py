@@ -14,7 +14,18 @@ from running import ROOT
 import rollmill
 
 NAMES = {
-    *("train", "collect", "sample", "open_store", "make_env", "Run", "Metrics", "launch_experiment"),
+    *(
+        "train",
+        "evaluate",
+        "load_policy",
+        "collect",
+        "sample",
+        "open_store",
+        "make_env",
+        "Run",
+        "Metrics",
+        "launch_experiment",
+    ),
     *("TrainConfig", "Observer", "CustomLearner", "Store", "Windows", "Transitions", "Experiment", "RollmillError"),
 }
 

@@ -81,8 +81,10 @@ def test_a_policy_that_is_wrong_is_told(policy: Any, message: str) -> None:
 def test_settings_that_are_wrong_are_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="which environment"):
         rollmill.sample()
-    with pytest.raises(ConfigError, match="policy: expected 'random' or a callable"):
+    with pytest.raises(ConfigError, match="clever: expected random, "):
         rollmill.sample("toy_target", "clever")
+    with pytest.raises(ConfigError, match="policy: expected a policy, or a callable"):
+        rollmill.sample("toy_target", 3)  # type: ignore[arg-type]
 
 
 def test_one_environment() -> None:
