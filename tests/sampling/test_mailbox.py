@@ -94,7 +94,7 @@ def test_a_wakeup_wakes_once_however_often_it_was_rung() -> None:
     wakeup.notify()
     wakeup.notify()
     assert wakeup.wait(0)
-    assert wakeup.wait(None), "a wakeup rings until it is hushed"
+    assert wakeup.wait(None), "it stays notified until it is cleared"
     wakeup.clear()
     assert not wakeup.wait(0)
     wakeup.clear()
@@ -129,7 +129,7 @@ def test_waiting_in_vain_ends() -> None:
 
 
 def test_a_ring_between_clear_and_wait_is_not_lost() -> None:
-    """The order of a sleeper: hush, look at the numbers, wait. Whoever rings in between wakes it."""
+    """The order of a sleeper: clear, look at the numbers, wait. Whoever notifies it in between wakes it."""
     wakeup = Wakeup.create()
     wakeup.notify()
     wakeup.clear()

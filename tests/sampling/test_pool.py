@@ -183,20 +183,20 @@ def test_staying_awake_ends_with_a_ready_group_and_not_for_want_of_a_slot(
     sampler.stop()
 
 
-def test_naps_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, pool = sampler_of(workers=4)
-    box, naps = sampler.box, []
+    box, pauses = sampler.box, []
 
-    def nap(seconds: float) -> None:
-        naps.append(seconds)
-        box.done[len(naps) - 1] += 1  # a group becomes ready
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        box.done[len(pauses) - 1] += 1  # a group becomes ready
 
     box.wanted[0] = 3
     box.command[:] += 1
-    monkeypatch.setattr(pool_module.time, "sleep", nap)
+    monkeypatch.setattr(pool_module.time, "sleep", pause)
     monkeypatch.setattr(pool_module, "LONGEST_POLL_INTERVAL", 1.25)
     assert pool._watch_workers(0.5) is True
-    assert naps == [1.25, 1.0, 0.5]
+    assert pauses == [1.25, 1.0, 0.5]
     assert box.missing() == 0
     box.done[3:] = box.command[3:]
     assert box.missing() == 0, "more than enough"
@@ -204,8 +204,8 @@ def test_naps_are_longer_the_more_groups_are_missing(monkeypatch: pytest.MonkeyP
     sampler.stop()
 
 
-class Chime:
-    """Counts rings."""
+class CountedWakeup:
+    """Counts notifications."""
 
     def __init__(self) -> None:
         self.notified = 0
@@ -216,21 +216,21 @@ class Chime:
 
 def test_only_sleeping_workers_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, pool = sampler_of(workers=3, envs_per_worker=2, groups=2)
-    chimes = [Chime() for _ in range(3)]
-    monkeypatch.setattr(pool, "_wakeups", chimes)
+    wakeups = [CountedWakeup() for _ in range(3)]
+    monkeypatch.setattr(pool, "_wakeups", wakeups)
     sampler.box.sleeping[:] = [1, 0, 1]
     pool.post(np.array([0, 1, 2, 3]))
-    assert [chime.notified for chime in chimes] == [1, 0, 0], "worker 1 is awake, worker 2 was given nothing"
+    assert [wakeup.notified for wakeup in wakeups] == [1, 0, 0], "worker 1 is awake, worker 2 was given nothing"
 
 
 def test_a_worker_that_missed_its_wakeup_is_woken_by_the_next_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
     _, pool = sampler_of(workers=2)
-    chimes = [Chime() for _ in range(2)]
-    monkeypatch.setattr(pool, "_wakeups", chimes)
+    wakeups = [CountedWakeup() for _ in range(2)]
+    monkeypatch.setattr(pool, "_wakeups", wakeups)
     pool.check()
-    assert [chime.notified for chime in chimes] == [1, 1]
+    assert [wakeup.notified for wakeup in wakeups] == [1, 1]
     pool.check()
-    assert [chime.notified for chime in chimes] == [1, 1], "not at every call"
+    assert [wakeup.notified for wakeup in wakeups] == [1, 1], "not at every call"
 
 
 def test_workers_ring_only_while_somebody_listens() -> None:

@@ -328,7 +328,7 @@ def test_as_many_groups_are_answered_together_as_the_share_says(
     share: float, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler, pool = still_sampler(share, [0.0], monkeypatch)
-    assert sampler.box.wanted[0] == wanted, "workers ring from then on"
+    assert sampler.box.wanted[0] == wanted, "workers notify from then on"
     for ready in range(1, wanted + 1):
         assert sampler.rounds == 0
         sampler.box.done[:ready] = 1

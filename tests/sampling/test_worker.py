@@ -243,7 +243,7 @@ def lives(pid: int) -> bool:
 def test_where_the_system_does_not_help_the_worker_looks_for_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its wakeup does not ring and its parent is another process: it closes its envs and ends."""
+    """Nobody notifies it and its parent is another process: it closes its envs and ends."""
     monkeypatch.setattr(worker_module, "PARENT_CHECK_SECONDS", 0.01)
     journal = tmp_path / "journal"
     env = EnvSettings(id="faulty_envs:Misbehave", args={"env": 99, "journal": str(journal)})
@@ -266,7 +266,7 @@ def test_a_worker_with_a_core_of_its_own_looks_out_before_it_sleeps(monkeypatch:
 
 
 def test_a_command_that_comes_while_a_worker_falls_asleep_is_seen() -> None:
-    """It says that it sleeps, and looks once more: nobody has rung, and it does not wait."""
+    """It says that it sleeps, and looks once more: nobody has notified it, and it does not wait."""
     with served(EnvSettings(id="faulty_envs:Marker")) as setup:
         process = WorkerProcess(setup, NOBODY)
         process._box.command[0] = 1

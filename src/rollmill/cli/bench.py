@@ -46,7 +46,7 @@ def bench(
         kind: What to measure.
         config: A YAML file with settings; may be given several times.
         seconds: Seconds of each measurement (unset: 10), or of the whole search of ``tune`` (unset: 60).
-        profile: Record traces of every process of ``train`` into this folder; figures are then too low.
+        profile: Record traces of every process of ``train`` into this folder; numbers are then too low.
         out: File for the settings that ``tune`` has found: ``rollmill train -f FILE`` uses them.
         tune_batch: Let ``tune`` change the batch size, too, which changes what is learnt.
         json_: Print JSON on stdout, and nothing else there.
@@ -79,7 +79,7 @@ def bench(
 
 
 def _loaded(others: float) -> str:
-    return f"the machine is loaded by others ({others:.1f} cores busy before the start): figures are too low"
+    return f"the machine is loaded by others ({others:.1f} cores busy before the start): numbers are too low"
 
 
 def _tune(settings: TrainConfig, options: TuneOptions, out: Path | None, as_json: bool) -> int:
@@ -106,8 +106,8 @@ def _words(changes: dict[str, Any]) -> str:
 
 
 def _trial(trial: Trial) -> str:
-    figure = "failed" if trial.frames_per_s is None else f"{trial.frames_per_s:,.0f} frames/s"
-    return f"{figure:>18}  {_words(trial.changes)}{f': {trial.error}' if trial.error else ''}"
+    number = "failed" if trial.frames_per_s is None else f"{trial.frames_per_s:,.0f} frames/s"
+    return f"{number:>18}  {_words(trial.changes)}{f': {trial.error}' if trial.error else ''}"
 
 
 def tune_table(result: TuneResult) -> str:

@@ -67,7 +67,7 @@ _RIGHT = ("frames", "return", "changed", "size")
 
 
 def table(rows: Sequence[RunRow], now: float) -> list[str]:
-    """The runs below each other; figures end at the same place."""
+    """The runs below each other; numbers end at the same place."""
     cells = [HEAD, *(_cells(row, now) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right = [name in _RIGHT for name in HEAD]

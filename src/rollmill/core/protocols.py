@@ -2,7 +2,7 @@
 
 The life of one transition::
 
-    Env -> BatchEnv -> (slot in shared memory) -> Policy answers -> Learner trains -> Policy is updated
+    Env -> BatchEnv -> (slot in shared memory) -> Policy acts -> Learner trains -> Policy is updated
                                               \\-> observers and recorders look at the same arrays
 
 Shapes use these letters: ``L`` lanes of a group, ``A`` agents of one env, ``T`` steps of a segment,

@@ -230,7 +230,7 @@ def compare(one: Path, two: Path, root: Path) -> Comparison:
 
 
 def _facts(row: RunRow) -> dict[str, Any]:
-    """What came of a run: state, how far it is, and its last figures."""
+    """What came of a run: state, how far it is, and its last metrics."""
     last = last_row(RunFolder(row.folder).metrics) or {}
     metrics = {name: number_of(last, name) for name in SHOWN}
     known = {name: value for name, value in metrics.items() if value is not None}

@@ -29,7 +29,7 @@ def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, f
 
 
 class Alarms:
-    """Counts how long a figure has been bad; warns once per spell, and stops on lasting value collapse."""
+    """Counts how long a metric has been bad; warns once per spell, and stops on lasting value collapse."""
 
     COLLAPSED = 2.0
     """The errors of the values vary this many times as much as what they should predict."""

@@ -100,7 +100,7 @@ class OffPolicyAppo(Appo):
 
 
 def _means(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of every figure, over the batches that have it."""
+    """Of every metric, over the batches that have it."""
     found: dict[str, list[float]] = defaultdict(list)
     for report in reports:
         for name, value in report.items():

@@ -218,7 +218,7 @@ def _first_line(error: BaseException) -> str:
 
 @torch.no_grad()
 def share_gradients(ranks: Ranks, model: nn.Module, metrics: Tensor, rows: Tensor) -> Tensor:
-    """Turn own gradients into those of the whole minibatch, and return the whole minibatch's figures.
+    """Turn own gradients into those of the whole minibatch, and return the whole minibatch's metrics.
 
     Own gradients and ``metrics`` ``[n]`` are means over this rank's ``rows`` that count; shared ones are means over
     the rows of all ranks, wherever they lie. One message each: gradients travel as one flat vector.

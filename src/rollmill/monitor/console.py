@@ -72,7 +72,7 @@ def number_text(value: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: its label, the metric it shows (the whole name, or its end after a ``/``), its text."""
+    """One cell of the panel: its label, the metric it shows (the whole name, or its end after a ``/``), its text."""
 
     label: str
     metric: str

@@ -60,7 +60,7 @@ class Selection:
     """Episodes that were left out, by reason."""
 
     def summary(self, store: Store) -> dict[str, Any]:
-        """What is learnt from, in figures."""
+        """What is learnt from, in numbers."""
         lengths = store.table.length
         returns = self.whole_returns
         return {

@@ -1,4 +1,4 @@
-"""Answers ready groups: gathers their newest rows, asks the policies once, writes the decisions.
+"""Infers actions for ready groups: gathers their newest rows, asks the policies once, writes the decisions.
 
 This is also where a segment ends: when a group has filled row T, its observation there opens row 0
 of a fresh slot, one decision serves both (the value at row T is the bootstrap), and the full slot
@@ -20,7 +20,7 @@ from rollmill.sampling.mailbox import Mailbox
 
 
 class Inference:
-    """The acting side of the policies. Not thread-safe: one thread answers."""
+    """The acting side of the policies. Not thread-safe: one thread infers."""
 
     def __init__(self, arena: Arena, box: Mailbox, policies: Sequence[Actor]) -> None:
         """``policies``: one ``InPlacePolicy``, or any number of ``Policy``."""
@@ -124,15 +124,15 @@ class Inference:
         return self._rows_of(self._arena["reward"], np.where(opens, closing, slots), before)
 
     def _ask(self, k: int, request: ActRequest, slots: Array, rows: Array, mine: Array | None) -> None:
-        """Ask policy ``k`` for ``request`` and write its answer; ``mine``: positions among all lanes."""
+        """Ask policy ``k`` for ``request`` and write its output; ``mine``: positions among all lanes."""
         policy, layout = self._policies[k], self._arena.layout
-        answer = policy.act(request)
-        columns = {"action": answer.action, "log_prob": answer.log_prob, "value": answer.value}
+        output = policy.act(request)
+        columns = {"action": output.action, "log_prob": output.log_prob, "value": output.value}
         for name, values in columns.items():
             self._write(self._arena[name], slots, rows, mine, values)
         self._stamp(k, slots, rows, mine)
-        if layout.state_size and answer.state is not None:
-            self._keep_state(answer.state, slots, rows, mine)
+        if layout.state_size and output.state is not None:
+            self._keep_state(output.state, slots, rows, mine)
 
     def _stamp(self, k: int, slots: Array, rows: Array, mine: Array | None) -> None:
         """Write down who has decided, and when."""

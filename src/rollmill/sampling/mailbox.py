@@ -2,7 +2,7 @@
 
 A command to a group is "step from row ``row`` of slot ``slot``" (row -1: reset into row 0). The main
 process writes slot and row, then raises ``command``; the worker does the work, then sets ``done`` to
-it. So a group is *ready* for an answer exactly when ``command == done``; there is no other state, and
+it. So a group is *ready* for inference exactly when ``command == done``; there is no other state, and
 a dead worker leaves nothing locked. Wakeups only wake sleepers; the numbers are the truth.
 
 Only somebody who says that it may sleep (``main_sleeping``, ``sleeping``) is notified: that is a system call, and in
@@ -52,11 +52,11 @@ class Mailbox:
     since: Array  # [W] float64, monotonic seconds when the phase began
     seconds_env: Array  # [W] float64, time spent stepping since the start
     seconds_wait: Array  # [W] float64, time spent waiting for actions
-    sleeping: Array  # [W] int64, written by the worker: its wakeup must be rung for it to see a command
+    sleeping: Array  # [W] int64, written by the worker: it must be notified to see a command
     next_episode: Array  # [E] int64, first unused episode number of every env
     variables: Array  # [D] float64, written by main: ``env.variables``, in the order of the config
     stop: Array  # [1] int64, written by main
-    wanted: Array  # [1] int64, written by main: ready groups it waits for; workers ring its wakeup from then on
+    wanted: Array  # [1] int64, written by main: ready groups it waits for; workers notify it from then on
     main_sleeping: Array  # [1] int64, written by main: 0 while it looks at the numbers by itself before it sleeps
 
     def __init__(
@@ -87,12 +87,12 @@ class Mailbox:
         return self.block.raw(self._lines_at + worker * LINE_BYTES, LINE_BYTES)
 
     def ready(self) -> Array:
-        """Groups whose last command is done: their newest row waits for an answer."""
+        """Groups whose last command is done: their newest row waits for an action."""
         found: Array = (self.command == self.done).nonzero()[0]
         return found
 
     def missing(self) -> int:
-        """How many groups more must become ready before the main process answers; 0 when enough are."""
+        """How many groups more must become ready before the main process infers; 0 when enough are."""
         return max(0, int(self.wanted[0]) - int(np.count_nonzero(self.command == self.done)))
 
     def enough_ready(self) -> bool:
@@ -131,17 +131,17 @@ class Wakeup:
         try:
             os.write(self.notify_fd, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         except BlockingIOError:
-            return  # already ringing
+            return  # it is notified already
 
     def clear(self) -> None:
-        """Forget past rings; called before looking at the numbers, so that no later ring is lost."""
+        """Forget past notifications; called before looking at the numbers, so that no later one is lost."""
         try:
             os.read(self.fd, 8)
         except BlockingIOError:
-            return  # nobody had rung
+            return  # nobody had notified it
 
     def wait(self, timeout: float | None) -> bool:
-        """Sleep until the wakeup rings; False when the time-out (seconds) passed first."""
+        """Sleep until it is notified; False when the time-out (seconds) passed first."""
         return bool(self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class WorkerPool(Protocol):
     def start(self) -> None: ...
 
     def pin_inference_thread(self) -> None:
-        """The calling thread is the one that answers from now on: give it its place."""
+        """The calling thread does inference from now on: give it its core."""
 
     def post(self, groups: Array) -> None:
         """The commands of these groups are in the mailbox: have them done."""
@@ -239,7 +239,7 @@ class ProcessPool:
         self._next_check = now + WATCH_SECONDS
         self.wait(0)  # a sampler that is never idle must still hear its workers
         for wakeup in self._wakeups:
-            wakeup.notify()  # no worker sleeps longer than this, whatever came between it and a ring
+            wakeup.notify()  # no worker sleeps longer than this, whatever came between it and a notification
         lost = [self._replace(trouble) for trouble in self._troubles(now)]
         return np.concatenate(lost) if lost else np.zeros(0, np.int64)
 

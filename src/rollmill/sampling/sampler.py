@@ -1,6 +1,6 @@
-"""The sampler: keeps the workers stepping, the policies answering, and the finished segments in line.
+"""The sampler: keeps the workers stepping and the policies acting, and the finished segments in line.
 
-One ``round`` is the whole cycle: wait for rows, answer them, hand the commands back. In async mode a
+One ``round`` is the whole cycle: wait for rows, infer actions for them, hand the commands back. In async mode a
 ``SamplerThread`` runs rounds for ever; in sync and serial mode the run calls them itself. Finished
 segments are taken by the learner as slot numbers and given back when they have been copied.
 """
@@ -61,7 +61,7 @@ EXACT_SHAPE: Shape = {
     ],
 }
 GATHER_SECONDS = 0.02
-"""How long ready groups wait for others to be answered together with them (``sampling.inference_batch_share``)."""
+"""How long ready groups wait for others, to share a forward pass with them (``sampling.inference_batch_share``)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class SamplerPlan:
     """Every row of a segment is decided by the weights that are the newest when the segment is taken: groups that have
     filled theirs wait for all others, and go on when the learner has been there. Sync mode's promise."""
     lockstep: bool = False
-    """Answer only when every group is ready: slower, but the order of decisions is fixed."""
+    """Infer only when every group is ready: slower, but the order of decisions is fixed."""
     schedule: EpisodeSchedule | None = None
     """Numbered episodes instead of one sequence for each env."""
     random_actions: bool = False
@@ -174,9 +174,9 @@ class Sampler:
         """Decisions that counted, in finished segments."""
         self.lost_segments = 0
         self.rounds = 0
-        """Rounds in which something was answered."""
+        """Rounds with a forward pass."""
         self.seconds_inference = 0.0
-        """Time spent answering (gathering, network, writing), as opposed to waiting for rows."""
+        """Time spent on inference (gathering, network, writing), as opposed to waiting for rows."""
         self._any_finished = threading.Condition()
         self._wanted = 0
         self._want(plan.groups)
@@ -244,7 +244,7 @@ class Sampler:
                 self.arena.poison(slot)
 
     def round(self, timeout: float = 0.1) -> int:
-        """Answer whatever is ready, waiting up to ``timeout`` seconds; returns the groups answered."""
+        """Infer actions for what is ready, waiting up to ``timeout`` seconds; returns the groups that got theirs."""
         lost = self.pool.check()
         if lost.size:
             self.lost_segments += int(lost.size)
@@ -296,7 +296,7 @@ class Sampler:
         return int(groups.size)
 
     def _want(self, active: int) -> None:
-        """So many groups are being stepped: wait for a share of them, and let workers ring the wakeup from then on."""
+        """So many groups are being stepped: wait for a share of them, and let workers notify main from then on."""
         wanted = max(1, math.ceil(self.plan.settings.inference_batch_share * active))
         if wanted != self._wanted:
             self.box.wanted[0] = self._wanted = wanted
@@ -316,7 +316,7 @@ class Sampler:
         return self.inference.servable(ready) if self._enough(ready.size) else ready[:0]
 
     def _enough(self, ready: int) -> bool:
-        """Whether to answer now: enough groups are ready, or the first of them has waited long enough."""
+        """Whether to infer now: enough groups are ready, or the first of them has waited long enough."""
         if 0 < ready < self._wanted:
             now = time.monotonic()
             if self._short_since is None:

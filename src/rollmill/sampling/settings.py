@@ -25,8 +25,8 @@ class SamplingSettings:
     or 4 with a GPU and without images."""
 
     inference_batch_share: float = 0.25
-    """Share of all groups that are answered together: fewer, larger passes through the network. Nobody waits longer
-    than 20 ms for others; 0 answers whatever is ready at once."""
+    """Share of all groups that one forward pass is for: fewer, larger passes through the network. Nobody waits longer
+    than 20 ms for others; 0 takes whatever is ready at once."""
 
     rollout: int = 32
     """Steps of one segment (T)."""
@@ -39,7 +39,7 @@ class SamplingSettings:
 
     nice: int = 5
     """How far workers and simulators step back where cores are short (``nice`` of the process, 0 to 19): the one
-    thread that answers all of them must not wait for its turn."""
+    inference thread must not wait for its turn."""
 
     step_timeout: float = 60.0
     """Seconds an env may take for one step before its worker is replaced; 0 waits for ever."""

@@ -1,4 +1,4 @@
-"""The worker: steps its groups of envs when told to, writes into the slots, rings the wakeup.
+"""The worker: steps its groups of envs when told to, writes into the slots, notifies the main process.
 
 The same ``Worker`` object serves a process of its own (``python -m rollmill.sampling.worker``) and
 serial mode, where the sampler calls ``work`` directly. It never imports torch.
@@ -255,7 +255,7 @@ class WorkerProcess:
         notified = self._worker.has_work() or self._own_wakeup.wait(PARENT_CHECK_SECONDS)
         self._numbers[SLEEPING] = 0
         if notified:
-            self._own_wakeup.clear()  # before looking at the numbers: what is rung for later wakes again
+            self._own_wakeup.clear()  # before looking at the numbers: a later notification wakes again
         return notified
 
     def _look_out(self) -> bool:

@@ -15,7 +15,7 @@ from rollmill.store.reader import Store, store_bytes
 
 @dataclass(frozen=True)
 class Spread:
-    """How the values of a figure are spread; None where there are none."""
+    """How the values of a quantity are spread; None where there are none."""
 
     mean: float | None = None
     std: float | None = None

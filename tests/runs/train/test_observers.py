@@ -286,8 +286,8 @@ def test_no_trajectories_before_the_first_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({"learn/loss": 1.0}, "there is a figure called 'learn/loss' already"),
-        ({"frames": 1.0}, "there is a figure called 'frames' already"),
+        ({"learn/loss": 1.0}, "there is a metric called 'learn/loss' already"),
+        ({"frames": 1.0}, "there is a metric called 'frames' already"),
         ({"mine": "a lot"}, "every value must be a number"),
         (None, "returned NoneType, expected a dict"),
     ],

@@ -1,4 +1,4 @@
-"""What a hunt can bring: routes that know the map, as figures to compare agents with, and as policies that walk them.
+"""What a hunt can bring: routes that know the map, as results to compare agents with, and as policies that walk them.
 
 ``oracle`` takes the shortest route over all treasures to the end, ``nearest-first`` always goes to the treasure that is
 nearest now. Both walk; they neither flash nor go for the buff.

@@ -1,6 +1,6 @@
 """ViZDoom's scenarios, and what published results change in them.
 
-Buttons, rewards and lengths follow Sample Factory's environments of the same names, so that figures compare;
+Buttons, rewards and lengths follow Sample Factory's environments of the same names, so that results compare;
 ``basic``, ``predict_position`` and ``deathmatch`` keep the scenario's own rewards, ``take_cover`` those of World Models
 (1 a tic, at most 2100). ``docs/environments.md`` has the table with the returns of random actions.
 """

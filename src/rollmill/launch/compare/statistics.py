@@ -25,7 +25,7 @@ _AT_ONCE = 1_000_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval; ``low`` and ``high`` are None where the runs are too few to tell."""
+    """A number and its 95 % interval; ``low`` and ``high`` are None where the runs are too few to tell."""
 
     value: float
     low: float | None = None

@@ -157,9 +157,9 @@ def pair(*cards: Html) -> Html:
     return _div("grid2", cards)
 
 
-def tiles(figures: Sequence[tuple[str, str]]) -> Html:
-    """(figure, what it is) in large letters."""
-    cells = (element("div", element("b", v), element("span", k), class_="tile") for v, k in figures)
+def tiles(numbers: Sequence[tuple[str, str]]) -> Html:
+    """(number, what it is) in large letters."""
+    cells = (element("div", element("b", v), element("span", k), class_="tile") for v, k in numbers)
     return _div("tiles", cells)
 
 

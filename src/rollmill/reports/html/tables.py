@@ -1,4 +1,4 @@
-"""Tables, and how figures look in them."""
+"""Tables, and how numbers look in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(
     more: int = 0,
     elsewhere: str = "see the JSON file",
 ) -> Html:
-    """A table whose first ``left`` columns are text and wrap where they are long; figures never do.
+    """A table whose first ``left`` columns are text and wrap where they are long; numbers never do.
 
     ``head``: empty where the columns need no names. ``more``: rows that are left out already; ``elsewhere`` says where
     all of them are.
@@ -78,7 +78,7 @@ def breakable(text: str) -> Html:
     return join(*pieces)
 
 
-# -- figures --------------------------------------------------------------------------------------------------
+# -- numbers --------------------------------------------------------------------------------------------------
 
 
 def number(value: float) -> str:
@@ -95,12 +95,12 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def value(figure: float | None) -> str:
-    return NONE if figure is None else number(figure)
+def value(found: float | None) -> str:
+    return NONE if found is None else number(found)
 
 
-def whole(figure: int | None) -> str:
-    return NONE if figure is None else f"{figure:,}"
+def whole(found: int | None) -> str:
+    return NONE if found is None else f"{found:,}"
 
 
 def counted(count: int, what: str) -> str:

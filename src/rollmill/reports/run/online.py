@@ -183,7 +183,7 @@ def _evaluations(facts: RunFacts) -> Html:
 
 
 def _comparisons(rows: Sequence[Row]) -> Html:
-    """Returns by worker and by policy: the last figure, and how it stands against the others."""
+    """Returns by worker and by policy: the last one, and how it stands against the others."""
     names = sections.metric_names(rows)
     tables = []
     for title, pattern in (("worker", r"worker(\d+)/return"), ("policy", r"policy(\d+)/(?:episode/)?return")):
@@ -198,10 +198,10 @@ def _compared(title: str, last: Mapping[int, float], rows: Sequence[Row], names:
     mean = sum(last.values()) / len(last)
     spread = math.sqrt(sum((y - mean) ** 2 for y in last.values()) / len(last))
     cells: list[list[Any]] = []
-    for k, figure in last.items():
+    for k, mean_return in last.items():
         history = [y for _, y in points(rows, names[k])]
-        apart = (figure - mean) / spread if spread > 0 else 0.0
-        cells.append([f"{title} {k}", value(figure), value(max(history)), Marked(f"{apart:+.1f}", abs(apart) > 3)])
+        apart = (mean_return - mean) / spread if spread > 0 else 0.0
+        cells.append([f"{title} {k}", value(mean_return), value(max(history)), Marked(f"{apart:+.1f}", abs(apart) > 3)])
     head = (title, "mean return at the end", "highest", "apart, in deviations")
     return table(head, cells, left=1)
 

@@ -150,7 +150,7 @@ def _tiles(facts: RunFacts, unit: str) -> Html:
 
 def reconstructions(folder: Path, media: Media) -> Html:
     """Sheets of images and what encoding leaves of them, from early to late."""
-    found = sorted(path for name in ("images", "pictures") for path in (folder / name).glob("reconstructions-*.png"))
+    found = sorted(path for name in ("images", "images") for path in (folder / name).glob("reconstructions-*.png"))
     if not found:
         return NOTHING
     chosen = dict.fromkeys([found[0], found[len(found) // 2], found[-1]])
@@ -163,9 +163,9 @@ def reconstructions(folder: Path, media: Media) -> Html:
 
 
 def metric_curves(rows: Sequence[Row], unit: str = "updates") -> Html:
-    """Everything that was learnt and validated; a figure of training and its held-out twin share a plot."""
+    """Everything that was learnt and validated; a metric of training and its held-out twin share a plot."""
     metrics = dict.fromkeys(name.partition("/")[2] for name in _drawn(rows))
-    return grid(card(_curve(rows, figure, unit), title=figure) for figure in metrics)
+    return grid(card(_curve(rows, metric, unit), title=metric) for metric in metrics)
 
 
 def _drawn(rows: Sequence[Row]) -> list[str]:
@@ -173,15 +173,15 @@ def _drawn(rows: Sequence[Row]) -> list[str]:
     return [name for name in names if "rate" not in name and "norm" not in name]
 
 
-def _curve(rows: Sequence[Row], figure: str, unit: str) -> Html:
-    """One figure over updates, in training and held out; nothing where there are fewer than two points."""
+def _curve(rows: Sequence[Row], metric: str, unit: str) -> Html:
+    """One metric over updates, in training and held out; nothing where there are fewer than two points."""
     lines = [
-        Line("training", thinned(points(rows, TRAINING + figure))),
-        Line("held out", thinned(points(rows, HELD_OUT + figure))),
+        Line("training", thinned(points(rows, TRAINING + metric))),
+        Line("held out", thinned(points(rows, HELD_OUT + metric))),
     ]
     lines = [line for line in lines if len(line.points) > 1]
     only = lines[0].label if len(lines) == 1 else ""
-    return curves(lines, f"{figure} over {unit}", x_title=unit, y_title=only)
+    return curves(lines, f"{metric} over {unit}", x_title=unit, y_title=only)
 
 
 Generation = Mapping[str, float | None]

@@ -118,7 +118,7 @@ def _kept_and_played(selection: Metrics | None) -> Html:
     if selection["agrees"] is None:
         return card(sentence)
     rows = [
-        (f"mean {name}", *(value(selection[name][figure]) for figure in ("kept", "played", "z", "ks", "ks_p")))
+        (f"mean {name}", *(value(selection[name][metric]) for metric in ("kept", "played", "z", "ks", "ks_p")))
         for name in QUANTITIES
     ]
     head = ("of whole episodes", "kept, weighted", "played", "standard errors apart", "KS distance", "KS p-value")

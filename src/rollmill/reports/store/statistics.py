@@ -106,7 +106,7 @@ def spread(values: Array) -> Metrics:
     metrics: Metrics = {"count": len(finite), "non_finite": len(values) - len(finite), "mean": None, "std": None}
     if not len(finite):
         return {**metrics, **dict.fromkeys(names)}
-    with np.errstate(over="ignore"):  # returns near the largest float: the figure is then None
+    with np.errstate(over="ignore"):  # returns near the largest float: the number is then None
         metrics |= {"mean": _number(finite.mean()), "std": _number(finite.std())}
     quantiles = np.percentile(finite, (0, 25, 50, 75, 100))
     return {**metrics, **dict(zip(names, map(_number, quantiles)))}

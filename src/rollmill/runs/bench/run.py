@@ -49,7 +49,7 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure: frames per second, and where the time went (seconds per second of the run, by process)."""
+    """One measurement: frames per second, and where the time went (seconds per second of the run, by process)."""
 
     kind: str
     frames_per_s: float
@@ -272,7 +272,7 @@ class _Stopwatch(Observer):
 
 
 def _phases(run: Any) -> dict[str, float]:
-    """Seconds by phase, and rounds of answers, since the start."""
+    """Seconds by phase, and rounds of inference, since the start."""
     return {**run.phase_seconds(), "main rounds": float(run.parts.sampler.rounds)}
 
 
@@ -341,7 +341,7 @@ class Alone:
             raise
         self._rows = config.learning.batch_size
         self._learn = lambda: parts.learners[0].train(batch)
-        # Row 0 of the slots that groups hold has real observations; as many groups as are answered together.
+        # Row 0 of the slots that groups hold has real observations; as many groups as share a forward pass.
         groups = np.arange(int(sampler.box.wanted[0]))
         slots_held, rows = sampler.box.slot[groups], np.zeros(groups.size, np.int64)
         self._decide = lambda: sampler.inference.decide(groups, slots_held, rows, None)
@@ -352,7 +352,7 @@ class Alone:
         return _repeat(self._learn, seconds) / self._rows
 
     def forward_seconds(self, seconds: float) -> float:
-        """Seconds of the forward pass per step, for as many lanes as training answers together."""
+        """Seconds of the forward pass per step, for as many lanes as share one in training."""
         return _repeat(self._decide, seconds) / self._lanes
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ class Search:
         self._deadline = clock() + seconds
         self._last = 0.0  # seconds the last trial took
         self._measured: dict[str, float] = {}
-        """First figure of each config, by what it changes; 0 for one that failed."""
+        """First measurement of each config, by what it changes; 0 for one that failed."""
         self._trials: list[Trial] = []
         self._best = start
         self._out_of_time = False

@@ -3,7 +3,7 @@
 ``evaluate_all`` shows everything in the order it happens: check what was asked for and where it is to go, find the
 policies (``runs.policies``), look at their environments, play (``setup``), video (``video``), write. Which episodes are
 played is settled beforehand, so that short ones do not count more often than long ones, and the same seed gives the
-same figures.
+same metrics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process that evaluates beside a training: reads orders line by line, plays, answers with figures.
+"""The process that evaluates beside a training: reads orders line by line, plays, answers with metrics.
 
 ``python -m rollmill.runs.train.background_eval_main FD`` is started by ``background_eval``. Environments run in this
 very process (serial mode), which has one thread and steps back behind others. It ends when no more orders can come.

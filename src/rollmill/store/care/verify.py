@@ -43,7 +43,7 @@ class VerifyReport:
         return [note for shard in self.shards for note in shard.notes]
 
     def total(self, name: str) -> int:
-        """A figure of all shards together: records, blocks, episodes, steps, bytes or unfinished."""
+        """A count of all shards together: records, blocks, episodes, steps, bytes or unfinished."""
         return sum(getattr(shard, name) for shard in self.shards)
 
     @property

@@ -48,7 +48,7 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[Array]:
         """From ``position`` on; a thread reads the next pool ahead."""
-        with ThreadPoolExecutor(1, thread_name_prefix="pictures") as reader:
+        with ThreadPoolExecutor(1, thread_name_prefix="images") as reader:
             number = self.position // self._per_pool
             pool = self.pool(number)
             while True:
