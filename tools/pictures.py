@@ -68,7 +68,7 @@ def save_gif(path: Path, frames: Sequence[np.ndarray], fps: float, width: int) -
 def agent() -> None:
     """The demo's agent: nine episodes beside each other."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ("--episodes", "9", "--grid", "3x3", "--video-count", "1", "--no-captions")
+        words = ("--episodes", "9", "--grid", "3x3", "--no-captions")
         rollmill("eval", str(DEMO / "agent"), "--best", "--deterministic", *words, "--videos", folder)
         (video,) = Path(folder).glob("*.mp4")
         with av.open(str(video)) as container:
@@ -96,8 +96,8 @@ def hunt() -> None:
 def panel() -> None:
     """The live panel of a training, as a terminal shows it in the end."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ("train", "-f", "cartpole", f"run.dir={folder}", "stop.frames=60_000", "stop.mean_return=null")
-        shown = _in_terminal([sys.executable, "-m", "rollmill.cli.main", *words])
+        words = ("train", "-f", "cartpole", "stop.frames=60_000", "stop.mean_return=null")
+        shown = _in_terminal([sys.executable, "-m", "rollmill.cli.main", *words], folder)
     last = (shown[shown.rindex("╭") :].partition("╯")[0] + "╯").replace("\r", "")
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     for line in AnsiDecoder().decode(last):
@@ -105,11 +105,11 @@ def panel() -> None:
     console.save_svg(str(IMAGES / "panel.svg"), title="rollmill train -f cartpole")
 
 
-def _in_terminal(command: list[str]) -> str:
-    """What a command writes when it has a terminal."""
+def _in_terminal(command: list[str], folder: str) -> str:
+    """What a command writes when it has a terminal, with ``folder`` as its current one."""
     master, slave = pty.openpty()
     environment = os.environ | {"COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment)
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=environment)
     os.close(slave)
     written = bytearray()
     while True:

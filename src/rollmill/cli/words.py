@@ -166,7 +166,7 @@ def _positional(parameter: inspect.Parameter, several: bool, kind: Any) -> str:
         return "[KEY=VALUE ...]"
     name = _kind(kind) if get_origin(kind) is Literal else parameter.name.upper()
     if several:
-        name = f"{re.sub('IES$|S$', lambda end: 'Y' if end[0] == 'IES' else '', name)} ..."
+        name = f"{name.removesuffix('S')} ..."
     return name if parameter.default is inspect.Parameter.empty and not several else f"[{name}]"
 
 
