@@ -1,7 +1,7 @@
-"""Makes the pictures of README and docs in ``docs/images``, from what ``make demo`` has left in ``runs/demo``.
+"""Makes the images of README and docs in ``docs/images``, from what ``make demo`` has left in ``runs/demo``.
 
-    make pictures
-    python tools/pictures.py agent panel               some of them
+    make images
+    python tools/images.py agent panel               some of them
 
 Each is made by a command or a function that users have, too. Pages are photographed with the system's Chromium.
 """
@@ -43,14 +43,14 @@ CHROMIUM_FLAGS = (
 WIDTH, HEIGHT = 1100, 820
 COLUMNS = 100
 SHORT_PATHS = "([long, short]) => { document.body.innerHTML = document.body.innerHTML.replaceAll(long, short) }"
-"""A picture is not to show where it was made."""
+"""An image is not to show where it was made."""
 
 
 def rollmill(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "rollmill.cli.main", *words], cwd=ROOT, check=True)
 
 
-# -- moving pictures ---------------------------------------------------------------------------------------
+# -- moving images ---------------------------------------------------------------------------------------
 
 
 def save_gif(path: Path, frames: Sequence[np.ndarray], fps: float, width: int) -> None:
