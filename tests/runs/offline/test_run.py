@@ -3,7 +3,6 @@
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,17 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.launch.history import history
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.offline.fit import PolicyFitter
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import Results, is_monotone
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import collect
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.results import comparison
 from rollmill.runs.evaluate.run import evaluate_all
 from rollmill.runs.evaluate.setup import EvalSetup
+from rollmill.runs.export import export_policy
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import OfflineOutcome, OfflineRun, train_offline
 from rollmill.runs.offline.settings import OfflineConfig
@@ -360,14 +363,14 @@ def test_a_run_that_was_killed_early_goes_on(store: Path, tmp_path: Path) -> Non
         np.testing.assert_array_equal(weights, ends[1]["model"][name], err_msg=name)
 
 
-@pytest.mark.parametrize("moment", ["_over", "judge", "write_results"])
+@pytest.mark.parametrize("moment", ["_limit", "judge", "write_results"])
 def test_a_run_whose_folder_is_removed_fails(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     plain = getattr(OfflineRun, moment)
 
     def removing(self: OfflineRun, *args: Any) -> Any:
-        if self.steps >= 2 and self.folder.path.exists():
+        if self.step >= 2 and self.folder.path.exists():
             shutil.rmtree(self.folder.path)
         return plain(self, *args)
 
@@ -381,14 +384,14 @@ def test_a_run_whose_folder_is_removed_fails(
 def test_a_signal_ends_the_fit_and_leaves_a_checkpoint(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain: Callable[[OfflineRun], bool] = OfflineRun._over
+    plain = PolicyFitter.train_step
 
-    def over(self: OfflineRun) -> bool:
-        if self.steps == 2:
+    def train_step(self: PolicyFitter) -> None:
+        plain(self)
+        if self.step == 2:
             signal.raise_signal(signal.SIGTERM)
-        return plain(self)
 
-    monkeypatch.setattr(OfflineRun, "_over", over)
+    monkeypatch.setattr(PolicyFitter, "train_step", train_step)
     outcome = run(tmp_path, store, "evaluation.episodes=0")
     assert (outcome.state, outcome.steps, outcome.exit_code) == ("interrupted", 2, 143)
     assert Checkpoints(RunFolder(outcome.folder).checkpoints).load_newest().frames == 2
@@ -482,3 +485,41 @@ def test_a_checkpoint_of_other_data_or_of_an_online_run_is_refused(store: Path, 
         compare([], EvalOptions())
     with pytest.raises(ConfigError, match="none of these policies can be asked for a return"):
         compare([maker.path], EvalOptions(targets=(1.0,)))
+
+
+# -- IQL and TD3+BC ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of Pendulum at random."""
+    folder = tmp_path_factory.mktemp("pendulum")
+    collect(
+        CollectOptions(out=folder / "store", episodes=6, seed=0), overrides=("env=Pendulum-v1", "sampling.workers=1")
+    )
+    return folder / "store"
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "td3bc"])
+def test_value_based_policies_are_judged_saved_and_exported_like_others(
+    tmp_path: Path, pendulum: Path, algorithm: str
+) -> None:
+    words = (f"algorithm={algorithm}", "run.name=it", "evaluation.every_steps=3", "evaluation.deterministic=true")
+    outcome = run(tmp_path, pendulum, *words, "data.validation=0.2")
+    assert outcome.results is not None
+    assert [row.policy for row in outcome.results.rows][:2] == [algorithm, "random"]
+    assert {"eval/return", "validation/error", "validation/td_error", "learn/critic_loss"} <= outcome.metrics.keys()
+    assert "the last" in outcome.weights, "no held-out figure chooses"
+    again = evaluate_all([str(outcome.folder)], EvalOptions(episodes=4, envs=4, workers=1, seed=1))
+    mean = float(np.mean([row.episode_return for row in again[0].policy.rows]))
+    assert mean == pytest.approx(outcome.results.rows[0].mean, rel=1e-5)
+    pytest.importorskip("safetensors")
+    done = export_policy(outcome.folder, "safetensors", tmp_path / "p.safetensors")
+    assert done.nbytes > 0
+    longer = run(tmp_path, pendulum, *words, "data.validation=0.2", "fit.steps=8", mode="resume")
+    assert longer.steps == 8
+
+
+def test_value_based_policies_are_for_continuous_actions(tmp_path: Path, store: Path) -> None:
+    with pytest.raises(ConfigError, match="are for continuous actions"):
+        run(tmp_path, store, "algorithm=iql")
