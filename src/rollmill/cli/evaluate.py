@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from rollmill.cli.arguments import Spelling
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.cli.progress import ProgressLine
 from rollmill.core.errors import ConfigError
@@ -18,12 +17,12 @@ from rollmill.runs.evaluate.options import ENVS, EvalOptions
 from rollmill.runs.evaluate.results import document, table
 from rollmill.runs.evaluate.run import evaluate_all
 
-Video = Annotated[tuple[Path, ...] | None, tyro.conf.arg(aliases=["--videos"], metavar="[PATH ...]")]
+Video = Annotated[tuple[Path, ...] | None, Spelling("--videos")]
 
 
 def evaluate(
     overrides: tuple[str, ...],
-    policies: tyro.conf.Positional[tuple[str, ...]],
+    policies: tuple[str, ...],
     /,
     episodes: int | None = None,
     steps: int | None = None,
