@@ -126,7 +126,7 @@ def export(
     overwrite: bool = False,
     json_: Json = False,
 ) -> int:
-    """Write the part of a checkpoint that plays into one small file: ``rollmill checkpoint export default/pole --out pole.ckpt``.
+    """Write the part of a checkpoint that plays: ``rollmill checkpoint export default/pole --out pole.ckpt``.
 
     Weights, configuration and spaces; no optimizer, no replay buffer, no environments. ``rollmill eval`` and
     ``rollmill watch`` play it, ``rollmill train --restore`` does not begin from it.
