@@ -341,6 +341,15 @@ def test_links_outside_the_pages_lead_somewhere(name: str) -> None:
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
+def test_images_are_used_and_small() -> None:
+    """GitHub shows what is below 10 MB; a clone and a page on the road want much less."""
+    images = sorted((DOCS / "images").iterdir())
+    text = "".join(map(text_of, PAGES))
+    assert {path.name for path in images if f"images/{path.name}" not in text} == set()
+    assert all(path.stat().st_size < 1_000_000 for path in images)
+    assert sum(path.stat().st_size for path in images) < 4_000_000
+
+
 def test_files_named_in_the_text_exist() -> None:
     folders = ("examples", "benchmarks", "tools", "tests", "docs")
     pattern = re.compile(rf"(?<![\w/])((?:{'|'.join(folders)})/[\w/.-]*\w\.\w+)")
