@@ -104,6 +104,11 @@ def test_random_and_own_policies_need_an_environment(online: RunFolder, tmp_path
         load_policy("rndom")
 
 
+def test_it_says_what_it_is_in_a_line(online: RunFolder) -> None:
+    assert re.fullmatch(r"<OnlinePolicy \S+\.ckpt for toy_\w+, [\d,]+ frames>", repr(load_policy(online.path)))
+    assert repr(load_policy("random")) == "<BuiltInPolicy random>"
+
+
 def test_a_past_version(online: RunFolder) -> None:
     first, last = (checkpoint for checkpoint in Checkpoints(online.checkpoints).list())
     assert load_policy(f"{online.path}@{last.frames}").path == last.path

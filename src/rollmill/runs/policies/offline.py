@@ -98,7 +98,7 @@ def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, la
     return model.to(device)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class OfflinePolicy(LoadedPolicy):
     """A Decision Transformer, which is asked for returns, or another policy, which is not.
 
