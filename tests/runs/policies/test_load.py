@@ -1,5 +1,6 @@
 """Every kind of policy through ``load_policy``: asked step by step, and evaluated."""
 
+import re
 from pathlib import Path
 
 import gymnasium
