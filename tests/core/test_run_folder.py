@@ -18,15 +18,8 @@ from disks import mounted
 
 from rollmill.core import run_folder
 from rollmill.core.errors import CheckpointError, EnvError, RunFolderError, RunFolderLost
-from rollmill.core.run_folder import (
-    WARNING_BURST,
-    RunFolder,
-    holder,
-    is_folder_name,
-    open_log,
-    remove_run,
-    told_on_console,
-)
+from rollmill.core.run_folder import RunFolder, holder, is_folder_name, remove_run
+from rollmill.core.run_log import WARNING_BURST, open_log, told_on_console
 
 LOG = logging.getLogger("rollmill")
 

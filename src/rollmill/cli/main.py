@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from rollmill import __version__
 from rollmill.core.errors import RollmillError, exit_code_of
 from rollmill.core.exits import leave
-from rollmill.core.run_folder import told_on_console
+from rollmill.core.run_log import told_on_console
 from rollmill.core.terminal import printable
 from rollmill.core.text import moved, nearest, usage_of
 from rollmill.runs.out_of_memory import refused_by_system
