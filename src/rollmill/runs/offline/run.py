@@ -21,7 +21,7 @@ import torch
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded, restoring
-from rollmill.core.config.plain import to_dict
+from rollmill.core.config.plain import changed_settings, to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
@@ -176,6 +176,8 @@ class OfflineRun:
             tensorboard=config.report.tensorboard,
             wandb=config.wandb,
             about=WandbRun(folder.name, f"offline {config.algorithm}", to_dict(config)),
+            changed=changed_settings(config),
+            compared_by=("eval/return", "validation/loss"),
         )
 
     def _validate(self) -> dict[str, float]:
