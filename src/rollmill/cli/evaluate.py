@@ -7,8 +7,6 @@ import logging
 import sys
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.cli.progress import ProgressLine
 from rollmill.core.errors import ConfigError
@@ -20,7 +18,7 @@ from rollmill.runs.evaluate.run import evaluate_all
 
 def evaluate(
     overrides: tuple[str, ...],
-    policies: tyro.conf.Positional[tuple[str, ...]],
+    policies: tuple[str, ...],
     /,
     episodes: int | None = None,
     steps: int | None = None,

@@ -63,7 +63,7 @@ class LoadOptions:
         return config if self.env is None else replace(config, env=replace(self.env, policies=config.env.policies))
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class LoadedPolicy:
     """A policy and all that playing it needs."""
 
@@ -94,6 +94,10 @@ class LoadedPolicy:
     seed: int = 1
     """Of the actions that ``act`` gives."""
     _acting: _Acting | None = field(default=None, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        trained = f", {self.frames:,} {self.unit}" if self.frames else ""
+        return f"<{type(self).__name__} {self.name}{f' for {self.env.id}' if self.env is not None else ''}{trained}>"
 
     # -- what the kinds of policies do ----------------------------------------------------------
 
