@@ -280,6 +280,11 @@ def test_config_explains_a_block(call: Call) -> None:
     assert "learning.gamma = 0.99   (float)\n    Discount per step." in text
 
 
+def test_words_that_may_be_several_are_named_by_one(call: Call) -> None:
+    assert call("eval", "--help").out.startswith("usage: rollmill eval [OPTIONS] [POLICY ...] [KEY=VALUE ...]\n")
+    assert call("world", "eval").err == "rollmill world: 'eval' is now `rollmill eval`\n"
+
+
 @pytest.mark.parametrize(
     ("prefix", "hint"),
     [
