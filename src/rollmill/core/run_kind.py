@@ -18,6 +18,8 @@ _KEYS: dict[RunKind, frozenset[str]] = {
 }
 """Keys at the top of a ``config.yaml`` that only this kind of run has."""
 
+StageName = Literal["collect", "vae", "encode", "dynamics", "controller", "report"]
+"""The stages of a world model, in their order."""
 FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}
 """In the folder of a world model: where each stage leaves what it makes, in the order of the stages."""
 RECORDS = "stages"

@@ -14,14 +14,13 @@ from typing import Any
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.imports import import_object
 from rollmill.launch.backends.base import BackEnd, JobRequest, JobStatus
 from rollmill.launch.plan import Plan
 from rollmill.launch.records import Handle, LaunchRecords, PlanRecord, RunRecord, Submission
-from rollmill.launch.settings import LaunchSettings
+from rollmill.launch.settings import BACKENDS, LaunchSettings
 from rollmill.launch.status import RunStatus, State, look
 
-POLL_SECONDS = {"local": 2.0, "slurm": 15.0, "ray": 15.0, "ngc": 15.0}
-"""Between two looks: other people's schedulers are not asked all the time."""
 Tell = Callable[[Sequence[RunStatus]], None]
 
 
@@ -46,6 +45,10 @@ class _ByKind:
     def batch(self) -> bool:
         return self.main.batch
 
+    @property
+    def poll_seconds(self) -> float:
+        return self.main.poll_seconds
+
     def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
         return self.main.submit(records, jobs, [h for h in active if h["kind"] == self._settings.backend])
 
@@ -66,26 +69,15 @@ class _ByKind:
 
     def _of(self, kind: str) -> BackEnd:
         if kind not in self._made:
-            self._made[kind] = _make(replace(self._settings, backend=kind))  # type: ignore[arg-type]
+            self._made[kind] = _make(replace(self._settings, backend=kind))
         return self._made[kind]
 
 
 def _make(settings: LaunchSettings) -> BackEnd:
-    if settings.backend == "slurm":
-        from rollmill.launch.backends.slurm import SlurmBackEnd
-
-        return SlurmBackEnd(settings.slurm)
-    if settings.backend == "ray":
-        from rollmill.launch.backends.ray import RayBackEnd
-
-        return RayBackEnd(settings.ray)
-    if settings.backend == "ngc":
-        from rollmill.launch.backends.ngc import NgcBackEnd
-
-        return NgcBackEnd(settings.ngc)
-    from rollmill.launch.backends.local import LocalBackEnd
-
-    return LocalBackEnd(settings.local)
+    kind = import_object(BACKENDS[settings.backend], "launch.backend")
+    own = getattr(settings, settings.backend, None)
+    backend: BackEnd = kind() if own is None else kind(own)
+    return backend
 
 
 # ---------------------------------------------------------------------------------------------------- the plan
@@ -153,7 +145,7 @@ class Launcher:
             tell(statuses)
             if all(status.settled for status in statuses):
                 return statuses
-            self._sleep(self.settings.poll_seconds or POLL_SECONDS[self.settings.backend])
+            self._sleep(self.settings.poll_seconds or self.backend.poll_seconds)
 
     def tick(self) -> list[RunStatus]:
         """One look: write down what was found, start what there is room for."""

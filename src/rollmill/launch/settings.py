@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Literal
 
 from rollmill.core.config.schema import settings
+from rollmill.core.text import nearest
 
-BackEndName = Literal["local", "slurm", "ray", "ngc"]
+BACKENDS = {
+    "local": "rollmill.launch.backends.local:LocalBackEnd",
+    "slurm": "rollmill.launch.backends.slurm:SlurmBackEnd",
+    "ray": "rollmill.launch.backends.ray:RayBackEnd",
+    "ngc": "rollmill.launch.backends.ngc:NgcBackEnd",
+}
+"""Where runs can be started: the class of each place (``backends.base.BackEnd``), imported when it is used. Its
+constructor gets the settings of the same name, or nothing where there are none."""
 
 
 @settings
@@ -169,8 +177,8 @@ class NgcSettings:
 class LaunchSettings:
     """Everything ``rollmill launch`` can be told besides the runs."""
 
-    backend: BackEndName = "local"
-    """Where runs are started."""
+    backend: str = "local"
+    """Where runs are started: local, slurm, ray or ngc."""
 
     retries: int = 2
     """How often a run that failed is started again, from its checkpoint if it has one."""
@@ -184,6 +192,9 @@ class LaunchSettings:
     ngc: NgcSettings = field(default_factory=NgcSettings)
 
     def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            hint = nearest(self.backend, BACKENDS) or f"expected one of {', '.join(BACKENDS)}"
+            raise ValueError(f"backend={self.backend!r}: {hint}")
         if self.retries < 0:
             raise ValueError("retries must not be negative")
         if self.poll_seconds < 0:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
-from rollmill.models.settings import ModelSettings
+from rollmill.models.settings import EncoderName, ModelSettings
 from rollmill.store.filters import Filter
 
 Algorithm = Literal["dt", "bc", "iql", "td3bc"]
@@ -45,7 +45,7 @@ class SequenceSettings:
     action_tokens: bool = True
     """Let decisions see earlier actions. Without it a policy cannot learn to repeat what it did before."""
 
-    encoder: Literal["auto", "mlp", "convnet_small", "convnet_simple", "convnet_atari", "impala"] = "auto"
+    encoder: EncoderName = "auto"
     """How images are read, as ``model.encoder`` of a training."""
 
     mlp: tuple[int, ...] = (128,)

@@ -11,6 +11,7 @@ from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
+from rollmill.core.run_kind import StageName
 from rollmill.runs.world.settings import WorldConfig
 
 
@@ -19,7 +20,7 @@ def run(
     /,
     config: Configs = (),
     out: Path | None = None,
-    until: Literal["collect", "vae", "encode", "dynamics", "controller", "report"] = "report",
+    until: StageName = "report",
     trust_code: bool = False,
     print_config: PrintConfig = False,
     json_: Json = False,

@@ -32,7 +32,11 @@ class JobStatus:
 
 
 class BackEnd(Protocol):
-    """A place where jobs run. All it has to remember is in the handles, so any process can go on with them."""
+    """A place where jobs run. All it has to remember is in the handles, so any process can go on with them.
+
+    A handle has ``kind``, the name in ``settings.BACKENDS``. A job is a process that runs ``rollmill.launch.job`` with
+    the path of its request: that writes down how an attempt has ended, which is how a run counts as done.
+    """
 
     @property
     def capacity(self) -> int:
@@ -42,6 +46,11 @@ class BackEnd(Protocol):
     @property
     def batch(self) -> bool:
         """Whether jobs are handed in together (an array) instead of one by one."""
+        ...
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds between two looks: other people's schedulers are not asked all the time."""
         ...
 
     def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:

@@ -53,6 +53,7 @@ class LocalBackEnd:
     """Starts jobs here; implements ``BackEnd``."""
 
     batch = False
+    poll_seconds = 2.0
 
     def __init__(
         self,

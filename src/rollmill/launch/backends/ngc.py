@@ -29,6 +29,7 @@ class NgcBackEnd:
     """Hands in jobs with ``ngc batch run``; implements ``BackEnd``."""
 
     batch = False
+    poll_seconds = 15.0
     capacity = 0
 
     def __init__(self, settings: NgcSettings) -> None:

@@ -24,6 +24,7 @@ class RayBackEnd:
     """Hands in Ray jobs; implements ``BackEnd``."""
 
     batch = False
+    poll_seconds = 15.0
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings

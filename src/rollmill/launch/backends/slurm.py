@@ -37,6 +37,7 @@ class SlurmBackEnd:
     """Hands in array jobs; implements ``BackEnd``."""
 
     batch = True
+    poll_seconds = 15.0
     capacity = 0  # the scheduler decides; ``parallel`` is part of the array
 
     def __init__(self, settings: SlurmSettings) -> None:

@@ -33,8 +33,8 @@ CONSOLE_SECONDS = 5.0
 ROWS = (
     Row("loss", "learn/loss"),
     Row("held-out loss", "validation/loss"),
-    Row("latent nats", "validation/latent_nats"),
-    Row("reward error", "validation/reward_error"),
+    Row("latent nats", "validation/latent"),
+    Row("reward error", "validation/reward"),
     Row("updates/s", "updates_per_s", count_text),
     Row("learning rate", "learn/learning_rate"),
 )

@@ -26,7 +26,7 @@ LINE_SECONDS = 15.0
 MAX_METRICS = 4
 WIDTH = 100
 SHOWN = (
-    *("episodes", "steps_per_s", "shards", "loss", "pixel_error", "kl", "latent_nats", "reward_error"),
+    *("episodes", "steps_per_s", "shards", "loss", "pixel_error", "kl", "latent", "reward"),
     *("generation", "best", "mean", "champion", "sigma", "return"),
 )
 """Metrics worth a place, by the end of their name; of others the first ones are shown."""
