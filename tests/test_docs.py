@@ -38,8 +38,7 @@ from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.settings import TrainConfig, check
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train
-from rollmill.runs.world.control_settings import ControllerConfig
-from rollmill.runs.world.settings import VaeConfig, WorldConfig
+from rollmill.runs.world.settings import ControllerConfig, VaeConfig, WorldConfig
 from rollmill.store.filters import Filter
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
