@@ -135,7 +135,7 @@ def test_every_verb_resolves_and_explains_itself(
     assert result.out.startswith(f"usage: rollmill {' '.join(name)} ")
     assert (inspect.getdoc(function) or "").split(":")[0].replace("``", "`")[:40] in result.out
     assert [argument.name for argument in arguments_of(function) if not argument.about] == []
-    without_figures = (("tb",), ("launch", "cancel"), ("world", "video"))
+    without_figures = (("tb",), ("completion",), ("launch", "cancel"), ("world", "video"))
     assert "--json" in result.out or name in without_figures
     assert max(map(len, result.out.splitlines())) <= 80
     assert call("help", *name).out == result.out
@@ -278,6 +278,11 @@ def test_config_explains_a_block(call: Call) -> None:
     keys = [line.split(" = ")[0] for line in text.splitlines() if not line.startswith(" ")]
     assert keys == [key.key for key in describe(TrainConfig) if key.key.startswith("learning.")]
     assert "learning.gamma = 0.99   (float)\n    Discount per step." in text
+
+
+def test_words_that_may_be_several_are_named_by_one(call: Call) -> None:
+    assert call("eval", "--help").out.startswith("usage: rollmill eval [OPTIONS] [POLICY ...] [KEY=VALUE ...]\n")
+    assert call("world", "eval").err == "rollmill world: 'eval' is now `rollmill eval`\n"
 
 
 @pytest.mark.parametrize(

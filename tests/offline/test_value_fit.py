@@ -57,7 +57,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def fitter_for(store: Store, algorithm: str, steps: int = 400, **values: float) -> ValueFitter:
     chosen = select(store, DataSettings(validation=0.1), "iql", 0)
     torch.manual_seed(1)
-    model = build_value_policy(algorithm, SPEC, MODEL, ValueSettings(**{"discount": 0.5, **values}))  # type: ignore[arg-type]
+    model = build_value_policy(algorithm, SPEC, MODEL, ValueSettings(**{"gamma": 0.5, **values}))  # type: ignore[arg-type]
     fit_normaliser(model.normaliser, store, chosen.training, 0)
     settings = FitSettings(
         steps=steps, batch_size=128, learning_rate=3e-3, warmup_steps=0, end_rate=1.0, max_grad_norm=0
@@ -158,7 +158,7 @@ def test_expectiles_by_hand() -> None:
 
 def test_iql_by_hand() -> None:
     torch.manual_seed(0)
-    model = Iql(SPEC, MODEL, ValueSettings(discount=0.9, expectile=0.8, temperature=2.0, weight_limit=1.5))
+    model = Iql(SPEC, MODEL, ValueSettings(gamma=0.9, expectile=0.8, temperature=2.0, weight_limit=1.5))
     steps = some_steps(model)
     loss, parts = model.loss(steps, 0)
     with torch.no_grad():
@@ -219,7 +219,7 @@ def test_other_actions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [{"discount": 1.0}, {"expectile": 1.0}, {"policy_every": 0}, {"alpha": -1.0}, {"target_rate": 0.0}]
+    "words", [{"gamma": 1.0}, {"expectile": 1.0}, {"policy_every": 0}, {"alpha": -1.0}, {"target_rate": 0.0}]
 )
 def test_settings_that_mean_nothing_are_refused(words: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"must|lies"):
