@@ -309,7 +309,7 @@ def test_every_hook_of_an_observer_is_described() -> None:
 def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_path: Path) -> None:
     words = "env=toy_target sampling.mode=serial sampling.workers=1 sampling.envs_per_worker=4 sampling.rollout=16"
     words += " learning.batch_size=64 learning.minibatches=1 learning.epochs=1"
-    words += " learning.targets=vtrace replay.capacity=8"
+    words += " learning.targets=vtrace replay.capacity=8 pool.every_updates=1"
     words += " stop.batches=4 report.every_frames=64 report.tensorboard=false recording.keep=all"
     config = load_config(TrainConfig, [], [*words.split(), f"run.dir={tmp_path}"])
     train(config, Request(console="off"))

@@ -6,14 +6,16 @@ The names below are what a notebook or a script needs (``docs/api.md``). Each is
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers understand it; ``typing`` alone would take most of the time of this import
 if TYPE_CHECKING:
+    from typing import Any
+
     from rollmill.api.collecting import collect as collect
     from rollmill.api.envs import make_env as make_env
     from rollmill.api.experiments import launch_experiment as launch_experiment
     from rollmill.api.metrics import Metrics as Metrics
+    from rollmill.api.policies import evaluate as evaluate
+    from rollmill.api.policies import load_policy as load_policy
     from rollmill.api.run import Run as Run
     from rollmill.api.sampling import sample as sample
     from rollmill.api.stores import open_store as open_store
@@ -31,6 +33,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "train": "rollmill.api.training",
+    "evaluate": "rollmill.api.policies",
+    "load_policy": "rollmill.api.policies",
     "collect": "rollmill.api.collecting",
     "sample": "rollmill.api.sampling",
     "open_store": "rollmill.api.stores",
@@ -55,6 +59,8 @@ __all__ = ["__version__", *_PLACES]
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     found = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
     return found
 

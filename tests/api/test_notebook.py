@@ -47,6 +47,8 @@ def test_the_first_steps(folder: Path) -> None:
     assert "frames (100%)" in line.data["text/plain"]
     assert "reached stop.frames=20_000" in line.data["text/plain"]
     assert "finished (reached stop.frames=20_000)" in result.data["text/plain"]
+    evaluated = next(cell for cell in cells if "rollmill.evaluate" in cell.source)
+    assert "over 20 episodes, random play" in text_of(evaluated)
     streams = [o for cell in cells for o in cell.outputs if o.output_type == "stream" and o.name == "stderr"]
     assert streams == [], "nothing red"
     assert any("image/png" in o.get("data", {}) for cell in cells for o in cell.outputs), "a plot"

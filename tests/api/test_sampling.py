@@ -25,12 +25,12 @@ SERIAL = {**SMALL, "mode": "serial"}
 def test_segments_come_until_the_loop_is_left(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen, workers = set(), 0
-    for count, segment in enumerate(rollmill.sample("toy_target", sampling={**SMALL, "mode": mode})):
+    for segment in rollmill.sample("toy_target", sampling={**SMALL, "mode": mode}):
         assert segment.actions.shape == segment.rewards.shape == (8, 2)
         assert segment.obs["obs"].shape[:2] == (9, 2)
         seen.add((segment.worker, segment.lanes))
         workers = max(workers, len(psutil.Process().children()))
-        if count == 20:
+        if len(seen) == 4:  # two groups of each worker
             break
     assert {worker for worker, _ in seen} == {0, 1}
     assert workers >= (3 if mode == "async" else 1), "two workers, and the janitor"
@@ -81,8 +81,10 @@ def test_a_policy_that_is_wrong_is_told(policy: Any, message: str) -> None:
 def test_settings_that_are_wrong_are_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="which environment"):
         rollmill.sample()
-    with pytest.raises(ConfigError, match="policy: expected 'random' or a callable"):
+    with pytest.raises(ConfigError, match="clever: expected random, "):
         rollmill.sample("toy_target", "clever")
+    with pytest.raises(ConfigError, match="policy: expected a policy, or a callable"):
+        rollmill.sample("toy_target", 3)  # type: ignore[arg-type]
 
 
 def test_one_environment() -> None:

@@ -9,12 +9,12 @@ from running import assert_same
 
 from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.learning.critics import Critics
 from rollmill.learning.sac import Sac, build_sac
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
+from rollmill.models.critics import Critics
 from rollmill.models.settings import ModelSettings
 
 ACTION = ActionSpec("continuous", shape=(2,), low=(-1.0, 0.0), high=(1.0, 4.0))

@@ -193,10 +193,10 @@ def test_windows_are_at_least_eight_steps_unless_told_otherwise(store: Store) ->
 def test_moments_of_observations_come_from_the_data(store: Store, tmp_path: Path) -> None:
     chosen = select(store, ALL, "dt", 0)
     model = SequencePolicy(HAND_SPEC, SEQUENCE, scales_of(store, chosen), True)
-    fit_normaliser(model, store, chosen.training, 0)
+    fit_normaliser(model.normaliser, store, chosen.training, 0)
     assert float(model.normaliser.moments[0].mean[0]) > 1
     bad = hand_episode(3, [1.0, 1.0])
     bad.columns["obs:obs"][1] = np.nan
     spoilt = hand_store(tmp_path / "s", [bad])
     with pytest.raises(StoreError, match=r"episode 0 \(uid 0000000000000003\) has NaN in column obs:obs"):
-        fit_normaliser(model, spoilt, np.array([0]), 0)
+        fit_normaliser(model.normaliser, spoilt, np.array([0]), 0)

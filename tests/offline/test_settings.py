@@ -36,7 +36,9 @@ def test_what_contradicts_each_other_is_refused() -> None:
     with pytest.raises(ConfigError, match="which store"):
         check_offline(load_config(OfflineConfig, [], []))
     for words, message in (
-        (["algorithm=bc", "evaluation.targets=[1]"], "cloning cannot be asked for a return"),
+        (["algorithm=bc", "evaluation.targets=[1]"], "cannot be asked for a return"),
+        (["algorithm=td3bc", "evaluation.targets=[1]"], "algorithm=td3bc cannot be asked for a return"),
+        (["value.alpha=1"], r"value\.\* is set, but algorithm=dt does not read it; iql and td3bc do"),
         (["fit.micro_batch=65"], r"micro_batch=65 must not be above fit\.batch_size=64"),
         (["env=no_such_env"], "no_such_env"),
     ):

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.api.notebook import NotebookLine, in_notebook
+from rollmill.api.policies import Source
+from rollmill.api.run import Run
 from rollmill.api.words import Env, Files, env_words, files_of, said_in_python, setting_words
 from rollmill.core.given import give
 from rollmill.monitor.console import count_text
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Metrics
 from rollmill.runs.collect.run import collect as collect_episodes
+from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.store.reader import Store
 
 
 def collect(
     env: Env | None = None,
-    policy: Any = "random",
+    policy: Source | LoadedPolicy = "random",
     *,
     out: str | os.PathLike[str],
     episodes: int | None = None,
@@ -41,8 +44,7 @@ def collect(
 
     Args:
         env: As for ``rollmill.train``; may be left out where ``policy`` is a run or a checkpoint.
-        policy: ``"random"``, ``"smoothed-random"``, a run folder, a checkpoint, ``module:callable``, or a callable:
-            called with the environment's spec, it returns what maps an observation to an action.
+        policy: What ``rollmill.load_policy`` returns, or whatever it takes: a ``Run``, a path, a name, a callable.
         out: Folder of the store.
         episodes: Episodes to add.
         steps: Steps to add; the last episodes are cut and marked as partial.
@@ -56,7 +58,10 @@ def collect(
         progress: Show how far it is, in a notebook.
         blocks: Blocks of settings as dicts.
     """
-    name = give(policy) if callable(policy) else str(getattr(policy, "path", policy))
+    if isinstance(policy, LoadedPolicy):
+        name, deterministic = str(policy.path or policy.name), deterministic or policy.deterministic
+    else:
+        name = give(policy) if callable(policy) else str(policy.path if isinstance(policy, Run) else policy)
     options = CollectOptions(
         out=Path(out),
         policy=name,
@@ -66,7 +71,7 @@ def collect(
         max_steps=max_steps,
         seed=seed,
         deterministic=deterministic,
-        trust_code=trust_code,
+        trust_code=trust_code or (isinstance(policy, Run) and policy.is_own),
     )
     line = NotebookLine() if progress and in_notebook() else None
 

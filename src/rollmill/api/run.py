@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.api.metrics import Metrics
 from rollmill.api.stores import open_store
 from rollmill.core.config.load import load_config
-from rollmill.core.config.yaml import read_mapping
+from rollmill.core.config.old_names import read_saved
 from rollmill.core.errors import RunFolderError
 from rollmill.core.imports import import_object
 from rollmill.core.run_folder import RunFolder, is_run
@@ -20,6 +20,8 @@ from rollmill.store.reader import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from rollmill.runs.policies.base import LoadedPolicy
 
 CONFIGS: dict[RunKind, str] = {
     "online": "rollmill.runs.settings:TrainConfig",
@@ -39,8 +41,9 @@ class Run:
     be looked at again and again.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, is_own: bool = False) -> None:
+        """``is_own``: this process has trained it, so the code that its checkpoints name is the user's."""
+        self.path, self.is_own = Path(path), is_own
         if not is_run(self.path):
             raise RunFolderError(f"{self.path}: there is no run")
         self._folder = RunFolder(self.path)
@@ -59,7 +62,7 @@ class Run:
     @property
     def kind(self) -> RunKind:
         """``online``, ``offline``, ``world``, or a stage of the latter: ``encoder``, ``dynamics``, ``controller``."""
-        return run_kind(read_mapping(self._folder.config).data)
+        return run_kind(read_saved(self._folder.config))
 
     @property
     def state(self) -> str:
@@ -107,6 +110,12 @@ class Run:
     def data(self) -> Store:
         """What it has recorded (``recording={"keep": "all"}``); StoreError where it has not."""
         return open_store(self.path)
+
+    def policy(self, **options: Any) -> LoadedPolicy:
+        """What it has learnt, to be asked, evaluated and collected with; the options are those of ``load_policy``."""
+        from rollmill.api.policies import load_policy
+
+        return load_policy(self, **options)
 
     @property
     def report(self) -> Path:

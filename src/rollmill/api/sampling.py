@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from rollmill.api.machine import machine_as_it_was
+from rollmill.api.policies import load_policy
+from rollmill.api.run import Run
 from rollmill.api.words import Env, Files, env_words, files_of, said_in_python, setting_words
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, PolicyError, error_text
@@ -15,11 +20,12 @@ from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
 from rollmill.envs.probe import Probe, probe_here
+from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Trajectory, cut_trajectories
-from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
+from rollmill.sampling.schedule import EpisodeSchedule
 
 Act: TypeAlias = Callable[[Any], Any]
 """Observations ``[n, *shape]`` (by name, where there are several fields) of n lanes -> actions ``[n, ...]``, or a tuple
@@ -28,7 +34,7 @@ of actions, log-probabilities ``[n]`` and values ``[n]``, of which the last one 
 
 def sample(
     env: Env | None = None,
-    policy: str | Act = "random",
+    policy: str | Path | Run | LoadedPolicy | Act = "random",
     *,
     seed: int = 0,
     config: Files = (),
@@ -46,9 +52,10 @@ def sample(
     next segment, and at no other time: it may be changed between two segments. Leaving the loop ends the workers.
 
     Args:
-        env: As for ``rollmill.train``.
-        policy: ``"random"``, or a callable: observations ``[n, *shape]`` of n lanes (a dict of them, where there are
-            several fields) to actions ``[n, ...]``, or to ``(actions, log_probs, values)``.
+        env: As for ``rollmill.train``; may be left out where the policy knows its own.
+        policy: What ``rollmill.load_policy`` returns, or a name that it takes; or a callable: observations
+            ``[n, *shape]`` of n lanes (a dict of them, where there are several fields) to actions ``[n, ...]``, or to
+            ``(actions, log_probs, values)``.
         seed: Root of all randomness.
         config: Settings files, as for ``rollmill.train``.
         overrides: Settings by dotted key.
@@ -57,14 +64,19 @@ def sample(
     with said_in_python():
         files = files_of(config)
         words = setting_words(blocks, env_words(env), {"run.seed": seed}, overrides or {})
-        require_env(files, words, "rollmill.sample")
-        settings = size(load_config(TrainConfig, files, words))
-        if not callable(policy) and policy != "random":
-            raise ConfigError(f"policy: expected 'random' or a callable, got {policy!r}")
-    return _segments(settings, policy)
+        agent = load_policy(policy) if isinstance(policy, str | Path | Run) else policy
+        settings = load_config(TrainConfig, files, words)
+        if isinstance(agent, LoadedPolicy) and env is None and agent.env is not None:
+            settings = replace(settings, env=agent.env)
+        else:
+            require_env(files, words, "rollmill.sample")
+        settings = size(settings)
+        if not callable(agent) and not isinstance(agent, LoadedPolicy):
+            raise ConfigError(f"policy: expected a policy, or a callable from observations to actions, got {agent!r}")
+    return _segments(settings, agent)
 
 
-def _segments(config: TrainConfig, policy: str | Act) -> Iterator[Trajectory]:
+def _segments(config: TrainConfig, policy: LoadedPolicy | Act) -> Iterator[Trajectory]:
     serial = config.sampling.mode == "serial"
     with process_scope(inside=serial) as environment:
         if serial:
@@ -73,12 +85,20 @@ def _segments(config: TrainConfig, policy: str | Act) -> Iterator[Trajectory]:
             spec = Probe(config.env, environment).result(config.sampling.start_timeout)
         config = size(config, spec)
         seeds = Seeds(config.run.seed)
+        schedule = EpisodeSchedule(seeds.branch("envs"), config.sampling.workers * config.sampling.envs_per_worker)
+        plan = SamplerPlan(
+            *(config.sampling, config.env, spec, seeds.branch("envs"), 1),
+            environment=environment,
+            schedule=None if config.env.vector else schedule,
+        )
         actor: Policy
-        if callable(policy):
-            actor = CallablePolicy(spec, policy)
+        if isinstance(policy, LoadedPolicy):
+            policy.check(spec)
+            targets = [max(policy.require_targets(), default=0.0)] * schedule.envs * spec.agents
+            with machine_as_it_was():  # the loop around this is the user's
+                actor = policy.build(spec, schedule, seeds.branch("actions").integer(), targets)
         else:
-            actor = RandomPolicy(spec, seeds.branch("actions").integer())
-        plan = SamplerPlan(config.sampling, config.env, spec, seeds.branch("envs"), 1, environment=environment)
+            actor = CallablePolicy(spec, policy)
         sampler = Sampler(plan, [actor])
         try:
             sampler.start()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from rollmill.api.machine import machine_as_it_was
 from rollmill.api.notebook import NotebookLine, TrainingLine, in_notebook, warnings_shown
 from rollmill.api.run import Run
 from rollmill.api.words import Env, Files, env_words, files_of, said_in_python, setting_words
@@ -21,7 +21,6 @@ from rollmill.runs.lifecycle import Request, resumed_settings
 from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.train import run as runs
 from rollmill.runs.train.observers import Observer
-from rollmill.sampling.pool import keep_threads_to
 
 
 def train(
@@ -70,10 +69,10 @@ def train(
         words = setting_words(base, blocks, env_words(env), given_short, overrides or {})
         settings = _settings(files, words, resume, checkpoint)
         mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-        with _shown(progress) as (console, lines), _machine_as_it_was():
+        with _shown(progress) as (console, lines), machine_as_it_was():
             request = Request(mode, checkpoint, ("rollmill.train", *map(str, files), *words), console)
             outcome = runs.train(settings, request, (*lines, *observers))
-    return Run(outcome.folder)
+    return Run(outcome.folder, is_own=True)
 
 
 def _settings(files: Sequence[Path], words: Sequence[str], resume: bool, restore: Path | None) -> TrainConfig:
@@ -98,26 +97,3 @@ def _shown(progress: bool) -> Iterator[tuple[Literal["auto", "off"], tuple[Obser
             yield "off", (TrainingLine(NotebookLine()),)
     else:
         yield "auto", ()
-
-
-@contextlib.contextmanager
-def _machine_as_it_was() -> Iterator[None]:
-    """Undo what a run sets for the whole process (torch's threads, precision and randomness, the cores that threads may
-    run on), and have the memory back that it has used: that of its segments, and of its network on a GPU.
-    """
-    import torch
-
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    benchmark, random = torch.backends.cudnn.benchmark, torch.random.get_rng_state()
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.benchmark = benchmark
-        torch.random.set_rng_state(random)
-        if cores and os.sched_getaffinity(0) != cores:
-            keep_threads_to(cores)
-        gc.collect()
-        torch.cuda.empty_cache()  # does nothing where no GPU is in use

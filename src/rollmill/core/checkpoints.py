@@ -150,7 +150,7 @@ class Checkpoints:
     one after every ``milestone_frames`` frames (0: no milestones; those that exist stay). A save needs
     the size of the file plus ``min_free_mb`` (of 10^6 bytes) free on the disk.
 
-    Only ``save`` and ``set_aside_after`` write; looking into the folder of a running training is safe.
+    Only ``save``, ``remove`` and ``set_aside_after`` write; looking into the folder of a running training is safe.
     """
 
     def __init__(
@@ -243,9 +243,10 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------------- saving
 
-    def save(self, state: Any, frames: int, metric: float | None) -> Path:
+    def save(self, state: Any, frames: int, metric: float | None, keep: bool = False) -> Path:
         """Write ``state`` (see ``tree_file``), then prune. ``metric``: higher is better, None if unknown.
 
+        ``keep``: it stays for ever, as a milestone.
         Raises ``CheckpointError`` and leaves all older checkpoints as they are when the disk is full.
         """
         newest = self.newest()
@@ -255,7 +256,7 @@ class Checkpoints:
                 f"it would be taken for the newest. Set it aside first (set_aside_after({frames}))"
             )
         content = {"frames": frames, "metric": metric, "state": state}
-        path = self._path_for(frames)
+        path = self._path_for(frames, keep)
         save_guarded(path, content, self._min_free_mb)
         self._metrics.pop(path, None)
         self._prune(path, frames)
@@ -278,8 +279,9 @@ class Checkpoints:
             atomic.sync_folder(self.folder)
         return tuple(moved)
 
-    def _path_for(self, frames: int) -> Path:
-        return self.folder / f"{'milestone' if self._is_milestone(frames) else 'frames'}-{frames:012d}.ckpt"
+    def _path_for(self, frames: int, keep: bool) -> Path:
+        milestone = keep or self._is_milestone(frames)
+        return self.folder / f"{'milestone' if milestone else 'frames'}-{frames:012d}.ckpt"
 
     def _is_milestone(self, frames: int) -> bool:
         milestones = [c.frames for c in self.list() if c.milestone]
@@ -294,15 +296,21 @@ class Checkpoints:
         """Remove what no rule keeps; ``written`` is the checkpoint just saved, at ``frames``."""
         # The same moment under the other name: saved again after milestones were turned on.
         twins = [c for c in self.list() if c.frames == frames and c.path != written]
-        found = [c for c in self.list() if c not in twins]
-        kept = {c for c in found if c.milestone}
+        for checkpoint in twins:
+            self.remove(checkpoint)
+        for checkpoint in self.surplus():
+            self.remove(checkpoint)
+
+    def surplus(self, milestones: bool = True) -> tuple[Checkpoint, ...]:
+        """What no rule keeps, oldest first; ``milestones``: whether those stay."""
+        found = self.list()
+        kept = {c for c in found if c.milestone and milestones}
         kept.update(found if self._keep_last == 0 else found[-self._keep_last :])
         kept.update(self._ranked(found)[: self._keep_best] if self._keep_best > 0 else ())
-        for checkpoint in [*twins, *found]:
-            if checkpoint not in kept:
-                self._remove(checkpoint)
+        return tuple(c for c in found if c not in kept)
 
-    def _remove(self, checkpoint: Checkpoint) -> None:
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """Delete a file; a warning where that is not possible."""
         try:
             checkpoint.path.unlink(missing_ok=True)
         except OSError as error:  # the new checkpoint is safe, so the run goes on

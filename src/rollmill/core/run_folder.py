@@ -58,7 +58,7 @@ _MARKS = ("config.yaml", "diary.json", "state.json")
 _LOGS = ("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES)))
 _LAYOUT = {
     *_MARKS,
-    *("metrics.jsonl", "tb", "checkpoints", "data", "videos", "report.html", "profile", "eval"),
+    *("metrics.jsonl", "tb", "checkpoints", "pool", "data", "videos", "report.html", "profile", "eval"),
     *("data_report.html", "data_report.json", "wandb", "images", "encoder.bin"),
     "images",  # the images of version 0.1
     *_LOGS,
@@ -95,6 +95,7 @@ class RunFolder:
         self.tensorboard = path / "tb"
         self.log = path / "log.txt"
         self.checkpoints = path / "checkpoints"
+        self.pool = path / "pool"
         self.data = path / "data"
         self.videos = path / "videos"
         self.images = path / "images"

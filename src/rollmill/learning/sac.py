@@ -21,13 +21,13 @@ from rollmill.core.errors import ConfigError, NonFiniteError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.shapes import BYTES, FLOATS, Shape, check_shape
 from rollmill.core.slots import OBS
-from rollmill.learning.critics import Critics
 from rollmill.learning.experience import Experience, Transitions
 from rollmill.learning.metrics import Sums
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
+from rollmill.models.critics import Critics
 from rollmill.models.encoders import Observations
 from rollmill.models.heads.numbers import TanhGaussianHead
 from rollmill.models.saving import (

@@ -27,7 +27,8 @@ from rollmill.core.machine import available_cores
 from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS
-from rollmill.offline.model import Scales, SequencePolicy
+from rollmill.models.encoders import ObservationNormaliser
+from rollmill.offline.model import Scales
 from rollmill.offline.settings import Algorithm, DataSettings, SequenceSettings
 from rollmill.offline.tokens import Inputs, columns_for, inputs, make_windows
 from rollmill.store.cache import DecodedCache
@@ -196,9 +197,9 @@ def automatic_targets(selection: Selection) -> tuple[float, ...]:
 
 
 @torch.no_grad()
-def fit_normaliser(model: SequencePolicy, store: Store, episodes: Array, seed: int) -> None:
+def fit_normaliser(normaliser: ObservationNormaliser, store: Store, episodes: Array, seed: int) -> None:
     """Moments of the float observations of some episodes; they stay fixed while learning."""
-    names = list(model.normaliser.names)
+    names = list(normaliser.names)
     if not names:
         return
     picked = np.random.default_rng(seed).permutation(episodes)[:MOMENT_EPISODES]
@@ -207,7 +208,7 @@ def fit_normaliser(model: SequencePolicy, store: Store, episodes: Array, seed: i
         bad = next((name for name, x in rows.items() if not np.isfinite(x).all()), None)
         if bad is not None:
             raise StoreError(f"{store.path}: episode {i} (uid {int(store.table.uid[i]):016x}) has NaN in column {bad}")
-        model.normaliser.update({name: torch.from_numpy(rows[OBS + name]) for name in names})
+        normaliser.update({name: torch.from_numpy(rows[OBS + name]) for name in names})
 
 
 class WindowLoader:

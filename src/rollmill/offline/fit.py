@@ -1,11 +1,11 @@
-"""The fit of all offline policies: windows in, gradients, metrics out (``optim.fitter``)."""
+"""The fit of all offline policies: windows or transitions in, gradients, metrics out (``optim.fitter``)."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from rollmill.offline.settings import FitSettings
 from rollmill.offline.tokens import Inputs
 from rollmill.optim.device import matmul_dtype
 from rollmill.optim.fitter import FitPlan, Fitter
-from rollmill.optim.replicas import Replicas, thread_count
+from rollmill.optim.replicas import Model, Replicas, thread_count
 from rollmill.optim.schedules import WarmupCosine
 
 FIT_SHAPE: Shape = {
@@ -40,8 +40,56 @@ MICRO_IMAGES = 256
 VALIDATION_BATCHES = 8
 
 
-class PolicyFitter(Fitter[SequencePolicy, Inputs]):
+Rows = TypeVar("Rows")
+Given = TypeVar("Given", covariant=True)
+
+
+class Loader(Protocol[Given]):
+    """Training batches without end, from batch ``position`` on."""
+
+    position: int
+
+    def __iter__(self) -> Iterator[Given]: ...
+
+
+class OfflineFitter(Fitter[Model, Rows]):
+    """What the fits of all algorithms share: batches come from a loader, and a fit goes on where it was saved."""
+
+    loader: Loader[Rows]
+    _batches: Iterator[Rows] | None = None
+
+    def next_batch(self) -> Rows:
+        if self._batches is None:
+            self._batches = iter(self.loader)
+        return next(self._batches)
+
+    def state(self) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        return {
+            **super().state(),
+            "position": self.loader.position,
+            "rng": to_numpy(torch.get_rng_state()),
+            "cuda_rng": to_numpy(torch.cuda.get_rng_state(self.device)) if cuda else None,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: weights, optimizer, random numbers, and the place in the data."""
+        super().load_state(state)
+        self.loader.position = state["position"]
+        load_generator(torch.set_rng_state, state["rng"])
+        if state["cuda_rng"] is not None and self.device.type == "cuda":
+            load_generator(functools.partial(torch.cuda.set_rng_state, device=self.device), state["cuda_rng"])
+
+    def close(self) -> None:
+        """Let go of loader processes and threads."""
+        self._batches = None
+        super().close()
+
+
+class PolicyFitter(OfflineFitter[SequencePolicy, Inputs]):
     """Fits a policy to windows; the loss is the mean over their real steps."""
+
+    loader: WindowLoader
 
     def __init__(self, model: SequencePolicy, loader: WindowLoader, settings: FitSettings, seed: int) -> None:
         self.loader, self.settings = loader, settings
@@ -50,19 +98,13 @@ class PolicyFitter(Fitter[SequencePolicy, Inputs]):
         super().__init__(
             Replicas.on_threads(model, thread_count(device, s.threads)),
             torch.optim.AdamW(_groups(model, s), lr=s.learning_rate, betas=(0.9, 0.95)),
-            FitPlan(WarmupCosine(s.learning_rate, s.end_rate, s.warmup_steps), s.steps, s.seconds, s.max_grad_norm),
+            plan_of(s),
             matmul_dtype(s.precision, device),
         )
         self._forward: dict[nn.Module, Callable[[Inputs], Tensor]] = {
             network: torch.compile(network) if s.compile else network for network in self.replicas.networks
         }
-        self._batches: Iterator[Inputs] | None = None
         torch.manual_seed(seed)
-
-    def next_batch(self) -> Inputs:
-        if self._batches is None:
-            self._batches = iter(self.loader)
-        return next(self._batches)
 
     def samples(self, batch: Inputs) -> int:
         return int(batch.mask.sum())
@@ -107,27 +149,11 @@ class PolicyFitter(Fitter[SequencePolicy, Inputs]):
         metric = {"accuracy": mean} if self.model.spec.action.discrete else {"error": math.sqrt(max(-mean, 0.0))}
         return {"validation/loss": loss / real, **{f"validation/{name}": value for name, value in metric.items()}}
 
-    def state(self) -> dict[str, Any]:
-        cuda = self.device.type == "cuda"
-        return {
-            **super().state(),
-            "position": self.loader.position,
-            "rng": to_numpy(torch.get_rng_state()),
-            "cuda_rng": to_numpy(torch.cuda.get_rng_state(self.device)) if cuda else None,
-        }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: weights, optimizer, random numbers, and the place in the data."""
-        super().load_state(state)
-        self.loader.position = state["position"]
-        load_generator(torch.set_rng_state, state["rng"])
-        if state["cuda_rng"] is not None and self.device.type == "cuda":
-            load_generator(functools.partial(torch.cuda.set_rng_state, device=self.device), state["cuda_rng"])
-
-    def close(self) -> None:
-        """Let go of loader processes and threads."""
-        self._batches = None
-        super().close()
+def plan_of(settings: FitSettings) -> FitPlan:
+    s = settings
+    rate = WarmupCosine(s.learning_rate, s.end_rate, s.warmup_steps)
+    return FitPlan(rate, s.steps, s.seconds, s.max_grad_norm)
 
 
 def _groups(model: nn.Module, settings: FitSettings) -> list[dict[str, Any]]:

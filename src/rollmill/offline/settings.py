@@ -11,7 +11,9 @@ from rollmill.core.errors import ConfigError
 from rollmill.models.settings import ModelSettings
 from rollmill.store.filters import Filter
 
-Algorithm = Literal["dt", "bc"]
+Algorithm = Literal["dt", "bc", "iql", "td3bc"]
+VALUE_BASED: tuple[Algorithm, ...] = ("iql", "td3bc")
+"""Algorithms that learn from single transitions what actions are worth."""
 
 
 @settings
@@ -78,6 +80,50 @@ class SequenceSettings:
 
 
 @settings
+class ValueSettings:
+    """algorithm=iql and algorithm=td3bc: what actions are worth, and how the policy follows that.
+
+    Of ``model`` they read the encoder (``encoder``, ``mlp``, ``fc``, ``nonlinearity``).
+    """
+
+    discount: float = 0.99
+    """Of rewards, per step."""
+
+    target_rate: float = 0.005
+    """How far the slow copies of critics and policy move towards the learnt ones in a step."""
+
+    expectile: float = 0.7
+    """iql: of an action's value that counts as the value of its state; 0.5 is the mean, 1 would be the best."""
+
+    temperature: float = 3.0
+    """iql: how much more the policy imitates better actions; 0 is behaviour cloning."""
+
+    weight_limit: float = 100.0
+    """iql: highest weight of an action."""
+
+    alpha: float = 2.5
+    """td3bc: how much the critics count against staying near what was done; 0 is behaviour cloning."""
+
+    noise: float = 0.2
+    """td3bc: deviation of the noise on the next action, in units of half the action's range."""
+
+    noise_limit: float = 0.5
+    """td3bc: largest noise."""
+
+    policy_every: int = 2
+    """td3bc: steps of the critics for one of the policy."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount < 1 or not 0 < self.target_rate <= 1 or not 0 < self.expectile < 1:
+            raise ValueError("discount lies from 0 to below 1, target_rate above 0 up to 1, expectile between 0 and 1")
+        if self.policy_every < 1 or self.weight_limit <= 0:
+            raise ValueError("policy_every must be at least 1, weight_limit above 0")
+        for name in ("temperature", "alpha", "noise", "noise_limit"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+
+
+@settings
 class DataSettings:
     """Which episodes of the store are learnt from, and how they are read."""
 
@@ -137,7 +183,7 @@ class FitSettings:
     twenty are two fifths of the run. Whatever ends it, the weights with the lowest held-out loss are evaluated."""
 
     batch_size: int = 64
-    """Windows of an optimizer step."""
+    """Windows (iql, td3bc: transitions) of an optimizer step."""
 
     micro_batch: int = 0
     """Windows that go through the network at a time; 0: some 256 images on a CPU, all on a GPU."""

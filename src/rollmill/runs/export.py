@@ -21,14 +21,14 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rollmill import __version__
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_spec
+from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings, saved_spec
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.runs.online_state import require_online
@@ -37,7 +37,9 @@ from rollmill.runs.settings import TrainConfig
 from rollmill.runs.trust import load_saved
 
 if TYPE_CHECKING:
+    from rollmill.models.actor_critic import ActorCritic
     from rollmill.models.portable import PortablePolicy
+    from rollmill.models.settings import ModelSettings
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
@@ -78,7 +80,7 @@ def export_policy(
     taken = [path for path in (out, beside) if path.exists()]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} exists; --overwrite replaces it")
-    loaded = require_online(load_checkpoint(find_checkpoints(target, best)[0]))
+    loaded = load_checkpoint(find_checkpoints(target, best)[0])
     portable, about = _portable(loaded, policy, trust_code)
     text = json.dumps(_json(about), allow_nan=False, indent=1)
     data = _WRITERS[to](portable, text)
@@ -95,21 +97,12 @@ def _portable(loaded: Loaded, number: int, trust_code: bool) -> tuple[PortablePo
     """The network of a checkpoint, and its card."""
     import torch
 
-    from rollmill.models.actor_critic import build_model
     from rollmill.models.portable import PortablePolicy, card
-    from rollmill.models.saving import load_weights
 
-    state = loaded.state
-    config = load_saved(TrainConfig, state["config"], loaded.path, trust_code=trust_code)
-    spec, learners = saved_spec(loaded.path, state["spec"]), state["learners"]
-    if not 0 <= number < len(learners):
-        raise ConfigError(f"--policy {number}: {loaded.path} holds {len(learners)}, counted from 0")
     torch.set_num_threads(1)
-    model = build_model(spec, config.model)
-    with restoring(loaded.path, f"learners.{number}.model"):
-        load_weights(model, learners[number]["model"])
-    portable = PortablePolicy(model, spec)
-    settings = to_dict(config)
+    kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
+    model, settings, env = _offline(loaded) if kind == "offline" else _online(loaded, number, trust_code)
+    portable = PortablePolicy(model, saved_spec(loaded.path, loaded.state["spec"]))
     about = {
         "format": "rollmill policy",
         "version": 1,
@@ -118,10 +111,46 @@ def _portable(loaded: Loaded, number: int, trust_code: bool) -> tuple[PortablePo
         "frames": loaded.frames,
         "mean_return": loaded.metric,
         "policy": number,
-        **card(portable, settings["model"]),
-        "env": settings["env"],
+        **card(portable, to_dict(settings)),
+        "env": env,
     }
     return portable, about
+
+
+Parts = tuple["ActorCritic", "ModelSettings", dict[str, Any]]
+"""Network, its settings, settings of the environment."""
+
+
+def _online(loaded: Loaded, number: int, trust_code: bool) -> Parts:
+    from rollmill.models.actor_critic import build_model
+    from rollmill.models.saving import load_weights
+
+    state = require_online(loaded).state
+    config = load_saved(TrainConfig, state["config"], loaded.path, trust_code=trust_code)
+    spec, learners = saved_spec(loaded.path, state["spec"]), state["learners"]
+    if not 0 <= number < len(learners):
+        raise ConfigError(f"--policy {number}: {loaded.path} holds {len(learners)}, counted from 0")
+    model = build_model(spec, config.model)
+    with restoring(loaded.path, f"learners.{number}.model"):
+        load_weights(model, learners[number]["model"])
+    return model, config.model, to_dict(config.env)
+
+
+def _offline(loaded: Loaded) -> Parts:
+    import torch
+
+    from rollmill.offline.actor_critic import ValuePolicy
+    from rollmill.runs.offline.settings import OfflineConfig
+    from rollmill.runs.policies.offline import load_network, require_offline
+
+    state = require_offline(loaded).state
+    config = saved_settings(OfflineConfig, state["config"], loaded.path)
+    network = load_network(loaded, config, torch.device("cpu"))
+    if not isinstance(network, ValuePolicy):
+        raise ConfigError(
+            f"{loaded.path}: policies of algorithm={config.algorithm} see many steps at once and are not exported yet"
+        )
+    return network.policy, network.network, dict(state["env"])
 
 
 def _json(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,10 @@ class CheckpointSettings:
     keep_best: int = 1
     """Checkpoints with the highest mean return to keep besides."""
 
+    best_metric: str = ""
+    """Metric to take for ``keep_best`` instead of the mean return, as the row before the checkpoint has it; with a
+    minus before its name the lowest is the best (``-learn/value_loss``)."""
+
     milestone_frames: int = 0
     """Keep one checkpoint for ever every so many frames; 0 is off."""
 
@@ -101,6 +105,41 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         if min(self.every_seconds, self.keep_last, self.keep_best, self.milestone_frames, self.min_free_mb) < 0:
             raise ValueError("checkpoint settings must not be negative")
+
+    def rated(self, metrics: Mapping[str, float], usual: str = "") -> float | None:
+        """The value of ``best_metric`` (or of the ``usual`` one), such that higher is better; None if unknown."""
+        name = self.best_metric or usual
+        value = metrics.get(name.removeprefix("-"))
+        return -value if value is not None and name.startswith("-") else value
+
+
+@settings
+class PoolSettings:
+    """Models that others may load while the run goes on (``pool/`` in its folder), for self-play and for comparison."""
+
+    every_updates: int = 0
+    """Batches learnt from between two models; 0 is off."""
+
+    every_seconds: float = 0.0
+    """Seconds between two models; 0 is off. With both, whichever comes first."""
+
+    keep: int = 10
+    """Newest models to keep."""
+
+    milestone_updates: int = 0
+    """Keep one model for ever every so many batches; 0 is off."""
+
+    def __post_init__(self) -> None:
+        if min(self.every_updates, self.every_seconds, self.milestone_updates) < 0:
+            raise ValueError("every_updates, every_seconds and milestone_updates must be 0 (off) or positive")
+        if self.keep < 1:
+            raise ValueError("keep must be at least 1")
+        if not self.on and (self.milestone_updates or self.keep != 10):
+            raise ValueError("nothing is published: set every_updates or every_seconds")
+
+    @property
+    def on(self) -> bool:
+        return bool(self.every_updates or self.every_seconds)
 
 
 @settings
@@ -217,6 +256,7 @@ class TrainConfig:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    pool: PoolSettings = field(default_factory=PoolSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     wandb: WandbSettings = field(default_factory=WandbSettings)

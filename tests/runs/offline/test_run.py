@@ -25,10 +25,13 @@ from rollmill.monitor.jsonl import read_jsonl
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import Results, is_monotone
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import collect
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.results import comparison
 from rollmill.runs.evaluate.run import evaluate_all
 from rollmill.runs.evaluate.setup import EvalSetup
+from rollmill.runs.export import export_policy
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import OfflineOutcome, OfflineRun, train_offline
 from rollmill.runs.offline.settings import OfflineConfig
@@ -482,3 +485,41 @@ def test_a_checkpoint_of_other_data_or_of_an_online_run_is_refused(store: Path, 
         compare([], EvalOptions())
     with pytest.raises(ConfigError, match="none of these policies can be asked for a return"):
         compare([maker.path], EvalOptions(targets=(1.0,)))
+
+
+# -- IQL and TD3+BC ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of Pendulum at random."""
+    folder = tmp_path_factory.mktemp("pendulum")
+    collect(
+        CollectOptions(out=folder / "store", episodes=6, seed=0), overrides=("env=Pendulum-v1", "sampling.workers=1")
+    )
+    return folder / "store"
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "td3bc"])
+def test_value_based_policies_are_judged_saved_and_exported_like_others(
+    tmp_path: Path, pendulum: Path, algorithm: str
+) -> None:
+    words = (f"algorithm={algorithm}", "run.name=it", "evaluation.every_steps=3", "evaluation.deterministic=true")
+    outcome = run(tmp_path, pendulum, *words, "data.validation=0.2")
+    assert outcome.results is not None
+    assert [row.policy for row in outcome.results.rows][:2] == [algorithm, "random"]
+    assert {"eval/return", "validation/error", "validation/td_error", "learn/critic_loss"} <= outcome.metrics.keys()
+    assert "the last" in outcome.weights, "no held-out figure chooses"
+    again = evaluate_all([str(outcome.folder)], EvalOptions(episodes=4, envs=4, workers=1, seed=1))
+    mean = float(np.mean([row.episode_return for row in again[0].policy.rows]))
+    assert mean == pytest.approx(outcome.results.rows[0].mean, rel=1e-5)
+    pytest.importorskip("safetensors")
+    done = export_policy(outcome.folder, "safetensors", tmp_path / "p.safetensors")
+    assert done.nbytes > 0
+    longer = run(tmp_path, pendulum, *words, "data.validation=0.2", "fit.steps=8", mode="resume")
+    assert longer.steps == 8
+
+
+def test_value_based_policies_are_for_continuous_actions(tmp_path: Path, store: Path) -> None:
+    with pytest.raises(ConfigError, match="are for continuous actions"):
+        run(tmp_path, store, "algorithm=iql")

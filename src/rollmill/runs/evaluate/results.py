@@ -137,6 +137,21 @@ class EvalResult:
     """The return that was asked for."""
     note: str = ""
 
+    @property
+    def returns(self) -> list[float]:
+        """The return of every episode."""
+        return self.policy.returns
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns))
+
+    def __repr__(self) -> str:
+        summary = self.policy.summary()
+        error = "" if summary["standard_error"] is None else f" +- {summary['standard_error']:.2g}"
+        beside = "" if self.random is None else f", random play {self.random.summary()['mean']:.4g}"
+        return f"<{self.name}: return {summary['mean']:.4g}{error} over {summary['episodes']} episodes{beside}>"
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "policy": self.name,

@@ -28,10 +28,7 @@ from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
 from rollmill.models.saving import load_weights, weights_of
 from rollmill.monitor.console import duration_text, live_panel
-from rollmill.offline.data import WindowLoader, fit_normaliser
-from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.held_out import HeldOut
-from rollmill.offline.model import SequencePolicy
 from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.offline import Video
 from rollmill.reports.run.report import write_run_report
@@ -40,6 +37,7 @@ from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Request, ending, find_checkpoint, open_diary, write_config
+from rollmill.runs.offline.networks import Network, build_fitter
 from rollmill.runs.offline.reporting import OfflineReporter
 from rollmill.runs.offline.settings import OfflineConfig, check_offline
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
@@ -149,21 +147,8 @@ class OfflineRun:
             torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``optim.replicas``
         else:
             torch.set_float32_matmul_precision("high")
-        torch.manual_seed(seeds.branch("weights").integer())
-        self.model = SequencePolicy(task.spec, config.model, task.scales, config.algorithm == "dt")
-        fit_normaliser(self.model, task.store, task.selection.training, seeds.branch("moments").integer())
-        self.model.to(device)
-        loader = WindowLoader(
-            task.store,
-            task.selection,
-            task.spec,
-            config.data,
-            config.model,
-            config.fit.batch_size,
-            seeds.branch("data").integer(),
-            device,
-        )
-        self.fitter = PolicyFitter(self.model, loader, config.fit, seeds.branch("fit").integer())
+        self.fitter = build_fitter(config, task.store, task.selection, task.scales, seeds, device)
+        self.model: Network = self.fitter.model
         s = config.checkpoints
         self._checkpoints = Checkpoints(folder.checkpoints, s.keep_last, s.keep_best, s.milestone_frames, s.min_free_mb)
         self._saved_at = time.monotonic()
@@ -233,10 +218,10 @@ class OfflineRun:
         metrics |= {f"eval/return_target_{row.target:g}": row.mean for row in rows if row.target is not None}
         return metrics
 
-    def _rows(self, name: str, model: SequencePolicy, episodes: int) -> list[Row]:
+    def _rows(self, name: str, model: Network, episodes: int) -> list[Row]:
         return self._judged(self._playable(name, model, self.task.targets), name, episodes)
 
-    def _playable(self, name: str, model: SequencePolicy, targets: Sequence[float | None]) -> OfflinePolicy:
+    def _playable(self, name: str, model: Network, targets: Sequence[float | None]) -> OfflinePolicy:
         """The network as a policy that is asked for these returns (None: it is not asked)."""
         asked = tuple(target for target in targets if target is not None)
         deterministic = self.task.config.evaluation.deterministic
@@ -266,7 +251,7 @@ class OfflineRun:
         best = self.held_out.best_step
         return Choice(best or self.steps, self.steps, best > 0)
 
-    def _policy(self) -> SequencePolicy:
+    def _policy(self) -> Network:
         """The network with those weights."""
         policy = copy.deepcopy(self.model)
         if self.held_out.weights is not None:
@@ -310,7 +295,7 @@ class OfflineRun:
             self.write_results(videos)
         self._reporter.write(self.steps, self.metrics)
 
-    def _videos(self, setup: EvalSetup, policy: SequencePolicy, rows: list[Row]) -> list[Video]:
+    def _videos(self, setup: EvalSetup, policy: Network, rows: list[Row]) -> list[Video]:
         config = self.task.config
         own = sorted((row for row in rows if row.policy == config.algorithm), key=lambda row: -row.mean)
         videos = []
@@ -353,7 +338,8 @@ class OfflineRun:
     def save(self) -> Path:
         """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
         self.folder.require()
-        path = self._checkpoints.save(self.state(), self.steps, self.metrics.get("eval/return"))
+        rating = self.task.config.checkpoints.rated(self.metrics, "eval/return")
+        path = self._checkpoints.save(self.state(), self.steps, rating)
         self._saved_at = time.monotonic()
         log.info("checkpoint %s", path)
         return path
@@ -372,7 +358,7 @@ class OfflineRun:
             "config": to_dict(self.task.config),
             "env": to_dict(env_of(self.task.config, self.task.store)),
             "spec": self.task.spec.to_dict(),
-            "scales": self.model.scales.to_dict(),
+            "scales": self.task.scales.to_dict(),
             "targets": list(self.task.targets),
             "fit": self.fitter.state(),
             "held_out": self.held_out.state(),
@@ -381,7 +367,7 @@ class OfflineRun:
 
     def load_state(self, loaded: Loaded) -> None:
         state, self._loaded = loaded.state, loaded.path
-        if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.model.scales.to_dict():
+        if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.task.scales.to_dict():
             raise CheckpointError(
                 f"{loaded.path} was fitted to other data than {self.task.store.path} holds now (its environment, "
                 "returns or lengths differ); begin anew with --overwrite"

@@ -11,8 +11,18 @@ from rollmill.core.errors import ConfigError
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.monitor.wandb import WandbSettings, require_wandb
-from rollmill.offline.settings import Algorithm, DataSettings, EvaluationSettings, FitSettings, SequenceSettings
+from rollmill.offline.settings import (
+    VALUE_BASED,
+    Algorithm,
+    DataSettings,
+    EvaluationSettings,
+    FitSettings,
+    SequenceSettings,
+    ValueSettings,
+)
 from rollmill.runs.settings import CheckpointSettings, RunSettings
+
+_VALUE_BASED = " and ".join(VALUE_BASED)
 
 
 @settings
@@ -45,13 +55,14 @@ class OfflineConfig:
 
     algorithm: Algorithm = "dt"
     """dt: Decision Transformer, asked for a return. bc: behaviour cloning; with data.filter=["top=10%"] of the best
-    episodes alone."""
+    episodes alone. iql, td3bc: implicit Q-learning, and TD3 with behaviour cloning, for continuous actions."""
 
     env: EnvSettings | None = None
     """The environment to be judged in; unset: the one the store names."""
 
     data: DataSettings = field(default_factory=DataSettings)
     model: SequenceSettings = field(default_factory=SequenceSettings)
+    value: ValueSettings = field(default_factory=ValueSettings)
     fit: FitSettings = field(default_factory=FitSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -86,11 +97,13 @@ def check_offline(config: OfflineConfig) -> None:
         raise ConfigError("which store? `rollmill offline STORE`, or store=PATH")
     if config.env is not None:
         check_env_settings(config.env)
-    if config.algorithm == "bc" and config.evaluation.targets:
+    if config.algorithm != "dt" and config.evaluation.targets:
         raise ConfigError(
-            f"evaluation.targets={list(config.evaluation.targets)}: cloning cannot be asked for a return; "
-            "use algorithm=dt"
+            f"evaluation.targets={list(config.evaluation.targets)}: algorithm={config.algorithm} cannot be asked for a "
+            "return; use algorithm=dt"
         )
+    if config.algorithm not in VALUE_BASED and config.value != ValueSettings():
+        raise ConfigError(f"value.* is set, but algorithm={config.algorithm} does not read it; {_VALUE_BASED} do")
     if config.fit.micro_batch > config.fit.batch_size:
         raise ConfigError(
             f"fit.micro_batch={config.fit.micro_batch} must not be above fit.batch_size={config.fit.batch_size}"

@@ -23,14 +23,18 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE, EnvSpec
 from rollmill.core.protocols import Policy
 from rollmill.core.shapes import MAPPING, Shape, check_shape
+from rollmill.models.acting.policy import TorchPolicy
+from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.saving import load_weights
 from rollmill.offline.acting import TargetPolicy
+from rollmill.offline.actor_critic import ValuePolicy
 from rollmill.offline.data import check_spec
 from rollmill.offline.fit import FIT_SHAPE
 from rollmill.offline.held_out import HELD_OUT_SHAPE
-from rollmill.offline.model import Scales, SequencePolicy
+from rollmill.offline.model import Scales
 from rollmill.offline.settings import FitSettings
 from rollmill.optim.device import choose_device, matmul_dtype
+from rollmill.runs.offline.networks import Network, build_network
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name
@@ -83,11 +87,11 @@ def require_offline(loaded: Loaded) -> Loaded:
     return loaded
 
 
-def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, last: bool = False) -> SequencePolicy:
+def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, last: bool = False) -> Network:
     """The network a checkpoint holds, with the weights of the lowest held-out loss (``last``: with the last ones)."""
     state = loaded.state
     spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
-    model = SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
+    model = build_network(config, spec, scales)
     chosen = state["held_out"]["weights"] if Choice.of(state, last).best else state["fit"]["model"]
     with restoring(loaded.path, "weights"):
         load_weights(model, chosen)
@@ -96,12 +100,12 @@ def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, la
 
 @dataclass(kw_only=True, eq=False)
 class OfflinePolicy(LoadedPolicy):
-    """A Decision Transformer, which is asked for returns, or a clone, which is not.
+    """A Decision Transformer, which is asked for returns, or another policy, which is not.
 
     The network is given, or read from ``path`` when it is needed. A given one must not be trained while it acts.
     """
 
-    network: SequencePolicy | None = None
+    network: Network | None = None
     autocast: torch.dtype | None = None
     config: OfflineConfig | None = None
     device: str = "auto"
@@ -117,9 +121,12 @@ class OfflinePolicy(LoadedPolicy):
         if network is None:
             network, autocast = self._read()
         lanes = targets or [0.0] * (schedule.envs * spec.agents)
+        if isinstance(network, ValuePolicy):
+            still = self.deterministic or network.deterministic
+            return TorchPolicy(network.policy, WeightBoard(network.policy), len(lanes), seed, still, autocast)
         return TargetPolicy(network, lanes, seed, self.deterministic, autocast)
 
-    def _read(self) -> tuple[SequencePolicy, torch.dtype | None]:
+    def _read(self) -> tuple[Network, torch.dtype | None]:
         assert self.config is not None
         assert self.path is not None
         device = choose_device(self.device, "--device")

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core import tree_file
-from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import RollmillError
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process import Child, OutputLog
 from rollmill.monitor.jsonl import JsonlSink
+from rollmill.runs.online_state import weights_only
 from rollmill.runs.settings import EvaluationSettings
 from rollmill.runs.train.observers import Observer
 
@@ -168,18 +168,6 @@ class BackgroundEval(Observer):
         self._child.wait()
         self._look()
         run.write_row()
-
-
-def weights_only(run: OnlineRun) -> dict[str, Any]:
-    """A checkpoint as an evaluation needs it: config, spec and weights, no optimizer, no environments."""
-    from rollmill.models.saving import weights_of
-
-    learners = []
-    for learner in run.parts.learners:
-        model: Any = getattr(learner, "model")  # noqa: B009 - whatever learns has one; the role does not know torch
-        learners.append({"model": weights_of(model), "version": learner.version})
-    state = {"kind": "online", "config": to_dict(run.config), "spec": run.spec.to_dict(), "learners": learners}
-    return {"frames": run.frames, "metric": run.mean_return, "state": state}
 
 
 @dataclass(frozen=True)

@@ -329,18 +329,26 @@ class OnlineRun:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def save(self, with_envs: bool = True) -> Path:
-        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
-        return self._write_checkpoint(self.state(with_envs))
+    def save(self, with_envs: bool = True, keep: bool = False) -> Path:
+        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe).
 
-    def _write_checkpoint(self, state: dict[str, Any]) -> Path:
+        ``keep``: it stays for ever.
+        """
+        return self._write_checkpoint(self.state(with_envs), keep)
+
+    def _write_checkpoint(self, state: dict[str, Any], keep: bool = False) -> Path:
         self.folder.require()
         # Not self.frames: the sampler's thread may have counted on while the weights were copied.
         frames = state["sampler"]["steps"] * self.spec.frames_per_step
-        path = self._checkpoints.save(state, frames, self.mean_return)
+        path = self._checkpoints.save(state, frames, self._best_metric(), keep)
         self._saved_at = time.monotonic()
         log.info("checkpoint %s", path)
         return path
+
+    def _best_metric(self) -> float | None:
+        """What checkpoints are compared by (``checkpoints.best_metric``): the higher, the better."""
+        settings = self.config.checkpoints
+        return settings.rated(self._reporter.last_row) if settings.best_metric else self.mean_return
 
     def _save_or_complain(self, state: dict[str, Any]) -> None:
         try:

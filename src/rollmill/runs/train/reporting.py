@@ -95,6 +95,8 @@ class Reporter:
     def __init__(self, config: TrainConfig, folder: RunFolder, console: ConsoleMode) -> None:
         self.episodes = EpisodeStats(config.report.window)
         self.checkpoint_failures = 0
+        self.last_row: Mapping[str, float] = {}
+        """The metrics that were written last, in this session."""
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics
         self._config, self._folder, self._console_mode = config, folder, console
         self._workers = MetricWindow(config.report.window)  # returns, by worker
@@ -208,6 +210,7 @@ class Reporter:
         for observer in run.observers:
             metrics |= ask_summaries(observer, run, metrics)
         self._sums.clear()
+        self.last_row = metrics
         for sink in self._sinks:
             self._write(sink, frames, metrics)
 

@@ -43,9 +43,11 @@ from rollmill.runs.train.background_eval import BackgroundEval
 from rollmill.runs.train.forecasting import start_forecast
 from rollmill.runs.train.observers import Observer, build_observers, call_hook
 from rollmill.runs.train.profiler import Profiler
+from rollmill.runs.train.publishing import Publisher
 from rollmill.runs.train.ranks import share_of, start_ranks
 from rollmill.runs.train.recording import build_recorder
 from rollmill.runs.train.reporting import Reporter
+from rollmill.runs.train.save_requests import SaveRequests
 from rollmill.store.reader import Store
 
 if TYPE_CHECKING:
@@ -104,6 +106,9 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         ending.diary = open_diary(folder, config, request.mode, request.command, loaded)
         environment = stack.enter_context(process_scope(inside=config.sampling.mode == "serial"))
         stack.push(ending.close_run)
+        observers = (*observers, SaveRequests())
+        if config.pool.on:
+            observers = (*observers, Publisher(config.pool, config.checkpoints.min_free_mb))
         if config.evaluation.on:
             observers = (*observers, BackgroundEval(config.evaluation, environment))
         stack.enter_context(memory_is_named(MEMORY_ADVICE))

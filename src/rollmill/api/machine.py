@@ -1,0 +1,33 @@
+"""What a run changes in the process that it runs in, and how that is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator
+
+from rollmill.sampling.pool import keep_threads_to
+
+
+@contextlib.contextmanager
+def machine_as_it_was() -> Iterator[None]:
+    """Undo what a run sets for the whole process (torch's threads, precision and randomness, the cores that threads may
+    run on), and have the memory back that it has used: that of its segments, and of its network on a GPU.
+    """
+    import torch
+
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    benchmark, random = torch.backends.cudnn.benchmark, torch.random.get_rng_state()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.benchmark = benchmark
+        torch.random.set_rng_state(random)
+        if cores and os.sched_getaffinity(0) != cores:
+            keep_threads_to(cores)
+        gc.collect()
+        torch.cuda.empty_cache()  # does nothing where no GPU is in use

@@ -1,0 +1,128 @@
+"""Policies from Python: loading any of them, asking them, evaluating them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rollmill.api.machine import machine_as_it_was
+from rollmill.api.notebook import NotebookLine, in_notebook
+from rollmill.api.run import Run
+from rollmill.api.words import Env, env_words, said_in_python, setting_words
+from rollmill.core.given import give
+from rollmill.runs.evaluate import run as evaluation
+from rollmill.runs.evaluate.options import EvalOptions
+from rollmill.runs.evaluate.play import Metrics
+from rollmill.runs.evaluate.results import EvalResult
+from rollmill.runs.policies import load
+from rollmill.runs.policies.base import LoadedPolicy
+
+Source: TypeAlias = str | os.PathLike[str] | Run | Callable[..., Any]
+"""Where a policy comes from; ``load_policy`` says what each means."""
+
+_FILES = ("out", "csv", "video", "report", "record_dir")
+
+
+def load_policy(
+    source: Source,
+    *,
+    env: Env | None = None,
+    best: bool = False,
+    target: float | None = None,
+    deterministic: bool | None = None,
+    device: str | None = None,
+    last: bool = False,
+    encoder: str | os.PathLike[str] | None = None,
+    dynamics: str | os.PathLike[str] | None = None,
+    seed: int = 1,
+    trust_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> LoadedPolicy:
+    """A policy that can be asked, evaluated, sampled and collected with.
+
+    ``agent = rollmill.load_policy("runs/default/CartPole-v1-s0"); agent.act(observation)``. It remembers what it has
+    seen until ``agent.reset()``.
+
+    Args:
+        source: A ``Run``; a run folder (online, offline, world model); a checkpoint or controller file; ``RUN@FRAMES``,
+            the run's newest checkpoint up to there; ``"random"``, ``"smoothed-random"``; ``module:callable``; or a
+            callable: called with the environment's spec, it returns what maps an observation to an action.
+        env: The environment to play in, as for ``rollmill.train``; None: the one it was trained in.
+        best: Of an online run, the checkpoint with the highest training return instead of the newest.
+        target: The return to ask a Decision Transformer for.
+        deterministic: The most likely action instead of a sampled one; None: as the run was judged.
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; None: as in training.
+        last: Of an offline run, the last weights instead of those with the lowest held-out loss.
+        encoder: The encoder of a controller, where it is no longer where it was.
+        dynamics: The dynamics model of a controller, likewise.
+        seed: Of the actions that ``act`` samples.
+        trust_code: Run the code that the file names; a run that was trained by this very call of Python is trusted.
+        overrides: Settings that differ from those of the run, by dotted key.
+    """
+    trusted = isinstance(source, Run) and source.is_own
+    word = give(source) if callable(source) else str(source.path if isinstance(source, Run) else os.fspath(source))
+    with said_in_python():
+        return load.load_policy(
+            word,
+            overrides=setting_words(env_words(env), overrides or {}),
+            best=best,
+            target=target,
+            deterministic=deterministic,
+            device=device,
+            last=last,
+            encoder=None if encoder is None else Path(encoder),
+            dynamics=None if dynamics is None else Path(dynamics),
+            seed=seed,
+            trust_code=trust_code or trusted,
+        )
+
+
+def evaluate(
+    policy: Source | LoadedPolicy,
+    *,
+    episodes: int | None = None,
+    env: Env | None = None,
+    seed: int = 1,
+    deterministic: bool = False,
+    random: bool = False,
+    best: bool = False,
+    trust_code: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> EvalResult:
+    """What a policy is worth, over whole episodes; what ``rollmill eval`` does.
+
+    ``rollmill.evaluate("runs/default/CartPole-v1-s0", episodes=20, random=True)`` returns a result with
+    ``mean_return``, ``returns`` and, where asked for, a score of random play. The same seed gives the same episodes.
+
+    Args:
+        policy: What ``rollmill.load_policy`` has returned, or whatever it takes: a ``Run``, a path, a callable.
+        episodes: Whole episodes to play; None: 100.
+        env: The environment to play in; None: the one it was trained in.
+        seed: Of environments and actions.
+        deterministic: Take the most likely action instead of sampling.
+        random: Evaluate a random policy beside it.
+        best: Of a run, the checkpoint with the highest training return.
+        trust_code: Run the code that a checkpoint names.
+        progress: Show how far it is, in a notebook.
+        options: All other options of ``rollmill eval``, such as ``video="folder"``, ``csv="episodes.csv"``,
+            ``steps=10_000``, ``workers=2``, ``record=True``.
+    """
+    if isinstance(policy, LoadedPolicy):
+        agent = replace(policy, env=load_policy("random", env=env).env) if env is not None else policy
+    else:
+        agent = load_policy(policy, env=env, best=best, trust_code=trust_code)
+    paths = {name: Path(options[name]) for name in _FILES if options.get(name) is not None}
+    asked = EvalOptions(episodes, seed=seed, deterministic=deterministic, random=random, **{**options, **paths})
+    line = NotebookLine() if progress and in_notebook() else None
+
+    def show(metrics: Metrics) -> None:
+        if line is not None:
+            mean = "" if metrics.mean_return is None else f", return {metrics.mean_return:.4g}"
+            line.show(f"{metrics.policy}: {metrics.done:,} of {metrics.wanted:,} {metrics.unit}{mean}")
+
+    with said_in_python(), machine_as_it_was():
+        return evaluation.evaluate(agent, asked, show)

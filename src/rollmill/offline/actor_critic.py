@@ -1,0 +1,230 @@
+"""Policies that are learnt from recorded transitions by what actions are worth: IQL and TD3+BC, for numbers as actions.
+
+Both keep to actions that the data hold, because what others are worth can only be guessed:
+
+- IQL (Kostrikov et al. 2021) never asks about other actions. A state's value is an upper expectile of its actions'
+  values, and the policy imitates what was done, the better it was the more.
+- TD3+BC (Fujimoto and Gu 2021) climbs the critics, and is held back by the squared distance to what was done.
+
+Critics see actions scaled to -1..1. ``loss`` gives the whole loss of a batch; what a part must not change is detached
+in it, so one optimizer serves all parts.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import EnvSpec
+from rollmill.models.actor_critic import ActorCritic, Output
+from rollmill.models.critics import Critics
+from rollmill.models.encoders import ObservationNormaliser, Observations
+from rollmill.models.settings import ModelSettings
+from rollmill.offline.settings import SequenceSettings, ValueSettings
+
+Losses = tuple[Tensor, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A batch of transitions: every tensor begins with its rows."""
+
+    obs: dict[str, Tensor]
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    next_obs: dict[str, Tensor]
+
+    def to(self, device: torch.device) -> Steps:
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        obs, next_obs = ({name: move(x) for name, x in part.items()} for part in (self.obs, self.next_obs))
+        return Steps(obs, move(self.action), move(self.reward), move(self.terminated), next_obs)
+
+
+def network_settings(model: SequenceSettings, bounded: bool) -> ModelSettings:
+    """The encoder's choices of ``model``; ``bounded``: actions are squashed into their bounds."""
+    settings = replace(model.model_settings(), policy_gain=0.01, separate_critic=True, log_std="free")
+    return replace(settings, action_distribution="tanh_gaussian" if bounded else "gaussian")
+
+
+class ValuePolicy(nn.Module):
+    """A policy, two critics, and slow copies of what the targets are computed with.
+
+    ``policy`` is what acts. Its own value function is the state value of IQL; TD3+BC has none.
+    """
+
+    center: Tensor
+    radius: Tensor
+
+    def __init__(self, spec: EnvSpec, model: SequenceSettings, settings: ValueSettings) -> None:
+        super().__init__()
+        check_actions(spec)
+        network = network_settings(model, self.squashed)
+        self.spec, self.settings, self.network = spec, settings, network
+        self.policy = ActorCritic(spec, network)
+        self.critics = Critics(spec, network)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        bounded = bool((low.isfinite() & high.isfinite()).all())
+        center, radius = (
+            ((low + high) / 2, (high - low) / 2) if bounded else (torch.zeros_like(low), torch.ones_like(low))
+        )
+        self.register_buffer("center", center.reshape(spec.action.shape), persistent=False)
+        self.register_buffer("radius", radius.reshape(spec.action.shape), persistent=False)
+
+    squashed = False
+    """Whether the policy's actions are squashed into their bounds."""
+    deterministic = False
+    """Whether there is no distribution to sample from."""
+
+    @property
+    def normaliser(self) -> ObservationNormaliser:
+        return self.policy.observation_moments
+
+    def loss(self, steps: Steps, update: int) -> Losses:
+        """The loss of optimizer step ``update``, and metrics of its parts."""
+        raise NotImplementedError
+
+    def follow(self, update: int) -> None:
+        """Move the slow copies a little, after optimizer step ``update``."""
+        _follow(self.target_critics, self.critics, self.settings.target_rate)
+
+    @torch.no_grad()
+    def errors(self, steps: Steps) -> dict[str, Tensor]:
+        """Of held-out transitions: squared distances of the most likely action from what was done, and TD errors."""
+        output = self.evaluate(self.policy, steps.obs)
+        mode = self.policy.head.sample(output.params, deterministic=True)
+        seen = self.normaliser(steps.obs)
+        value = self.critics(seen, self.unit(steps.action)).amin(dim=0)
+        distance = (self.unit(mode) - self.unit(steps.action)).square().flatten(1).mean(1)
+        return {"error": distance, "td_error": (value - self.target(steps)).square()}
+
+    def target(self, steps: Steps) -> Tensor:
+        """``[n]``: what the critics should say."""
+        raise NotImplementedError
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def unit(self, action: Tensor) -> Tensor:
+        """Actions scaled from their bounds to -1..1."""
+        return (action - self.center) / self.radius
+
+    @staticmethod
+    def evaluate(policy: ActorCritic, obs: Observations) -> Output:
+        rows = next(iter(obs.values()))
+        first = torch.zeros(rows.shape[0], dtype=torch.bool, device=rows.device)
+        return policy.step(obs, first, policy.initial_state(rows.shape[0]))
+
+    def discounted(self, steps: Steps, value: Tensor) -> Tensor:
+        """Reward, and the value of where it led to unless the episode ended there."""
+        return steps.reward + self.settings.discount * torch.where(steps.terminated, 0.0, value)
+
+    def critic_loss(self, steps: Steps, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and mean value."""
+        value = self.critics(self.normaliser(steps.obs), self.unit(steps.action))
+        return (value - target).square().mean(dim=1).sum(), value.detach().mean()
+
+
+class Iql(ValuePolicy):
+    """Implicit Q-learning."""
+
+    def target(self, steps: Steps) -> Tensor:
+        return self.discounted(steps, self.evaluate(self.policy, steps.next_obs).value.detach())
+
+    def loss(self, steps: Steps, update: int) -> Losses:
+        s = self.settings
+        with torch.no_grad():
+            target = self.target(steps)
+            best = self.target_critics(self.normaliser(steps.obs), self.unit(steps.action)).amin(dim=0)
+        critic_loss, q_mean = self.critic_loss(steps, target)
+        output = self.evaluate(self.policy, steps.obs)
+        advantage = best - output.value
+        value_loss = expectile_loss(advantage, s.expectile).mean()
+        weight = (s.temperature * advantage.detach()).exp().clamp(max=s.weight_limit)
+        log_prob = self.policy.head.log_prob(output.params, steps.action)
+        policy_loss = -(weight * log_prob).mean()
+        loss = critic_loss + value_loss + policy_loss
+        parts = {"critic_loss": critic_loss, "value_loss": value_loss, "policy_loss": policy_loss}
+        return loss, {**parts, "q_mean": q_mean, "weight_mean": weight.mean()}
+
+
+class Td3Bc(ValuePolicy):
+    """TD3 with behaviour cloning."""
+
+    squashed = True
+    deterministic = True
+
+    def __init__(self, spec: EnvSpec, model: SequenceSettings, settings: ValueSettings) -> None:
+        super().__init__(spec, model, settings)
+        self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
+        self.target_policy.observation_moments = self.policy.observation_moments  # taken from the data once, for both
+
+    def target(self, steps: Steps) -> Tensor:
+        """The smaller of the slow critics' values of what the slow policy would do, a little off."""
+        s = self.settings
+        action = self._act(self.target_policy, steps.next_obs)
+        noise = (torch.randn_like(action) * s.noise).clamp(-s.noise_limit, s.noise_limit)
+        value = self.target_critics(self.normaliser(steps.next_obs), (action + noise).clamp(-1, 1)).amin(dim=0)
+        return self.discounted(steps, value)
+
+    def loss(self, steps: Steps, update: int) -> Losses:
+        with torch.no_grad():
+            target = self.target(steps)
+        critic_loss, q_mean = self.critic_loss(steps, target)
+        parts = {"critic_loss": critic_loss, "q_mean": q_mean}
+        if not self._policy_is_due(update):
+            return critic_loss, parts
+        action = self._act(self.policy, steps.obs)
+        frozen = {name: p.detach() for name, p in self.critics.named_parameters()}
+        value = functional_call(self.critics, frozen, (self.normaliser(steps.obs), action))[0]
+        scale = self.settings.alpha / value.detach().abs().mean().clamp(min=1e-6)
+        distance = (action - self.unit(steps.action)).square().mean()
+        policy_loss = distance - scale * value.mean()
+        share = self.settings.policy_every  # metrics are means over all steps, this one is not taken in all of them
+        return critic_loss + policy_loss, {**parts, "policy_loss": share * policy_loss, "distance": share * distance}
+
+    def follow(self, update: int) -> None:
+        if self._policy_is_due(update):
+            super().follow(update)
+            _follow(self.target_policy, self.policy, self.settings.target_rate)
+
+    def _policy_is_due(self, update: int) -> bool:
+        return update % self.settings.policy_every == 0
+
+    def _act(self, policy: ActorCritic, obs: Observations) -> Tensor:
+        """Actions ``[n, *shape]`` from -1 to 1."""
+        mean, _ = self.evaluate(policy, obs).params.chunk(2, dim=-1)
+        return mean.tanh().reshape(-1, *self.spec.action.shape)
+
+
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """Squares that weigh ``expectile`` where the difference is positive and the rest of 1 where it is negative."""
+    weight = torch.where(difference > 0, expectile, 1 - expectile)
+    return weight * difference.square()
+
+
+def check_actions(spec: EnvSpec) -> None:
+    """ConfigError unless all of the action is numbers."""
+    if spec.action.kind != "continuous":
+        raise ConfigError(
+            f"algorithm=iql and algorithm=td3bc are for continuous actions; {spec.name} has {spec.action.kind} ones: "
+            "use algorithm=dt or algorithm=bc"
+        )
+
+
+def build_value_policy(algorithm: str, spec: EnvSpec, model: SequenceSettings, settings: ValueSettings) -> ValuePolicy:
+    """The network of an algorithm."""
+    return (Iql if algorithm == "iql" else Td3Bc)(spec, model, settings)
+
+
+@torch.no_grad()
+def _follow(slow: nn.Module, fast: nn.Module, rate: float) -> None:
+    for target, source in zip(slow.parameters(), fast.parameters(), strict=True):
+        target.lerp_(source, rate)
