@@ -60,7 +60,7 @@ def usage() -> str:
 
 
 def load(name: str) -> Callable[..., int]:
-    """The function of a sub-verb."""
+    """Return the function of a sub-verb."""
     module, _, attribute = SUBVERBS[name][0].partition(":")
     found: Callable[..., int] = getattr(importlib.import_module(module), attribute)
     return found
@@ -110,7 +110,7 @@ def _parallel(settings: LaunchSettings) -> int:
 
 
 def total_text(total: Total, settings: LaunchSettings) -> str:
-    """The totals in a sentence or two."""
+    """Return the totals in a sentence or two."""
     parallel = _parallel(settings)
     at_once = f"{parallel} at a time" if parallel else "all at the same time"
     unknown = "not known (no run has been measured: --like RUN, or expect in the description)"

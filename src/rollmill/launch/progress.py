@@ -75,7 +75,7 @@ def _unreadable(path: Path, error: OSError) -> RunFolderError:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -149,7 +149,7 @@ def _before(attempts: Sequence[Attempt]) -> str:
 
 
 def why(attempts: Sequence[Attempt], job: JobStatus | None) -> str:
-    """Why the last attempt ended, in one sentence."""
+    """Return why the last attempt ended, in one sentence."""
     if attempts and attempts[-1].reason:
         return attempts[-1].reason
     if attempts and attempts[-1].ended is None:

@@ -1,4 +1,4 @@
-"""Metrics for Weights & Biases.
+"""Sends metrics to Weights & Biases.
 
 The package is optional. It is looked for before anything starts, and imported when a run opens its sinks. Every row is
 sent with its frames as a column that all metrics are drawn over: W&B's own step only goes up, a resumed run goes back.

@@ -48,7 +48,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 
 
 def load(name: str) -> Callable[..., int]:
-    """The function of a sub-verb."""
+    """Return the function of a sub-verb."""
     module, _, attribute = SUBVERBS[name][0].partition(":")
     found: Callable[..., int] = getattr(importlib.import_module(module), attribute)
     return found

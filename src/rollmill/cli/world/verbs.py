@@ -40,7 +40,7 @@ def usage() -> str:
 
 
 def load(name: str) -> Callable[..., int]:
-    """The function of a sub-verb."""
+    """Return the function of a sub-verb."""
     module, _, attribute = SUBVERBS[name][0].partition(":")
     found: Callable[..., int] = getattr(importlib.import_module(module), attribute)
     return found

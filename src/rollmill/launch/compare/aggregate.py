@@ -331,7 +331,7 @@ def band(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def t975(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Return the 97.5 % quantile of Student's t."""
     if freedom < 1:
         raise ValueError("at least one degree of freedom is needed")
     if freedom <= len(_T975):

@@ -77,7 +77,7 @@ def _worth(results: Results) -> Html:
 
 
 def render_offline(facts: RunFacts) -> Html:
-    """The page about one offline training."""
+    """Return the page about one offline training."""
     saved = facts.results
     drawn = {*LOSSES.values(), *(name for _, name, _ in CURVES)}
     every: sections.Sections = {

@@ -232,7 +232,7 @@ def configuration(facts: RunFacts) -> Html:
 
 
 def last(rows: Sequence[Row]) -> Row:
-    """The newest finite number of every metric."""
+    """Return the newest finite number of every metric."""
     found: dict[str, Any] = {}
     for row in rows:
         found.update({name: y for name, y in row.items() if isinstance(y, int | float) and math.isfinite(y)})
@@ -240,6 +240,6 @@ def last(rows: Sequence[Row]) -> Row:
 
 
 def metric_names(rows: Sequence[Row]) -> list[str]:
-    """Every metric, in the order of first appearance."""
+    """Return every metric, in the order of first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name not in ("frames", "time")]

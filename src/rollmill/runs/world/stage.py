@@ -1,4 +1,4 @@
-"""The folder of one stage of a world model: taken or continued, and how it ended.
+"""Takes or continues the folder of one stage of a world model, and writes down how it ended.
 
 A stage is a small run: its folder has the layout of ``core.run_folder``, and beside it the model it is there for.
 Calling a stage again continues it where it stopped; there is nothing to continue in a complete one.
