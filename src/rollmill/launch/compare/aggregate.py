@@ -26,9 +26,9 @@ from rollmill.core.text import nearest
 from rollmill.launch.compare.gather import COMPARED, Found, families, find_runs
 from rollmill.launch.compare.importance import Shares, importance
 from rollmill.launch.compare.methods import Range, Summary, normalised, summarise
-from rollmill.launch.experiment import SEED
 from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.progress import Curve, last_row, number_of, read_curve
+from rollmill.launch.verbs import SEED
 
 Floats = npt.NDArray[np.float64]
 
