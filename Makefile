@@ -98,6 +98,9 @@ consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed ## exports opened
 	.venv-d3rlpy/bin/python -c "import d3rlpy, minari"
 	PYTHONPATH=src .venv-d3rlpy/bin/python $(CHECK) tests/store/convert/test_d3rlpy.py
 
+pictures: $(STAMP) ## make the pictures of README and docs from what `make demo` has left (needs chromium)
+	$(BIN)/python tools/pictures.py
+
 docs: $(STAMP) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 

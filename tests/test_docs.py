@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
-import inspect
 import itertools
 import json
 import re
@@ -14,18 +14,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from running import ROOT
 
 import rollmill
-from rollmill.cli.data.verbs import load as load_data_verb
-from rollmill.cli.envs import CheckConfig, list_envs
-from rollmill.cli.envs import check as check_verb
-from rollmill.cli.main import VERBS
-from rollmill.cli.words import split_overrides
-from rollmill.cli.world.verbs import load as load_world_verb
+from rollmill.cli.arguments import arguments_of
+from rollmill.cli.envs import CheckConfig
+from rollmill.cli.tree import VERBS, Verb, find
+from rollmill.cli.words import parse
 from rollmill.core.config.load import load_config
 from rollmill.core.config.old_names import OLD_NAMES
 from rollmill.core.config.schema import describe
@@ -33,6 +32,7 @@ from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.launch.settings import LaunchSettings
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.settings import TrainConfig, check
@@ -48,6 +48,8 @@ PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CO
 KEYS = {info.key: info for info in describe(TrainConfig)}
 OFFLINE_KEYS = {info.key for info in describe(OfflineConfig)}
 BLOCKS = {key.partition(".")[0] for key in KEYS}
+SHELL = ("", "bash", "sh")
+"""Languages of blocks with commands."""
 FREE = tuple(key + "." for key, info in KEYS.items() if info.type.startswith("mapping"))
 """Beginnings of keys below a free mapping: ``env.args.`` and ``model.custom_args.``."""
 
@@ -136,84 +138,66 @@ def test_keys_named_for_other_tools_exist() -> None:
 # -- commands and code --------------------------------------------------------------------------------
 
 
+def given_by(name: tuple[str, ...], verb: Verb, words: list[str]) -> dict[str, Any]:
+    """What a command line says, fields of option dataclasses beside the other parameters."""
+    given = parse(verb.load(), words, f"rollmill {' '.join(name)}").arguments
+    blocks = [vars(value) for value in given.values() if dataclasses.is_dataclass(value)]
+    return dict(itertools.chain(given.items(), *(block.items() for block in blocks)))
+
+
 def flags_of(verb: str) -> set[str]:
-    module, _, name = VERBS[verb][0].partition(":")
-    function = getattr(__import__(module, fromlist=[name]), name)
-    names = inspect.signature(function).parameters
-    return {"--help", "-f", *(f"--{parameter.rstrip('_').replace('_', '-')}" for parameter in names)}
+    return {"--help", *(flag for argument in arguments_of(VERBS[verb].load()) for flag in argument.flags)}
+
+
+SETTINGS = {
+    "train": TrainConfig,
+    "bench": TrainConfig,
+    "offline": OfflineConfig,
+    "envs check": CheckConfig,
+    "launch plan": LaunchSettings,
+    "launch run": LaunchSettings,
+    "launch status": LaunchSettings,
+    "world run": WorldConfig,
+    "world vae": VaeConfig,
+    "world dynamics": DynamicsSettings,
+    "world controller": ControllerConfig,
+    "world dream": ControllerConfig,
+}
+"""What the KEY=VALUE words of a verb set."""
 
 
 def commands() -> list[tuple[str, str]]:
     """Every ``rollmill`` command of the pages as (page, words after ``rollmill``)."""
     found = []
-    for page, block in code_blocks(""):
+    for page, block in itertools.chain.from_iterable(map(code_blocks, SHELL)):
         for line in block.replace("\\\n", " ").splitlines():
             command = re.search(r"(?:^|\s)(?:rollmill|-m rollmill\.cli\.main) (.*)", line.partition("#")[0])
-            if command and "KEY=VALUE" not in line:
+            if command and "KEY=VALUE" not in line and not line.startswith("docker build"):
                 found.append((page.name, command.group(1)))
     return found
 
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(commands())), ids=lambda text: text[:60])
 def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
-    words = shlex.split(re.sub(r"[>&|].*", "", command))
-    if words[0].startswith("-"):
+    words = shlex.split(re.sub(r"\$\w+", "0", re.sub(r"[>&|].*", "", command)))
+    if words[0].startswith("-") or words[-1] == "--help":
         return
-    verb, *rest = words
-    assert verb in VERBS
-    if verb == "data":
-        check_data_command(rest)
-        return
-    if verb == "envs":
-        check_envs_command(rest)
-        return
-    if verb == "world":
-        check_world_command(rest)
-        return
-    rest, overrides = split_overrides(rest)
-    assert {word for word in rest if word.startswith("-")} <= flags_of(verb)
-    if verb in ("train", "bench"):
-        files = [Path(after) for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
-        config = load_config(TrainConfig, files, overrides)
-        if ":" not in config.env.id:
+    name, verb, rest = find(words)
+    assert verb.target, f"no verb {rest[0]}"
+    given = given_by(name, verb, rest)
+    Filter.parse(given.get("filters", ()))
+    if " ".join(name) in SETTINGS:
+        config = load_config(SETTINGS[" ".join(name)], given.get("config", ()), given["overrides"])
+        if isinstance(config, TrainConfig) and ":" not in config.env.id:
             check(config)
-    elif verb == "config":
-        assert all(word in BLOCKS or word in KEYS for word in rest)
-
-
-def check_data_command(words: list[str]) -> None:
-    verb, *rest = words
-    rest, conditions = split_overrides(rest)
-    parameters = inspect.signature(load_data_verb(verb)).parameters
-    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in parameters}
-    assert {word for word in rest if word.startswith("-")} <= flags
-    assert not conditions or "filters" in parameters
-    Filter.parse(conditions)
-
-
-def check_envs_command(words: list[str]) -> None:
-    rest, overrides = split_overrides(words)
-    function = check_verb if words[:1] == ["check"] else list_envs
-    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in inspect.signature(function).parameters}
-    assert {word for word in rest if word.startswith("-")} <= flags
-    load_config(CheckConfig, (), overrides)
-
-
-def check_world_command(words: list[str]) -> None:
-    verb, *rest = words
-    rest, overrides = split_overrides(rest)
-    flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in inspect.signature(load_world_verb(verb)).parameters}
-    assert {word for word in rest if word.startswith("-")} <= flags
-    configs = {"run": WorldConfig, "vae": VaeConfig, "dynamics": DynamicsSettings}
-    if verb in (*configs, "controller", "dream"):
-        files = [Path(after) for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
-        load_config(configs.get(verb, ControllerConfig), files, overrides)
+    elif name == ("config",):
+        assert given.get("prefix", "learning") in (*BLOCKS, *KEYS)
 
 
 def shell_commands(page: Path) -> Iterator[list[str]]:
     """The ``rollmill`` commands of a page in their order, word by word."""
     for language, block in pieces_of(page):
-        if language in ("", "bash", "sh"):
+        if language in SHELL:
             for line in block.replace("\\\n", " ").splitlines():
                 found = re.match(r"(?:nohup )?rollmill (.*)", line.partition(" #")[0])
                 if found and "KEY=VALUE" not in line:
@@ -222,14 +206,14 @@ def shell_commands(page: Path) -> Iterator[list[str]]:
 
 def folder_made_by(words: list[str]) -> Path | None:
     """The run folder that a command makes."""
-    verb, *rest = words
-    if verb not in ("train", "offline"):
+    name, verb, rest = find(words)
+    if name not in (("train",), ("offline",)) or "--help" in rest:
         return None
-    rest, overrides = split_overrides(rest)
-    files = [Path(after) for flag, after in itertools.pairwise(rest) if flag in ("-f", "--config")]
-    if verb == "train":
-        return load_config(TrainConfig, files, overrides).folder
-    return load_config(OfflineConfig, files, [f"store={rest[0]}", *overrides]).folder
+    given = given_by(name, verb, rest)
+    files = given.get("config", ())
+    if name == ("train",):
+        return load_config(TrainConfig, files, given["overrides"]).folder
+    return load_config(OfflineConfig, files, [f"store={given['store']}", *given["overrides"]]).folder
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -355,6 +339,15 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
 def test_links_outside_the_pages_lead_somewhere(name: str) -> None:
     links = re.findall(r"\]\(([^)#]+)", text_of(ROOT / name))
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_images_are_used_and_small() -> None:
+    """GitHub shows what is below 10 MB; a clone and a page on the road want much less."""
+    images = sorted((DOCS / "images").iterdir())
+    text = "".join(map(text_of, PAGES))
+    assert {path.name for path in images if f"images/{path.name}" not in text} == set()
+    assert all(path.stat().st_size < 1_000_000 for path in images)
+    assert sum(path.stat().st_size for path in images) < 4_000_000
 
 
 def test_files_named_in_the_text_exist() -> None:

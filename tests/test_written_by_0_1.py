@@ -162,7 +162,7 @@ def test_an_evaluation_adds_to_files_of_before(say: Say, old: Path) -> None:
 
 def test_offline_policies_are_judged_as_before(say: Say, old: Path) -> None:
     words = ("--episodes", "4", "--workers", "1", "--envs", "4", "--behaviour", "online/target", "--json")
-    rows = json.loads(say("eval", *OFFLINE, *words))["results"]
+    rows = json.loads(say("eval", *OFFLINE, *words))["rows"]
     before = json.loads((old / "offline/dt/eval/results.json").read_text())["rows"]
     own = {row["target"]: row["mean"] for row in before if row["policy"] == "dt"}
     assert {row["target"]: row["mean"] for row in rows if row["policy"] == "dt"} == own

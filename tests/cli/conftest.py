@@ -13,10 +13,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 
     def run(*words: str) -> Result:
         capfd.readouterr()
-        try:
-            code = main(words)
-        except SystemExit as ending:  # how the parser of flags ends
-            code = ending.code if isinstance(ending.code, int) else 1
+        code = main(words)
         return Result(code, *capfd.readouterr())
 
     return run

@@ -1,7 +1,6 @@
 """The command: verbs, words, exit codes, and what goes to stdout."""
 
 import contextlib
-import importlib
 import inspect
 import json
 import os
@@ -17,7 +16,8 @@ from running import SERIAL, SUPPORT, Call, Result, Run, command_words, wait_unti
 
 from rollmill import __version__
 from rollmill.cli import main as cli
-from rollmill.cli.main import NESTED, VERBS
+from rollmill.cli.arguments import arguments_of
+from rollmill.cli.tree import MOVED, VERBS, Verb, all_verbs
 from rollmill.core.config.schema import describe
 from rollmill.runs.bench import run as bench
 from rollmill.runs.settings import TrainConfig
@@ -64,7 +64,7 @@ def test_a_wrong_command_line_creates_nothing(call: Call, tmp_path: Path, words:
     assert result.out == ""
 
 
-@pytest.mark.parametrize("words", ["train --resum", "train stray", "bench nothing", "eval", "envs key=value"])
+@pytest.mark.parametrize("words", ["train --resum", "train stray", "eval", "envs key=value", "data info", "collect"])
 def test_words_that_do_not_fit_the_verb(call: Call, tmp_path: Path, words: str) -> None:
     result = call(*words.split())
     assert result.code == 2
@@ -72,24 +72,49 @@ def test_words_that_do_not_fit_the_verb(call: Call, tmp_path: Path, words: str) 
     assert files_in(tmp_path) == []
 
 
-def test_an_unknown_verb_names_the_nearest(call: Call) -> None:
-    result = call("trian")
-    assert result.code == 2
-    assert "no verb 'trian'; did you mean 'train'?" in result.err
-    assert "usage: rollmill VERB" in result.err
-    assert result.out == ""
-    assert call("xyzzy").err.startswith("rollmill: no verb 'xyzzy'\n")
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("trian", "rollmill: no verb 'trian'; did you mean 'train'? `rollmill --help` lists them"),
+        ("xyzzy", "rollmill: no verb 'xyzzy'; `rollmill --help` lists them"),
+        ("env=toy_target", "rollmill: no verb 'env=toy_target'; did you mean `rollmill train`?"),
+        ("data verfy x", "rollmill data: no verb 'verfy'; did you mean 'verify'? `rollmill data --help` lists them"),
+        ("help worl", "rollmill: no verb 'worl'; did you mean 'world'?"),
+        ("envs chek toy_target", "rollmill envs: 'toy_target' is a word too many"),
+        ("envs chek toy_target", "did you mean 'check'?"),
+    ],
+)
+def test_an_unknown_verb_names_the_nearest(call: Call, words: str, answer: str) -> None:
+    result = call(*words.split())
+    assert (result.code, result.out) == (2, "")
+    assert answer in result.err
+    assert result.err.count("\n") == 1
 
 
-def test_without_a_verb_the_usage_is_shown(call: Call) -> None:
-    nothing, asked = call(), call("--help")
+def test_a_verb_that_has_moved_answers_with_the_new_command(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MOVED, ("data", "look"), "data info")
+    result = call("data", "look", "a b", "--json")
+    assert result == Result(2, "", "rollmill data: 'look' is now `rollmill data info 'a b' --json`\n")
+    assert call("help", "data", "look").err.startswith("rollmill data: 'look' is now `rollmill data info")
+
+
+def test_no_verb_has_the_name_of_one_that_has_moved() -> None:
+    names = {name for name, _ in all_verbs()}
+    assert names.isdisjoint(MOVED)
+    assert {" ".join(name) for name in names}.issuperset(MOVED.values())
+
+
+@pytest.mark.parametrize("name", ["", *(verb for verb in VERBS if not VERBS[verb].target)])
+def test_without_a_verb_the_usage_is_shown(call: Call, name: str) -> None:
+    words = name.split()
+    nothing, asked = call(*words), call(*words, "--help")
     assert (nothing.code, asked.code) == (2, 0)
-    assert nothing.out == asked.out == call("-h").out
-    assert nothing.out == call("help").out
+    assert nothing.out == asked.out == call(*words, "-h").out == call("help", *words).out
     lines = {line.split()[0]: line for line in asked.out.splitlines() if line.startswith("  ")}
-    assert list(lines) == list(VERBS)
-    for verb, (_, summary) in VERBS.items():
-        assert lines[verb].index(summary) == lines["train"].index(VERBS["train"][1])  # one below the other
+    verbs = VERBS[name].verbs if name else VERBS
+    assert list(lines) == list(verbs)
+    assert len({lines[one].index(verb.summary) for one, verb in verbs.items()}) == 1  # one below the other
+    assert max(map(len, asked.out.splitlines())) <= 80
 
 
 def test_the_version(call: Call) -> None:
@@ -99,16 +124,21 @@ def test_the_version(call: Call) -> None:
 # -- verbs and flags ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in NESTED])  # those have files of their own
-def test_every_verb_resolves_and_explains_itself(call: Call, verb: str) -> None:
-    module, _, name = VERBS[verb][0].partition(":")
-    function = getattr(importlib.import_module(module), name)
-    result = call(verb, "--help")
+@pytest.mark.parametrize(("name", "verb"), [(n, v) for n, v in all_verbs() if v.target], ids=lambda x: str(x)[:40])
+def test_every_verb_resolves_and_explains_itself(
+    call: Call, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...], verb: Verb
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    function = verb.load()
+    result = call(*name, "--help")
     assert result.code == 0
-    assert inspect.getdoc(function).splitlines()[0].replace("``", "`")[:40] in result.out  # type: ignore[union-attr]
-    assert "--json" in result.out or verb == "tb"  # which prints no metrics
-    assert ("[KEY=VALUE ...]" in result.out) == ("overrides" in inspect.signature(function).parameters)
-    assert call("help", verb).out == result.out
+    assert result.out.startswith(f"usage: rollmill {' '.join(name)} ")
+    assert (inspect.getdoc(function) or "").split(":")[0].replace("``", "`")[:40] in result.out
+    assert [argument.name for argument in arguments_of(function) if not argument.about] == []
+    without_figures = (("tb",), ("launch", "cancel"), ("world", "video"))
+    assert "--json" in result.out or name in without_figures
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert call("help", *name).out == result.out
 
 
 def test_files_and_words_around_each_other(call: Call, tmp_path: Path) -> None:
@@ -274,20 +304,15 @@ def test_config_of_a_wrong_prefix(call: Call, prefix: str, hint: str) -> None:
 def test_help_and_typing_errors_do_not_wait_for_torch(tmp_path: Path) -> None:
     script = """
 import sys
-from rollmill.cli.main import VERBS, main
+from rollmill.cli.main import main
+from rollmill.cli.tree import all_verbs
 
-def run(*words):
-    try:
-        main(words)
-    except SystemExit:
-        pass
-
-run("--help")
-for verb in VERBS:
-    run(verb, "--help")
-run("train", "env=doom_bsic")
-run("train", "learning.gama=1")
-run("config")
+main(["--help"])
+for name, _ in all_verbs():
+    main([*name, "--help"])
+main(["train", "env=doom_bsic"])
+main(["train", "learning.gama=1"])
+main(["config"])
 print([name for name in ("torch", "tensorboardX") if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -326,7 +351,7 @@ def test_ctrl_c_while_modules_are_imported(
     path = tmp_path / "shadow"
     path.mkdir()
     handler = "pass" if swallow else "raise"
-    (path / "tyro.py").write_text(
+    (path / "rich.py").write_text(
         f"import time\nopen({str(tmp_path / 'begun')!r}, 'w').close()\n"
         f"try:\n    time.sleep(3600)\nexcept BaseException:\n    {handler}\n"
     )
@@ -355,7 +380,7 @@ def test_what_the_system_refuses_is_one_line(call: Call, monkeypatch: pytest.Mon
         (OSError(24, "Too many open files"), "Too many open files"),
         (MemoryError("Unable to allocate 1 TiB"), "out of memory: Unable to allocate 1 TiB"),
     ):
-        monkeypatch.setitem(VERBS, "doctor", (f"{__name__}:fail", ""))
+        monkeypatch.setattr(Verb, "load", lambda _: fail)
         monkeypatch.setattr(sys.modules[__name__], "RAISED", error)
         result = call("doctor")
         assert (result.code, result.err) == (1, f"rollmill doctor: {message}\n")

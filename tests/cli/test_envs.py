@@ -44,7 +44,7 @@ def test_a_missing_package_comes_with_its_install_line(call: Call, without_packa
 
 
 def test_the_usage_line_shows_both_forms(call: Call) -> None:
-    assert call("envs", "--help").out.startswith("usage: rollmill envs [-h] [WORD | check ENV] [--json]\n")
+    assert call("envs", "--help").out.startswith("usage: rollmill envs [OPTIONS] [WORD]\n")
 
 
 def test_a_word_narrows_the_list_down(call: Call) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -19,16 +17,8 @@ from holding import HOLDING
 from launching import PROGRAM, place, sessions
 from running import ROOT, SMALL, Call, Command, wait_until
 
-from rollmill.cli import diary as diary_verb
-from rollmill.cli import report as report_verb
-from rollmill.cli import tb as tb_verb
-from rollmill.cli.launch import SUBVERBS, load
-from rollmill.cli.main import VERBS
-from rollmill.cli.words import split_overrides
-from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.records import LaunchRecords, PlanRecord, RunRecord
-from rollmill.launch.settings import LaunchSettings
 
 
 def describe(folder: Path, text: str) -> str:
@@ -235,35 +225,6 @@ def test_a_real_training_is_killed_and_resumed(tmp_path: Path, rollmill: Callabl
     assert first["how"].startswith("killed")
     assert second["frames_at_start"] > 0
     command.assert_nothing_left()
-
-
-# -- documentation ---------------------------------------------------------------------------------------
-
-
-def commands_of(page: Path) -> list[list[str]]:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    lines = "\n".join(text for language, text in blocks if language == "sh").replace("\\\n", " ").splitlines()
-    found = [re.search(r"(?:^|\s)rollmill (launch|tb|diary|report) (.*)", line.partition("#")[0]) for line in lines]
-    return [[match.group(1), *shlex.split(match.group(2))] for match in found if match]
-
-
-def test_commands_of_the_page_are_what_the_program_takes() -> None:
-    commands = commands_of(ROOT / "docs/launch.md")
-    assert len(commands) > 10
-    single: dict[str, Callable[..., int]] = {
-        "tb": tb_verb.tb,
-        "diary": diary_verb.diary,
-        "report": report_verb.report,
-    }
-    for verb, *words in commands:
-        assert verb in VERBS
-        rest, overrides = split_overrides(words)
-        if verb == "launch":
-            assert rest[0] in SUBVERBS, words
-            load_config(LaunchSettings, [], overrides)
-        function = load(rest[0]) if verb == "launch" else single[verb]
-        flags = {f"--{name.rstrip('_').replace('_', '-')}" for name in inspect.signature(function).parameters}
-        assert {word for word in rest if word.startswith("--")} <= flags, words
 
 
 @pytest.mark.parametrize(

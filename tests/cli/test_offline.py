@@ -31,9 +31,7 @@ def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
     assert "policy dt/frames-000000000003.ckpt, asked for 8," in collected.out
     moved = call("offline-eval", "runs/default/dt", "--targets", "2", "8")
     assert moved.code == 2
-    assert (
-        moved.err == "rollmill offline-eval is part of rollmill eval: `rollmill eval runs/default/dt --targets 2 8`\n"
-    )
+    assert moved.err == "rollmill: 'offline-eval' is now `rollmill eval runs/default/dt --targets 2 8`\n"
     assert twice.code == 2
     assert twice.out == ""
     assert twice.err.count("\n") == 1

@@ -37,7 +37,7 @@ def test_list(call: Call, two: list[Path]) -> None:
     assert (empty, total[:7]) == ("", "2 runs,")
     assert [row["run"] for row in call("runs", "tw", "finished", "--json").json] == ["x/two"]  # type: ignore[index]
     assert call("runs", "doom").out == "no run below runs fits ['doom']\n"
-    assert "diff A B" in call("runs", "--help").out.splitlines()[0]
+    assert "  diff  compare two runs" in call("runs", "--help").out
 
 
 def test_nothing_there_yet(call: Call) -> None:

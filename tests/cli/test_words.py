@@ -1,16 +1,18 @@
 """Words of a command line, and what is said about those that nobody understands."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import tyro
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmill.cli.help import explain
 from rollmill.cli.options import Configs, Json
-from rollmill.cli.words import call, split_overrides
+from rollmill.cli.tree import Verb
+from rollmill.cli.words import call, parse
 from rollmill.core.errors import ConfigError
 
 PROG = "rollmill train"
@@ -18,8 +20,8 @@ PROG = "rollmill train"
 
 def verb(
     overrides: tuple[str, ...],
-    target: tyro.conf.Positional[Path],
-    others: tyro.conf.Positional[tuple[str, ...]] = (),
+    target: Path,
+    others: tuple[str, ...] = (),
     /,
     out: Path | None = None,
     episodes: int | None = None,
@@ -52,7 +54,7 @@ def verb(
     return 7
 
 
-def plain(store: tyro.conf.Positional[str], /, workers: int = 0) -> int:
+def plain(store: str, /, workers: int = 0) -> int:
     """Look.
 
     Args:
@@ -77,12 +79,11 @@ def test_words_become_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_help_speaks_of_what_a_user_types(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        call(verb, ["--help"], PROG)
-    text = capsys.readouterr().out
-    assert text.startswith("usage: rollmill train [-h] [OPTIONS] TARGET [OTHER ...] [KEY=VALUE ...]\n")
-    for wanted in ("--out PATH", "--episodes INT", "--best {True,False}", "--names [STR ...]", "-f FILE"):
+def test_help_speaks_of_what_a_user_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = explain(verb, PROG, {"inner": Verb("", "one of its own")})
+    assert text.startswith("usage: rollmill train [OPTIONS] TARGET [OTHER ...] [KEY=VALUE ...]\n")
+    for wanted in ("--out PATH", "--episodes INT", "--best {true,false}", "--names [STR ...]", "-f, --config FILE"):
         assert wanted in text
     for ugly in ("None", "``", "(default: )", "False)", "STR [STR", "overrides"):
         assert ugly not in text
@@ -90,6 +91,41 @@ def test_help_speaks_of_what_a_user_types(capsys: pytest.CaptureFixture[str]) ->
     assert "(default: first)" in text
     assert "Where `it` goes." in text
     assert "Settings, for example a=1." in text
+    assert text.endswith("\n  inner  one of its own")
+    assert max(map(len, text.splitlines())) <= 80
+    assert explain(only_settings, PROG, {}).startswith("usage: rollmill train [OPTIONS] [KEY=VALUE ...]\n\nGo.\n")
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Options that belong together."""
+
+    out: Path
+    """Where ``it`` goes."""
+    episodes: int | None = None
+    """How many."""
+    overrides: tuple[str, ...] = ()
+
+
+def with_options(store: Path, /, options: Amounts, json_: Json = False) -> int:
+    """Do it.
+
+    Args:
+        store: From where.
+        json_: Print JSON.
+    """
+    assert options == Amounts(Path("x"), 3, ("a=1",))
+    assert (store, json_) == (Path("s"), True)
+    return 5
+
+
+def test_the_fields_of_a_dataclass_are_options() -> None:
+    assert call(with_options, ["s", "--episodes", "3", "a=1", "--out", "x", "--json"], PROG) == 5
+    text = explain(with_options, PROG, {})
+    assert text.startswith("usage: rollmill train --out PATH [OPTIONS] STORE [KEY=VALUE ...]\n")
+    assert "\n  --episodes INT          How many.\n" in text
+    with pytest.raises(ConfigError, match="--out PATH is missing: Where `it` goes"):
+        call(with_options, ["s"], PROG)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +138,8 @@ def test_help_speaks_of_what_a_user_types(capsys: pytest.CaptureFixture[str]) ->
         (verb, "x --seed", "words without dashes: rollmill train seed=VALUE"),
         (plain, "x --seed 3", "no option --seed (see"),
         (plain, "x y", "'y' is a word too many"),
-        (plain, "x -y", "'-y' is a word too many"),
+        (plain, "x -y", "no option -y (see"),
+        (plain, "", "STORE is missing: What to look at (see"),
     ],
 )
 def test_a_word_that_nobody_understands(function: Any, words: str, answer: str) -> None:
@@ -137,6 +174,41 @@ def test_a_word_without_a_key(prog: str, word: str, answer: str) -> None:
         call(only_settings, ["a=1", word], prog)
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("x --episodes", "--episodes: a value is expected: --episodes INT"),
+        ("x --episodes --fast", "--episodes: a value is expected: --episodes INT"),
+        ("x --episodes three", "--episodes three: a whole number is expected"),
+        ("x --episodes 3.5", "--episodes 3.5: a whole number is expected"),
+        ("x --until c", "--until c: one of a, b is expected"),
+        ("x --best ture", "--best ture: one of true, false is expected; did you mean 'true'?"),
+        ("x --fast=yes", "--fast=yes: --fast takes no value"),
+    ],
+)
+def test_a_value_that_does_not_fit(words: str, answer: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call(verb, words.split(), PROG)
+    assert str(caught.value) == answer
+
+
+def test_how_values_may_be_written() -> None:
+    words = "--episodes=-4 --best True --until b --names -1 -x=3 --fast -- -run --json"
+    with pytest.raises(ConfigError, match="no option -x"):
+        parse(verb, words.split(), PROG)
+    given = parse(verb, words.replace("-x=3 ", "").split(), PROG).arguments
+    assert given == {
+        "overrides": (),
+        "target": Path("-run"),
+        "others": ("--json",),  # behind a double dash nothing is an option
+        "episodes": -4,
+        "best": True,
+        "until": "b",
+        "names": ("-1",),
+        "fast": True,
+    }
+
+
 def test_underscores_in_flags_and_values_behind_an_equals_sign() -> None:
     def one(*, shard_mb: int = 3) -> int:
         return shard_mb
@@ -145,19 +217,21 @@ def test_underscores_in_flags_and_values_behind_an_equals_sign() -> None:
 
 
 def test_key_value_words_are_told_from_flags_and_paths() -> None:
-    words = ["a=1", "--json", "-f", "x=y.yaml", "b.c=[1, 2]", "--restore", "p=q.ckpt", "--config=z=1.yaml", "run/dir"]
-    flags, overrides = split_overrides(words)
-    assert flags == ["--json", "-f", "x=y.yaml", "--restore", "p=q.ckpt", "--config=z=1.yaml", "run/dir"]
-    assert overrides == ("a=1", "b.c=[1, 2]")
+    words = ["a=1", "--fast", "-f", "x=y.yaml", "b.c=[1, 2]", "--out", "p=q.ckpt", "--config=z=1.yaml", "run/dir"]
+    given = parse(verb, words, PROG).arguments
+    assert given["overrides"] == ("a=1", "b.c=[1, 2]")
+    assert given["config"] == (Path("x=y.yaml"), Path("z=1.yaml"))
+    assert (given["out"], given["target"]) == (Path("p=q.ckpt"), Path("run/dir"))
 
 
 KEYS = st.sampled_from(["env=toy_target", "learning.gamma=0.5", "run.name=a=b", "env.args={a: 1}", "stop.frames="])
-FLAGS = st.sampled_from([["--json"], ["--resume"], ["-f", "a=b.yaml"], ["--seed", "3"], ["folder/run"]])
+FLAGS = st.sampled_from([["--fast"], ["--json"], ["-f", "a=b.yaml"], ["--episodes", "3"], ["folder/run"]])
 
 
 @given(st.lists(st.one_of(KEYS, FLAGS)))
 def test_key_value_words_may_stand_anywhere(parts: list[Any]) -> None:
     words = [word for part in parts for word in ([part] if isinstance(part, str) else part)]
-    flags, overrides = split_overrides(words)
-    assert list(overrides) == [part for part in parts if isinstance(part, str)]
-    assert flags == [word for part in parts if not isinstance(part, str) for word in part]
+    found = parse(verb, ["first", *words], PROG).arguments
+    assert list(found["overrides"]) == [part for part in parts if isinstance(part, str)]
+    assert len(found.get("config", ())) == parts.count(["-f", "a=b.yaml"])
+    assert len(found.get("others", ())) == parts.count(["folder/run"])

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core import atomic
 from rollmill.core.config.load import load_config
@@ -26,7 +24,7 @@ Kind = Literal["sim", "sample", "policy", "train", "bound", "all", "tune"]
 
 def bench(
     overrides: tuple[str, ...],
-    kind: tyro.conf.Positional[Kind] = "all",
+    kind: Kind = "all",
     /,
     config: Configs = (),
     seconds: float | None = None,

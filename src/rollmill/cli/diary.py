@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.options import Json
 from rollmill.core.errors import ConfigError
 from rollmill.launch.history import history, lines
 
 
 def diary(
-    experiment: tyro.conf.Positional[Path],
+    experiment: Path,
     /,
     root: Path = Path("runs"),
     commands: bool = False,

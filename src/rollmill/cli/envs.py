@@ -6,12 +6,9 @@ import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from rollmill.cli.options import Json
-from rollmill.cli.words import call
 from rollmill.core.config.load import load_config
 from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
@@ -25,13 +22,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = {"Box2D": "LunarLander-v3, CarRacing-v3", "mujoco": "HalfCheetah-v5, Humanoid-v5"}
 """Ids of Gymnasium's own environments that need a package, by that package."""
-
-
-def envs(words: tuple[str, ...], /) -> int:
-    """Run ``rollmill envs ...``; ``words`` is everything behind ``envs``."""
-    if words[:1] == ("check",):
-        return call(check, words[1:], "rollmill envs check")
-    return call(list_envs, words, "rollmill envs")
 
 
 # ---------------------------------------------------------------------------------------------- list
@@ -50,13 +40,8 @@ class Row:
     summary: str
 
 
-Word = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[WORD | check ENV]")]
-
-
-def list_envs(word: Word = "", /, json_: Json = False) -> int:
+def list_envs(word: str = "", /, json_: Json = False) -> int:
     """List the environments, all of them or those with a word in name or summary: ``rollmill envs doom``.
-
-    ``rollmill envs check ENV`` tells what is wrong with one.
 
     Args:
         word: Part of a name, an adapter or a summary.
@@ -124,7 +109,7 @@ class CheckConfig:
 
 def check(
     overrides: tuple[str, ...],
-    env: tyro.conf.Positional[str],
+    env: str,
     /,
     steps: int = 1000,
     timeout: float = 60.0,

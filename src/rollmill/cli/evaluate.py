@@ -6,9 +6,6 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.cli.progress import ProgressLine
@@ -18,12 +15,10 @@ from rollmill.runs.evaluate.options import ENVS, EvalOptions
 from rollmill.runs.evaluate.results import document, table
 from rollmill.runs.evaluate.run import evaluate_all
 
-Video = Annotated[tuple[Path, ...] | None, tyro.conf.arg(aliases=["--videos"], metavar="[PATH ...]")]
-
 
 def evaluate(
     overrides: tuple[str, ...],
-    policies: tyro.conf.Positional[tuple[str, ...]],
+    policies: tuple[str, ...],
     /,
     episodes: int | None = None,
     steps: int | None = None,
@@ -43,12 +38,13 @@ def evaluate(
     record: tuple[Path, ...] | None = None,
     out: Path | None = None,
     csv: Path | None = None,
-    video: Video = None,
+    video: Path | None = None,
     video_count: int | None = None,
     grid: str = "",
     fps: float | None = None,
     no_captions: bool = False,
     report: Path | None = None,
+    videos: bool = False,
     trust_code: bool = False,
     json_: Json = False,
 ) -> int:
@@ -78,17 +74,20 @@ def evaluate(
         record: Write the episodes into a store as they end: in this folder, or in the run's eval/<checkpoint>.
         out: Write the result as JSON into this file.
         csv: Write a row for each episode into this file, as they end.
-        video: Make videos of episodes in this folder (mp4), from the environment's RGB render; unset: beside the page.
+        video: Make videos of episodes in this folder (mp4), from the environment's RGB render.
         video_count: How many episodes to show, each in a video of its own (unset: 3; for a report a typical one).
         grid: ROWSxCOLUMNS: as many episodes in one video, for example 3x3.
         fps: Images per second (unset: the simulator's own speed, frame skip included).
         no_captions: Leave out the line with step and return.
         report: Write a page with table, plot and videos here; another kind of page of that name stays, this one gets a
             name beside it.
+        videos: Show a video of a typical episode of every policy on the page (needs --report).
         trust_code: Run the code that checkpoints name; else your own words have to name it (env=my_env.py:MyEnv).
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    if record is not None and len(record) > 1:
+        raise ConfigError(f"--record takes one folder, not {len(record)}: {', '.join(map(str, record))}")
     page = None if report is None else place_for(report, "comparison")
     options = EvalOptions(
         episodes=episodes,
@@ -108,10 +107,10 @@ def evaluate(
         dynamics=dynamics,
         overrides=overrides,
         record=record is not None,
-        record_dir=_folder("--record", record),
+        record_dir=record[0] if record else None,
         out=out,
         csv=csv,
-        video=_video(video, page),
+        video=_beside(page) if videos and video is None else video,
         video_count=video_count,
         grid=grid,
         fps=fps,
@@ -130,17 +129,11 @@ def evaluate(
     return 1 if any(made.problem for result in results for made in result.videos) else 0
 
 
-def _folder(flag: str, given: tuple[Path, ...] | None) -> Path | None:
-    if given is not None and len(given) > 1:
-        raise ConfigError(f"{flag} takes one folder, not {len(given)}: {', '.join(map(str, given))}")
-    return given[0] if given else None
-
-
-def _video(given: tuple[Path, ...] | None, page: Path | None) -> Path | None:
-    if given == () and page is None:
-        raise ConfigError("--video: where to? Give --video FOLDER, or a page that shows the videos (--report PAGE)")
-    folder = _folder("--video", given)
-    return folder or (page.with_suffix("") if given is not None and page is not None else None)
+def _beside(page: Path | None) -> Path:
+    """The folder for the videos of a page."""
+    if page is None:
+        raise ConfigError("--videos are shown on the page: give --report page.html; or --video FOLDER for files alone")
+    return page.with_suffix("")
 
 
 def _say_where(page: Path | None, report: Path | None) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.options import Json
 from rollmill.runs.export import SUFFIX, Format, export_policy
 
 
 def export(
-    target: tyro.conf.Positional[Path],
+    target: Path,
     /,
     to: Format,
     out: Path | None = None,

@@ -6,8 +6,6 @@ import json
 import textwrap
 from dataclasses import asdict
 
-import tyro
-
 from rollmill.cli.options import Json
 from rollmill.core.config.other_names import keys_called
 from rollmill.core.config.schema import describe
@@ -16,7 +14,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.text import closest, did_you_mean
 
 
-def config(prefix: tyro.conf.Positional[str] = "", /, files: bool = False, json_: Json = False) -> int:
+def config(prefix: str = "", /, files: bool = False, json_: Json = False) -> int:
     """Explain the keys of the training configuration, all of them or those that begin with a prefix.
 
     Args:

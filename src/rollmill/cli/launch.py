@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
 from rollmill.cli.options import Json
-from rollmill.cli.words import call
 from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
-from rollmill.core.text import nearest, usage_of
+from rollmill.core.text import nearest
 from rollmill.launch import launcher as launcher_module
 from rollmill.launch.experiment import load_experiment
 from rollmill.launch.measure import measure, measure_like
@@ -33,37 +29,8 @@ from rollmill.runs.launching import check_run, launch_settings, open_launch
 if TYPE_CHECKING:
     from rich.live import Live
 
-SUBVERBS: dict[str, tuple[str, str]] = {
-    "plan": ("rollmill.cli.launch:plan", "print commands, folders and totals; nothing is started"),
-    "run": ("rollmill.cli.launch:run", "start the runs, look after them, start again what failed"),
-    "status": ("rollmill.cli.launch:status", "a table of all runs, live on a terminal"),
-    "cancel": ("rollmill.cli.launch:cancel", "end runs, all or those that match"),
-}
 _ROOT = Path("runs")
 _SHOWN = 200
-
-
-def launch(words: tuple[str, ...], /) -> int:
-    """Run ``rollmill launch SUBVERB ...``; ``words`` is everything behind ``launch``."""
-    if not words or words[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if words else 2
-    if words[0] not in SUBVERBS:
-        hint = nearest(words[0], SUBVERBS)
-        print(f"rollmill launch: no verb {words[0]!r}{f'; {hint}' if hint else ''}\n\n{usage()}", file=sys.stderr)
-        return 2
-    return call(load(words[0]), words[1:], f"rollmill launch {words[0]}")
-
-
-def usage() -> str:
-    return usage_of("rollmill launch", SUBVERBS)
-
-
-def load(name: str) -> Callable[..., int]:
-    """Return the function of a sub-verb."""
-    module, _, attribute = SUBVERBS[name][0].partition(":")
-    found: Callable[..., int] = getattr(importlib.import_module(module), attribute)
-    return found
 
 
 # -------------------------------------------------------------------------------------------------------- plan
@@ -71,7 +38,7 @@ def load(name: str) -> Callable[..., int]:
 
 def plan(
     overrides: tuple[str, ...],
-    description: tyro.conf.Positional[str],
+    description: str,
     /,
     root: Path = _ROOT,
     like: Path | None = None,
@@ -110,7 +77,7 @@ def _parallel(settings: LaunchSettings) -> int:
 
 
 def total_text(total: Total, settings: LaunchSettings) -> str:
-    """Return the totals in a sentence or two."""
+    """The totals in a sentence or two."""
     parallel = _parallel(settings)
     at_once = f"{parallel} at a time" if parallel else "all at the same time"
     unknown = "not known (no run has been measured: --like RUN, or expect in the description)"
@@ -146,7 +113,7 @@ def _plan_dict(made: Plan, total: Total) -> dict[str, object]:
 
 def run(
     overrides: tuple[str, ...],
-    description: tyro.conf.Positional[str],
+    description: str,
     /,
     root: Path = _ROOT,
     again: bool = False,
@@ -230,7 +197,7 @@ def _told(statuses: Sequence[RunStatus], folder: Path, json_: bool, shown: bool)
 
 def status(
     overrides: tuple[str, ...],
-    experiment: tyro.conf.Positional[str],
+    experiment: str,
     /,
     root: Path = _ROOT,
     watch: bool = False,
@@ -303,8 +270,8 @@ def _draw(live: Live, statuses: Sequence[RunStatus]) -> None:
 
 def cancel(
     overrides: tuple[str, ...],
-    experiment: tyro.conf.Positional[str],
-    runs: tyro.conf.Positional[tuple[str, ...]] = (),
+    experiment: str,
+    runs: tuple[str, ...] = (),
     /,
     root: Path = _ROOT,
     grace: float = 30.0,

@@ -1,49 +1,28 @@
 """The ``rollmill`` command: finds the verb, runs it, and turns errors into a message and an exit code.
 
 Exit codes: 0 done, 1 failed, 2 wrong configuration or command line, 128 + n ended by signal n.
-Verbs are imported when they are used, so that ``rollmill --help`` and a typing error answer at once.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
 from rollmill import __version__
-from rollmill.core.errors import RollmillError, exit_code_of
+from rollmill.cli.help import explain, usage
+from rollmill.cli.tree import MOVED, Verb, command, find
+from rollmill.core.errors import ConfigError, Interrupted, RollmillError, exit_code_of
 from rollmill.core.exits import leave
 from rollmill.core.run_folder import told_on_console
 from rollmill.core.terminal import printable
-from rollmill.core.text import moved, nearest, usage_of
+from rollmill.core.text import nearest
 from rollmill.runs.out_of_memory import refused_by_system
 from rollmill.runs.stopping import CommandSignals
-
-VERBS: dict[str, tuple[str, str]] = {
-    "train": ("rollmill.cli.train:train", "train an agent"),
-    "eval": ("rollmill.cli.evaluate:evaluate", "evaluate policies of any kind side by side, video them"),
-    "export": ("rollmill.cli.export:export", "write a trained policy for other programs (ONNX, safetensors, torch)"),
-    "watch": ("rollmill.cli.watch:watch", "watch an agent play, in a window, the browser or the terminal"),
-    "collect": ("rollmill.cli.collect:collect", "write episodes of a policy into a store"),
-    "data": ("rollmill.cli.data.verbs:data", "look at stores, check, repair, merge, split and convert them"),
-    "offline": ("rollmill.cli.offline:offline", "learn a policy from a store"),
-    "world": ("rollmill.cli.world.verbs:world", "world models: encoder, latents, dynamics, controller, dream"),
-    "bench": ("rollmill.cli.bench:bench", "measure speed"),
-    "launch": ("rollmill.cli.launch:launch", "plan, start, watch and cancel many runs"),
-    "runs": ("rollmill.cli.runs:runs", "list runs, compare two of them, remove some"),
-    "tb": ("rollmill.cli.tb:tb", "one TensorBoard over the runs that match"),
-    "diary": ("rollmill.cli.diary:diary", "the history of an experiment's runs"),
-    "report": ("rollmill.cli.report:report", "curves, best settings and importance of an experiment"),
-    "envs": ("rollmill.cli.envs:envs", "list the environments, check one"),
-    "config": ("rollmill.cli.info:config", "explain the keys of the configuration"),
-    "doctor": ("rollmill.cli.doctor:doctor", "look whether this machine is fit for a run"),
-}
-NESTED = ("data", "envs", "launch", "runs", "world")
-"""Verbs with verbs of their own; their function takes all words."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +41,7 @@ def _live() -> int:
     if sys.stderr is not None:
         faulthandler.enable()  # in serial mode, a simulator that crashes takes this process along: with its stack
     words = sys.argv[1:]
-    signals = CommandSignals(" ".join(["rollmill", *words[:1]]))
+    signals = CommandSignals(command(find(words)[0] or words[:1]))
     try:
         code = _run_command(words, signals.loaded)
         signals.ignore()
@@ -92,53 +71,60 @@ def _run_command(words: list[str], on_loaded: Callable[[], None] = lambda: None)
 def _dispatch(words: list[str], on_loaded: Callable[[], None]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
-    if not words or words[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if words else 2
-    if words[0] == "--version":
+    if words[:1] == ["--version"]:
         print(f"rollmill {__version__}")
         return 0
-    if words[0] == "offline-eval":
-        print(f"rollmill offline-eval is part of rollmill eval: {moved('rollmill eval', words[1:])}", file=sys.stderr)
+    name, verb, rest = find(words)
+    wants_help = any(word in ("-h", "--help") for word in (rest if verb.target else rest[:1]))
+    if wants_help or (not rest and not verb.target):
+        print(explain(verb.load(), command(name), verb.verbs) if verb.target else usage(name, verb))
+        return 0 if wants_help else 2
+    if not verb.target:
+        print(printable(f"{command(name)}: {_no_verb(name, verb, rest)}"), file=sys.stderr)
         return 2
-    if words[0] not in VERBS:
-        print(f"rollmill: no verb {words[0]!r}{_hint(words[0])}\n\n{usage()}", file=sys.stderr)
-        return 2
-    return _run(words[0], words[1:], on_loaded)
+    return _run(name, verb, rest, on_loaded)
 
 
-def usage() -> str:
-    return usage_of("rollmill", VERBS)
+def _no_verb(name: Sequence[str], verb: Verb, rest: Sequence[str]) -> str:
+    """What to type instead of a verb that there is not."""
+    moved = MOVED.get((*name, rest[0]))
+    if moved:
+        return f"{rest[0]!r} is now `{command((moved, shlex.join(rest[1:])))}`"
+    hint = "did you mean `rollmill train`?" if "=" in rest[0] else nearest(rest[0], verb.verbs)
+    return f"no verb {rest[0]!r}; {f'{hint} ' if hint else ''}`{command(name)} --help` lists them"
 
 
-def _run(verb: str, words: list[str], on_loaded: Callable[[], None]) -> int:
+def _run(name: Sequence[str], verb: Verb, words: list[str], on_loaded: Callable[[], None]) -> int:
     from rollmill.cli.words import call
 
-    function = _load(verb)
+    prog = command(name)
+    function = verb.load()
     on_loaded()
     try:
-        if verb in NESTED:
-            return function(tuple(words))
-        return call(function, words, f"rollmill {verb}")
+        return call(function, words, prog)
     except RollmillError as error:
-        print(printable(f"rollmill {verb}: {_once(str(error)).rstrip()}"), file=sys.stderr)
+        print(printable(f"{prog}: {_once(str(error)).rstrip()}{_hint(error, verb, words)}"), file=sys.stderr)
         return error.exit_code
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
         refusal = refused_by_system(error)
         if not refusal:
             raise
-        print(printable(f"rollmill {verb}: {refusal}"), file=sys.stderr)
+        print(printable(f"{prog}: {refusal}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        print(f"rollmill {verb}: interrupted", file=sys.stderr)
+        print(printable(f"{prog}: {error if isinstance(error, Interrupted) else 'interrupted'}"), file=sys.stderr)
         return exit_code_of(error)
-    except SystemExit as ending:
-        if _is_parser(ending):
-            raise
+    except SystemExit as ending:  # of user code, which has not finished what was asked for
         where = traceback.extract_tb(ending.__traceback__)[-1]
         place = f"{where.filename}, line {where.lineno}"
-        print(printable(f"rollmill {verb}: broken off: SystemExit({ending}) was raised in {place}"), file=sys.stderr)
+        print(printable(f"{prog}: broken off: SystemExit({ending}) was raised in {place}"), file=sys.stderr)
         return 1
+
+
+def _hint(error: RollmillError, verb: Verb, words: Sequence[str]) -> str:
+    """Of a verb that also has verbs of its own: the one that may have been meant."""
+    hint = nearest(words[0], verb.verbs) if words and isinstance(error, ConfigError) else ""
+    return f"; {hint}" if hint else ""
 
 
 def _once(message: str) -> str:
@@ -146,28 +132,11 @@ def _once(message: str) -> str:
     return message.partition("\nTraceback (most recent call last)")[0] if told_on_console(message) else message
 
 
-def _is_parser(ending: SystemExit) -> bool:
-    """Whether it is about the command line; anybody else who calls ``sys.exit`` has not finished what was asked for."""
-    *_, (frame, _) = traceback.walk_tb(ending.__traceback__)
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("tyro", "argparse")
-
-
 def _reader_is_gone() -> bool:
     """Whether whoever read our output (head, less) has ended; any other broken pipe is a failure."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return bool(poll.poll(0))
-
-
-def _load(verb: str) -> Callable[..., int]:
-    module, _, name = VERBS[verb][0].partition(":")
-    found: Callable[..., int] = getattr(importlib.import_module(module), name)
-    return found
-
-
-def _hint(word: str) -> str:
-    hint = nearest(word, VERBS)
-    return f"; {hint}" if hint else ""
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.announce import announcer, page_of
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config.load import load_config
@@ -22,7 +20,7 @@ from rollmill.runs.resume import resumed_settings
 
 def offline(
     overrides: tuple[str, ...],
-    store: tyro.conf.Positional[Path | None] = None,
+    store: Path | None = None,
     /,
     config: Configs = (),
     resume: bool = False,

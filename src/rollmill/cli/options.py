@@ -7,18 +7,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from rollmill.cli.arguments import Spelling
 from rollmill.core.errors import ConfigError
 
-Configs = Annotated[
-    tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(aliases=["-f"], metavar="FILE", help_behavior_hint="")
-]
+Configs = Annotated[tuple[Path, ...], Spelling("-f", "FILE", one_each=True)]
 """YAML files, one per flag."""
 
-PrintConfig = Annotated[bool, tyro.conf.arg(name="print-config")]
-
-Json = Annotated[bool, tyro.conf.arg(name="json")]
+PrintConfig = bool
+Json = bool
 
 
 def keep_stdout(for_json: bool) -> contextlib.AbstractContextManager[object]:

@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.diary import find_experiment
 from rollmill.cli.options import Json
 from rollmill.core.errors import ConfigError
@@ -21,7 +19,7 @@ from rollmill.reports.run.report import write_run_report
 
 
 def report(
-    experiment: tyro.conf.Positional[Path],
+    experiment: Path,
     /,
     root: Path = Path("runs"),
     metric: str | None = None,

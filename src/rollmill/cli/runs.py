@@ -7,12 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from rollmill.cli.options import Json
-from rollmill.cli.words import call
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import refuse_removal, remove_run
 from rollmill.core.text import bytes_text, columns, show
@@ -22,27 +19,16 @@ from rollmill.launch.table import duration
 from rollmill.monitor.console import duration_text, number_text
 
 _ROOT = Path("runs")
-Words = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[WORD ... | diff A B | rm RUN ...]")]
-
-
-def runs(words: tuple[str, ...], /) -> int:
-    """Run ``rollmill runs ...``; ``words`` is everything behind ``runs``."""
-    if words[:1] == ("diff",):
-        return call(diff, words[1:], "rollmill runs diff")
-    if words[:1] == ("rm",):
-        return call(remove, words[1:], "rollmill runs rm")
-    return call(list_all, words, "rollmill runs")
 
 
 # -- list -----------------------------------------------------------------------------------------------------------
 
 
-def list_all(words: Words = (), /, root: Path = _ROOT, json_: Json = False) -> int:
+def list_all(words: tuple[str, ...] = (), /, root: Path = _ROOT, json_: Json = False) -> int:
     """List runs, the newest first: ``rollmill runs``, ``rollmill runs doom failed``, ``rollmill runs 'sweep*'``.
 
     A word fits a run if it is a part of its name, state, kind or environment; a pattern is compared with names. All
     words must fit. A run that was killed says so: its folder says running, and nobody is at work there.
-    ``rollmill runs diff A B`` compares two runs, ``rollmill runs rm RUN`` removes some.
 
     Args:
         words: What to look for, for example failed, offline, CartPole or 'doom*'; none: all runs.
@@ -91,9 +77,7 @@ def _cells(row: RunRow, now: float) -> tuple[str, ...]:
 # -- compare --------------------------------------------------------------------------------------------------------
 
 
-def diff(
-    one: tyro.conf.Positional[str], two: tyro.conf.Positional[str], /, root: Path = _ROOT, json_: Json = False
-) -> int:
+def diff(one: str, two: str, /, root: Path = _ROOT, json_: Json = False) -> int:
     """Compare two runs: settings that differ, and results side by side: ``rollmill runs diff default/a default/b``.
 
     Args:
@@ -131,9 +115,7 @@ def _figure(name: str, value: Any) -> str:
 # -- remove ---------------------------------------------------------------------------------------------------------
 
 
-def remove(
-    runs: tyro.conf.Positional[tuple[str, ...]], /, root: Path = _ROOT, yes: bool = False, json_: Json = False
-) -> int:
+def remove(runs: tuple[str, ...], /, root: Path = _ROOT, yes: bool = False, json_: Json = False) -> int:
     """Remove runs with all that they have written: ``rollmill runs rm default/a default/b``. It asks first.
 
     Nothing is removed if one of them is in use, is no run, or holds files that no run writes.

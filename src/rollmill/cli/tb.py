@@ -7,8 +7,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import tyro
-
 from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process_scope import process_scope
@@ -19,7 +17,7 @@ _END_SECONDS = 5.0
 
 
 def tb(
-    masks: tyro.conf.Positional[tuple[str, ...]] = (),
+    masks: tuple[str, ...] = (),
     /,
     root: Path = Path("runs"),
     host: str = "127.0.0.1",

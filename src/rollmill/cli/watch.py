@@ -6,8 +6,6 @@ import json
 import logging
 import sys
 
-import tyro
-
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.core.errors import ConfigError
 from rollmill.runs.watch.run import WatchOptions, Where
@@ -16,7 +14,7 @@ from rollmill.runs.watch.run import watch as run_watch
 
 def watch(
     overrides: tuple[str, ...],
-    policy: tyro.conf.Positional[str],
+    policy: str,
     /,
     window: bool = False,
     terminal: bool = False,

@@ -60,7 +60,7 @@ _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "pool", "data", "videos", "report.html", "profile", "eval"),
     *("data_report.html", "data_report.json", "wandb", "images", "encoder.bin", "cache"),
-    "pictures",  # the images of version 0.1
+    "images",  # the images of version 0.1
     *_LOGS,
 }
 _STAGES = "stages"

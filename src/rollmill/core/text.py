@@ -6,9 +6,8 @@ import ast
 import dataclasses
 import functools
 import inspect
-import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import NoneType, UnionType
@@ -26,19 +25,6 @@ def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
         padded = (c.rjust(w) if right and k else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(padded).rstrip())
     return lines
-
-
-def moved(command: str, words: Sequence[str]) -> str:
-    """The command line that does now what other words did before."""
-    return f"`{command} {shlex.join(words)}`"
-
-
-def usage_of(command: str, verbs: Mapping[str, tuple[str, str]]) -> str:
-    """What a command with verbs answers to ``--help``; ``verbs``: name -> (where it is, what it is for)."""
-    lines = [f"usage: {command} VERB ...", "", "verbs:"]
-    lines += [f"  {line}" for line in columns([(name, summary) for name, (_, summary) in verbs.items()])]
-    lines += ["", f"`{command} VERB --help` explains a verb."]
-    return "\n".join(lines)
 
 
 def closest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -32,7 +32,7 @@ from rollmill.monitor.usage import descendants
 
 Level = Literal["good", "warn", "bad"]
 
-PACKAGES = ("torch", "numpy", "gymnasium", "pydantic", "tyro", "rich", "tensorboardX", "zstandard", "msgpack")
+PACKAGES = ("torch", "numpy", "gymnasium", "pydantic", "rich", "tensorboardX", "zstandard", "msgpack")
 EXTRAS: dict[str, tuple[str, ...]] = {
     "vizdoom": ("vizdoom", "cv2"),
     "classic": ("pygame",),

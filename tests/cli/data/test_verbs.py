@@ -21,7 +21,6 @@ from storing import make_episode, small_schema, write_episodes
 
 from rollmill.cli.data import check as data_check
 from rollmill.cli.data import progress as data_progress
-from rollmill.cli.data.verbs import SUBVERBS, load
 from rollmill.core.errors import Interrupted
 from rollmill.core.fields import Field
 from rollmill.store.care.verify import verify_store
@@ -64,23 +63,6 @@ def test_every_verb_takes_a_run_folder_for_its_recording(call: Call, tmp_path: P
 
 
 # -- words -----------------------------------------------------------------------------------------------
-
-
-def test_help_and_typing_errors(call: Call) -> None:
-    assert call("--help").code == 0
-    assert all(f"  {name} " in call("--help").out for name in SUBVERBS)
-    assert call().code == 2
-    assert "did you mean 'verify'?" in call("verifyy").err
-    assert call("verifyy").code == 2
-
-
-@pytest.mark.parametrize("name", SUBVERBS)
-def test_every_verb_resolves_and_explains_itself(call: Call, name: str) -> None:
-    assert callable(load(name))
-    result = call(name, "--help")
-    assert result.code == 0
-    assert f"rollmill data {name}" in result.out
-    assert "--json" in result.out
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_controller_and_eval(call: Call, models: Path) -> None:
     assert metrics["final_episodes"] == 2
     moved = call("world", "eval", "ctl", "--episodes", "3")
     assert moved.code == 2
-    assert moved.err == "rollmill world eval is part of rollmill eval: `rollmill eval ctl --episodes 3`\n"
+    assert moved.err == "rollmill world: 'eval' is now `rollmill eval ctl --episodes 3`\n"
     played = call("eval", "ctl", "--episodes", "3", "--envs", "3", "--workers", "1", "--json")
     assert played.code == 0, played.err
     assert json.loads(played.out)["episodes"] == 3

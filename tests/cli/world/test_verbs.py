@@ -1,31 +1,10 @@
 import json
 from pathlib import Path
 
-import pytest
 from image_stores import damage_images, image_store, tiny_encoder
 from running import Call
 
-from rollmill.cli.world.verbs import SUBVERBS, load
-
 SMALL = ("encoder.size=3", "encoder.channels=[4, 8]", "fit.batch_size=8", "fit.steps=2", "fit.device=cpu")
-
-
-def test_verbs_are_listed_and_found(call: Call) -> None:
-    listed = call("world", "--help")
-    assert listed.code == 0
-    assert all(name in listed.out for name in SUBVERBS)
-    assert call("world").code == 2
-    wrong = call("world", "encod")
-    assert wrong.code == 2
-    assert "encode" in wrong.err.splitlines()[0]
-
-
-@pytest.mark.parametrize("name", SUBVERBS)
-def test_every_verb_resolves_and_explains_itself(call: Call, name: str) -> None:
-    assert callable(load(name))
-    shown = call("world", name, "--help")
-    assert shown.code == 0
-    assert "usage: rollmill world" in shown.out
 
 
 def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json, shard_bytes
 from rollmill.core.errors import ConfigError
@@ -22,7 +20,7 @@ from rollmill.store.care.verify import verify as verify_places
 from rollmill.store.info import Spread, StoreInfo, describe_store
 
 
-def info(store: tyro.conf.Positional[Path], /, json_: Json = False) -> int:
+def info(store: Path, /, json_: Json = False) -> int:
     """Show what a store holds: rows, episodes, sizes, shards, columns, returns and lengths, policy versions, problems.
 
     Reads the indexes only; ``verify`` looks at the data themselves.
@@ -75,7 +73,7 @@ def _range(low: int | None, high: int | None) -> str:
     return "-" if low is None else f"{low:,} .. {high:,}"
 
 
-def verify(stores: tyro.conf.Positional[tuple[str, ...]], /, workers: int = 0, json_: Json = False) -> int:
+def verify(stores: tuple[str, ...], /, workers: int = 0, json_: Json = False) -> int:
     """Look at every frame and decode every block of stores or files; a line per bad place, exit code 1 if there is one.
 
     Takes stores, shards, TFRecord files and patterns: ``rollmill data verify 'runs/*/*/data'``.
@@ -140,7 +138,7 @@ def _verify_dict(report: VerifyReport) -> dict[str, Any]:
 
 
 def repair(
-    store: tyro.conf.Positional[Path],
+    store: Path,
     /,
     out: Path | None = None,
     in_place: bool = False,

@@ -6,10 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
 from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json, shard_bytes
@@ -23,13 +22,11 @@ from rollmill.store.derive.split_store import by_fraction, by_number, split_stor
 from rollmill.store.filters import Filter
 from rollmill.store.reader import Store
 
-Out = Annotated[Path, tyro.conf.arg(metavar="PATH")]
-
 
 def merge(
-    stores: tyro.conf.Positional[tuple[Path, ...]],
+    stores: tuple[Path, ...],
     /,
-    out: Out,
+    out: Path,
     any_env: bool = False,
     skip_damaged: bool = False,
     resume: bool = False,
@@ -71,9 +68,9 @@ def merge(
 
 def split(
     filters: tuple[str, ...],
-    store: tyro.conf.Positional[Path],
+    store: Path,
     /,
-    out: Out,
+    out: Path,
     parts: int | None = None,
     fractions: tuple[str, ...] = (),
     rest: Path | None = None,
@@ -165,9 +162,9 @@ def _select(store: Store, filters: tuple[str, ...]) -> Array:
 
 def export(
     filters: tuple[str, ...],
-    store: tyro.conf.Positional[Path],
+    store: Path,
     /,
-    out: Out,
+    out: Path,
     format: str,
     obs: str | None = None,
     part_mb: float | None = None,
@@ -232,9 +229,9 @@ def export(
 
 
 def import_(
-    sources: tyro.conf.Positional[tuple[str, ...]],
+    sources: tuple[str, ...],
     /,
-    out: Out,
+    out: Path,
     format: str | None = None,
     env: str | None = None,
     choices: int | None = None,

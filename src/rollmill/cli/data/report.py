@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json
 from rollmill.core.errors import ConfigError
@@ -20,7 +18,7 @@ from rollmill.store.filters import Filter
 
 
 def report(
-    store: tyro.conf.Positional[Path],
+    store: Path,
     /,
     out: Path | None = None,
     max_episodes: int = MAX_EPISODES,
@@ -52,7 +50,7 @@ def report(
 
 def play(
     filters: tuple[str, ...],
-    store: tyro.conf.Positional[Path],
+    store: Path,
     /,
     out: Path,
     episodes: tuple[str, ...] = ("best",),

@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import tyro
 
 from rollmill.cli.announce import announcer
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.world.control_settings import ControllerConfig
-from rollmill.runs.world.dream import DreamVideo
+from rollmill.runs.world.control_settings import ControllerConfig, DreamVideo
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
 
 def dynamics(
     overrides: tuple[str, ...],
-    latents: tyro.conf.Positional[Path],
+    latents: Path,
     /,
     out: Path,
     config: Configs = (),
@@ -55,100 +52,74 @@ def dynamics(
     return outcome.exit_code
 
 
-def controller(
-    overrides: tuple[str, ...],
-    encoder: tyro.conf.Positional[Path],
-    /,
-    out: Path,
-    dynamics: Path | None = None,
-    config: Configs = (),
-    trust_code: bool = False,
-    print_config: PrintConfig = False,
-    json_: Json = False,
-) -> int:
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a controller is searched, in an environment or in dreams of it."""
+
+    overrides: tuple[str, ...]
+    """Settings, for example env=car_racing controller.population=32 dream.temperature=1.15."""
+    out: Path
+    """Folder of the search."""
+    config: Configs = ()
+    """A YAML file with settings; may be given several times, later files win."""
+    trust_code: bool = False
+    """Run the code that the dynamics model names; else your own words have to name it (env=my_env.py:MyEnv)."""
+    print_config: PrintConfig = False
+    """Print all settings as YAML and start nothing."""
+    json_: Json = False
+    """Print the outcome as JSON on stdout, and nothing else there."""
+
+
+def controller(encoder: Path, /, options: SearchOptions, dynamics: Path | None = None) -> int:
     """Search a controller: ``rollmill world controller runs/car/vae --dynamics runs/car/dynamics --out runs/car/ctl``.
 
     Writes ``controller.bin``, ``generations.csv``, two plots, checkpoints and metrics. The same command continues it.
 
     Args:
-        overrides: Settings, for example env=car_racing env.args.size=64 controller.population=32.
         encoder: The encoder's file, or the folder of its training.
-        out: Folder of the search.
         dynamics: The dynamics model's file or folder; unset: the controller sees latents alone (controller.inputs=z).
-        config: A YAML file with settings; may be given several times, later files win.
-        trust_code: Run the code that the dynamics model names; else your own words have to name it
-            (env=my_env.py:MyEnv).
-        print_config: Print all settings as YAML and start nothing.
-        json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    return _search(overrides, encoder, dynamics, out, config, trust_code, print_config, json_, in_dream=False)
+    return _search(encoder, dynamics, options, in_dream=False)
 
 
-def dream(
-    overrides: tuple[str, ...],
-    encoder: tyro.conf.Positional[Path],
-    dynamics: tyro.conf.Positional[Path],
-    /,
-    out: Path,
-    config: Configs = (),
-    trust_code: bool = False,
-    print_config: PrintConfig = False,
-    json_: Json = False,
-) -> int:
+def dream(encoder: Path, dynamics: Path, /, options: SearchOptions) -> int:
     """Search a controller in the model's dreams, and test it outside: as ``rollmill world controller``.
 
     Args:
-        overrides: Settings, for example env=doom_take_cover dream.temperature=1.15 dream.survival_reward=1.
         encoder: The encoder's file, or the folder of its training; evaluations need it.
         dynamics: The dynamics model's file, or the folder of its training.
-        out: Folder of the search.
-        config: A YAML file with settings; may be given several times, later files win.
-        trust_code: Run the code that the dynamics model names; else your own words have to name it
-            (env=my_env.py:MyEnv).
-        print_config: Print all settings as YAML and start nothing.
-        json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    return _search(overrides, encoder, dynamics, out, config, trust_code, print_config, json_, in_dream=True)
+    return _search(encoder, dynamics, options, in_dream=True)
 
 
-def _search(
-    overrides: tuple[str, ...],
-    encoder: Path,
-    model: Path | None,
-    out: Path,
-    config: tuple[Path, ...],
-    trust_code: bool,
-    print_config: bool,
-    json_: bool,
-    in_dream: bool,
-) -> int:
+def _search(encoder: Path, model: Path | None, options: SearchOptions, in_dream: bool) -> int:
     from rollmill.runs.world.controller import known_env, train_controller
 
-    settings = load_config(ControllerConfig, config, overrides)
-    if print_config:
+    settings = load_config(ControllerConfig, options.config, options.overrides)
+    if options.print_config:
         print(dump_yaml(settings), end="")
         return 0
-    env = settings.env or known_env(model, trust_code)
+    env = settings.env or known_env(model, options.trust_code)
     settings = replace(settings, env=env)
-    with keep_stdout(json_):
+    with keep_stdout(options.json_):
         outcome = train_controller(
-            *(settings.controller, env, encoder, model, out),
+            *(settings.controller, env, encoder, model, options.out),
             dream=settings.dream if in_dream else None,
-            on_ready=announcer(settings, out, quiet=json_),
-            request=_request(json_),
+            on_ready=announcer(settings, options.out, quiet=options.json_),
+            request=_request(options.json_),
         )
     metrics = outcome.to_dict()
     judged = "not judged" if outcome.final is None else f"{metrics['final_return']:.1f} +- {metrics['final_std']:.1f}"
     text = f"{outcome.generations:,} generations, {outcome.env_steps:,} steps; return {judged}; {outcome.controller}"
-    _say(metrics, json_, text)
+    _say(metrics, options.json_, text)
     return outcome.exit_code
 
 
 def video(
     overrides: tuple[str, ...],
-    latents: tyro.conf.Positional[Path],
-    encoder: tyro.conf.Positional[Path],
-    dynamics: tyro.conf.Positional[Path],
+    latents: Path,
+    encoder: Path,
+    dynamics: Path,
     /,
     out: Path,
     raw: Path | None = None,

@@ -7,8 +7,6 @@ import logging
 import sys
 from pathlib import Path
 
-import tyro
-
 from rollmill.cli.announce import announcer, page_of
 from rollmill.cli.options import Configs, Json, PrintConfig
 from rollmill.core.config.load import load_config
@@ -21,7 +19,7 @@ from rollmill.runs.world.settings import VaeConfig
 
 def vae(
     overrides: tuple[str, ...],
-    store: tyro.conf.Positional[Path],
+    store: Path,
     /,
     out: Path,
     config: Configs = (),
@@ -77,8 +75,8 @@ def vae(
 
 
 def encode(
-    store: tyro.conf.Positional[Path],
-    encoder: tyro.conf.Positional[Path],
+    store: Path,
+    encoder: Path,
     /,
     out: Path,
     shards: int = 1,

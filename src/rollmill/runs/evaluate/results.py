@@ -136,6 +136,8 @@ class EvalResult:
     target: float | None = None
     """The return that was asked for."""
     note: str = ""
+    unit: str = "frames"
+    """Of ``frames``; nothing where the policy was not trained."""
 
     @property
     def returns(self) -> list[float]:
@@ -174,15 +176,11 @@ class EvalResult:
 
 
 def document(results: Sequence[EvalResult], page: Path | None = None) -> dict[str, Any]:
-    """The JSON of an evaluation: of one policy its metrics, of several ``{"results": [...]}`` and what they say."""
-    found: dict[str, Any]
+    """The JSON of an evaluation: what was found about one policy; of several ``{"results": [...]}`` and their table."""
     if len(results) == 1:
         found = results[0].to_dict()
     else:
-        compared = comparison(results)
-        shares = [compared.share(row) for row in compared.rows]
-        rows = [{**result.to_dict(), "share": share} for result, share in zip(results, shares)]
-        found = {"results": rows, "sentences": compared.sentences()}
+        found = {"results": [result.to_dict() for result in results], **comparison(results).to_dict()}
     return {**found, "page": str(page)} if page is not None else found
 
 
@@ -227,7 +225,8 @@ def table(results: Sequence[EvalResult]) -> str:
 
 
 def _paragraph(result: EvalResult) -> list[str]:
-    lines = [f"{result.env}, {result.checkpoint} ({result.frames:,} frames)"]
+    trained = f" ({result.frames:,} {result.unit})" if result.unit else ""
+    lines = [f"{result.env}, {result.checkpoint}{trained}"]
     asked = "" if result.target is None else f", asked for {result.target:g}"
     lines += [_sentence(f"policy{asked}", result.policy)]
     if result.random is not None:

@@ -83,7 +83,7 @@ def evaluate_all(
             if options.out is not None:
                 write_document(options.out, results)  # after each one: what is known survives a failure later
     if options.report is not None:
-        _write_page(options.report, results, options)
+        _write_page(options.report, results, context)
     return results
 
 
@@ -206,6 +206,8 @@ class EvalContext:
     comparators: dict[str, Score] = field(default_factory=dict)
     """Of the random policy, by environment."""
     specs: dict[str, EnvSpec] = field(default_factory=dict)
+    shown: list[ShownVideo] = field(default_factory=list)
+    """Videos for the page."""
     number: int = 0
     count: int = 1
 
@@ -265,6 +267,7 @@ def _evaluate(job: Job, context: EvalContext) -> list[EvalResult]:
                 job.name,
                 target,
                 policy.note,
+                policy.unit if policy.path is not None else "",
             )
         )
     results[0].videos.extend(more)
@@ -296,8 +299,7 @@ def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext
     record = RecordTarget(recording, RANDOM, {"version": 0, "global_step": 0}) if recording else None
     played = _play(job, load_built_in(RANDOM, LoadOptions()), RANDOM, f"{job.stem}-random", record, context)
     (context.comparators[same],) = played.scores
-    other = replace(job, policy=load_built_in(RANDOM, LoadOptions()), stem=f"{job.stem}-random")
-    return context.comparators[same], _videos(other, played, 0, context)
+    return context.comparators[same], _videos(replace(job, name=RANDOM, stem=f"{job.stem}-random"), played, 0, context)
 
 
 def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Video]:
@@ -305,12 +307,16 @@ def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Vide
     options, targets = context.options, len(played.scores)
     if options.video is None:
         return []
-    stem = job.stem if targets == 1 else f"{job.stem}-target-{job.policy.targets[k]:g}"
+    target = played.scores[k].rows[0].target
+    stem = job.stem if targets == 1 else f"{job.stem}-target-{target:g}"
     episodes = range(k, targets * options.shown_episodes, targets)
     if options.typical:
         means = [score.summary()["mean"] or 0.0 for score in played.scores]
         episodes = played.typical(k) if k == means.index(max(means)) else range(0)
-    return make_videos(context.video_plan(job, episodes), stem, played.scripts, context.fps[context.number])
+    made = make_videos(context.video_plan(job, episodes), stem, played.scripts, context.fps[context.number])
+    caption = job.name if target is None else f"{job.name}, asked for {target:g}"
+    context.shown += [ShownVideo(caption, Path(video.file)) for video in made if not video.problem]
+    return made
 
 
 # -- what is left of it --------------------------------------------------------------------------------
@@ -335,12 +341,7 @@ def _record_folder(job: Job, options: EvalOptions) -> Path:
     return options.record_dir or record_folder(job.policy.path or Path())
 
 
-def _write_page(path: Path, results: Sequence[EvalResult], options: EvalOptions) -> None:
-    shown = []
-    for result in results:
-        for video in result.videos:
-            asked = "" if result.target is None else f", asked for {result.target:g}"
-            caption = "random" if video.policy.endswith("-random") else f"{result.name}{asked}"
-            shown += [ShownVideo(caption, Path(video.file))] if not video.problem else []
+def _write_page(path: Path, results: Sequence[EvalResult], context: EvalContext) -> None:
+    options = context.options
     about = f"{options.wanted} episodes" if options.steps is None else f"{options.steps:,} steps"
-    write_comparison(path, comparison(results), shown, f"{about} for every row, seed {options.seed}")
+    write_comparison(path, comparison(results), context.shown, f"{about} for every row, seed {options.seed}")

@@ -81,7 +81,8 @@ class LoadedPolicy:
     path: Path | None = None
     """Its file."""
     frames: int = 0
-    """How far it was trained (frames; updates, generations)."""
+    """How far it was trained, in ``unit``."""
+    unit: str = "frames"
     version: int = 0
     targets: tuple[float, ...] = ()
     """Returns that it is asked for; none: it is not asked."""
@@ -107,6 +108,8 @@ class LoadedPolicy:
     @property
     def run(self) -> str:
         """The name of its run; of a policy without one, its own."""
+        if self.path is None:
+            return self.name
         return self.name.rpartition("/")[0] or self.name.removesuffix(".ckpt")
 
     def require_targets(self) -> tuple[float, ...]:

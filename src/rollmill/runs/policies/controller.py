@@ -11,6 +11,7 @@ import torch
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Policy
+from rollmill.core.run_kind import FOLDERS
 from rollmill.optim.device import choose_device
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.sampling.schedule import EpisodeSchedule
@@ -87,12 +88,15 @@ def load_world_model(file: Path, how: LoadOptions) -> WorldModelPolicy:
     dynamics = how.dynamics or (Path(saved.dynamics) if saved.dynamics else None)
     models = load_models(settings, how.encoder or Path(saved.encoder), dynamics)
     place = how.settings({"env": saved.env}, file)
+    folder = file.absolute().parent
+    run = folder.parent if folder.name == FOLDERS["controller"] else folder
     return WorldModelPolicy(
-        name=f"{file.absolute().parent.name}/{file.name}",
+        name=f"{run.name}/{file.name}",
         env=place.env,
         sampling=place.sampling,
         path=file,
         frames=int(saved.metadata.get("generation") or 0),
+        unit="generations",
         deterministic=True,
         seed=how.seed,
         settings=settings,

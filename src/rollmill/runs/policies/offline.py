@@ -156,6 +156,7 @@ def load_offline(loaded: Loaded, how: LoadOptions) -> OfflinePolicy:
         spec=EnvSpec.from_dict(state["spec"]),
         path=path,
         frames=loaded.frames,
+        unit="updates",
         version=choice.step,
         targets=(how.targets or tuple(t for t in state["targets"] if t is not None)) if asked else (),
         asked=asked,

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
 from rollmill.reports.video.images import enlarge, framed, tiled
+from rollmill.runs.world.control_settings import DreamVideo
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.images import choose_image, read_images
 from rollmill.store.reader import Store
@@ -26,38 +26,6 @@ from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
 
 SHOWN, ALONE = (52, 60, 72), (220, 120, 40)
 """Colours of an image's frame: what is or was really seen, and what the model dreams alone."""
-
-
-@settings
-class DreamVideo:
-    """Which dreams are shown, and how."""
-
-    episodes: int = 4
-    """Episodes, one below the other."""
-
-    steps: int = 200
-    """Steps of the video."""
-
-    shown: int = 20
-    """Real steps that the model is shown first; half of an episode at most."""
-
-    temperature: float = 1.0
-    """Of the dreams; see DreamSettings."""
-
-    fps: float = 20.0
-    """Steps per second of the video."""
-
-    scale: int = 3
-    """Each pixel becomes a square of this many."""
-
-    seed: int = 0
-    """Which episodes, and which dreams."""
-
-    def __post_init__(self) -> None:
-        if min(self.episodes, self.steps, self.shown, self.scale) < 1 or self.shown >= self.steps:
-            raise ValueError("episodes, steps, shown and scale must be at least 1, and shown below steps")
-        if self.temperature < 0 or self.seed < 0:
-            raise ValueError("temperature and seed must not be negative")
 
 
 def write_dream_video(

@@ -1,0 +1,161 @@
+"""What a verb takes, read from its function: the one description that parsing, help and shell completion share.
+
+Parameters before the ``/`` are words, all others are options. A parameter whose type is a dataclass stands for the
+fields of it, so options that some other function wants together are written once, in their dataclass. A parameter or
+field called ``overrides`` or ``filters`` takes the KEY=VALUE words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from rollmill.core.config.schema import keys_of
+from rollmill.core.text import alternatives, field_docs
+
+KEY_VALUE = ("overrides", "filters")
+_SILENT_DEFAULTS = ("None", "False", "", "()")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Stands in a type: how an option is written, where its name in Python does not say it."""
+
+    alias: str = ""
+    """A second name, for example ``-f``."""
+    value: str = ""
+    """What stands for its value in help."""
+    one_each: bool = False
+    """Of several values, each has the option's name before it."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A word or an option of a verb."""
+
+    name: str
+    """Of the parameter, or of the field."""
+    type: Any
+    default: Any
+    """``MISSING`` where it must be given."""
+    about: str
+    is_word: bool
+    block: str
+    """The parameter whose dataclass has this field; empty for a parameter."""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.strip('_').replace('_', '-')}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return tuple(sorted(filter(None, (self.spelling.alias, self.flag)), key=len))
+
+    @property
+    def spelling(self) -> Spelling:
+        marks = self.type.__metadata__ if get_origin(self.type) is Annotated else ()
+        return next((mark for mark in marks if isinstance(mark, Spelling)), Spelling())
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.name.strip("_").upper() if self.is_word else self.flag
+
+    @property
+    def is_key_value(self) -> bool:
+        return self.name in KEY_VALUE
+
+    @property
+    def is_switch(self) -> bool:
+        """An option without a value."""
+        return alternatives(self.type) == (bool,)
+
+    @property
+    def takes_several(self) -> bool:
+        return get_origin(self._inner) is tuple
+
+    @property
+    def kind(self) -> Any:
+        """The type of one value."""
+        return get_args(self._inner)[0] if self.takes_several else self._inner
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values it may have; empty where there are too many to name."""
+        if get_origin(self.kind) is Literal:
+            return tuple(map(str, get_args(self.kind)))
+        return ("true", "false") if self.kind is bool and not self.is_switch else ()
+
+    @property
+    def value_text(self) -> str:
+        """What stands for a value in help: ``INT``, ``{a,b}``, or the name of a word."""
+        if self.is_key_value:
+            return "KEY=VALUE"
+        if self.spelling.value:
+            return self.spelling.value
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        return self.label if self.is_word else self.kind.__name__.upper()
+
+    @property
+    def usage(self) -> str:
+        """How it is typed: ``STORE``, ``[RUN ...]``, ``-f, --config FILE``."""
+        if self.is_word:
+            name = f"{self.value_text.removesuffix('S')} ..." if self.takes_several else self.value_text
+            return name if self.default is MISSING and not self.takes_several else f"[{name}]"
+        several = self.takes_several and not self.spelling.one_each
+        value = "" if self.is_switch else f" [{self.value_text} ...]" if several else f" {self.value_text}"
+        return f"{', '.join(self.flags)}{value}"
+
+    @property
+    def default_text(self) -> str:
+        """For help; empty where there is nothing to say."""
+        if self.default is MISSING or str(self.default) in _SILENT_DEFAULTS:
+            return ""
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        return " ".join(map(str, values))
+
+    @property
+    def _inner(self) -> Any:
+        return next(part for part in alternatives(self.type) if part is not NoneType)
+
+
+@functools.cache
+def arguments_of(function: Callable[..., int]) -> tuple[Argument, ...]:
+    """The words of a verb in their order, then its options; KEY=VALUE words are the last of the words."""
+    found = list(_read(function))
+    words = [argument for argument in found if argument.is_word]
+    words.sort(key=lambda argument: argument.is_key_value)
+    return (*words, *(argument for argument in found if not argument.is_word))
+
+
+def _read(function: Callable[..., int]) -> Iterator[Argument]:
+    hints = get_type_hints(function, include_extras=True)
+    _, about = documentation(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if dataclasses.is_dataclass(hints[name]):
+            yield from _fields(name, hints[name])
+            continue
+        default = MISSING if parameter.default is parameter.empty else parameter.default
+        is_word = parameter.kind is parameter.POSITIONAL_ONLY
+        yield Argument(name, hints[name], default, about.get(name, ""), is_word, "")
+
+
+def _fields(block: str, cls: Any) -> Iterator[Argument]:
+    docs = field_docs(cls)
+    for key in keys_of(cls).values():
+        about = docs[key.name].replace("``", "`")
+        yield Argument(key.name, key.type, key.default(), about, key.name in KEY_VALUE, block)
+
+
+def documentation(function: Callable[..., int]) -> tuple[str, dict[str, str]]:
+    """What a docstring says: the text before ``Args:``, and a text for each parameter."""
+    text, _, listed = (inspect.getdoc(function) or "").replace("``", "`").partition("\nArgs:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", listed, re.MULTILINE)
+    return text.strip(), {name: " ".join(about.split()) for name, about in entries}

@@ -1,0 +1,103 @@
+"""Every verb of the command line: what it is called, what it is for, and where it is.
+
+Nothing is imported before it is used, so that help and the answer to a typing error come at once. Help at every level,
+dispatch, shell completion and the tests of the documentation all read this one tree.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A word that can be typed behind ``rollmill``, or behind another verb."""
+
+    target: str
+    """``module:function`` below ``rollmill.cli``; empty where one of its own verbs must follow."""
+    summary: str
+    verbs: Mapping[str, Verb] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., int]:
+        """The function of this verb; imports its module."""
+        module, _, name = self.target.partition(":")
+        found: Callable[..., int] = getattr(importlib.import_module(f"rollmill.cli.{module}"), name)
+        return found
+
+
+_DATA = {
+    "info": Verb("data.check:info", "what a store holds"),
+    "verify": Verb("data.check:verify", "find every bad place, on all cores"),
+    "repair": Verb("data.check:repair", "a new store with everything that is still good"),
+    "merge": Verb("data.make:merge", "many stores into one"),
+    "split": Verb("data.make:split", "one store into several, or a selection of it"),
+    "export": Verb("data.make:export", "to Minari, TFRecord, npz, Parquet or mp4"),
+    "import": Verb("data.make:import_", "from Minari, npz or pickled episodes"),
+    "report": Verb("data.report:report", "a page about a store, and its metrics as JSON"),
+    "play": Verb("data.report:play", "videos of episodes, with action and reward drawn on"),
+}
+_WORLD = {
+    "run": Verb("world.run:run", "all stages in turn; what is done is skipped"),
+    "vae": Verb("world.encoder:vae", "learn an image encoder from a store"),
+    "encode": Verb("world.encoder:encode", "a store of images into a store of latents"),
+    "dynamics": Verb("world.control:dynamics", "learn what happens next from a store of latents"),
+    "controller": Verb("world.control:controller", "search a controller by CMA-ES"),
+    "dream": Verb("world.control:dream", "search a controller inside the model, test it outside"),
+    "video": Verb("world.control:video", "a video of dreams beside what really happened"),
+}
+_LAUNCH = {
+    "plan": Verb("launch:plan", "print commands, folders and totals; nothing is started"),
+    "run": Verb("launch:run", "start the runs, look after them, start again what failed"),
+    "status": Verb("launch:status", "a table of all runs, live on a terminal"),
+    "cancel": Verb("launch:cancel", "end runs, all or those that match"),
+}
+_RUNS = {
+    "diff": Verb("runs:diff", "compare two runs: settings and results"),
+    "rm": Verb("runs:remove", "remove runs with all that they have written"),
+}
+_ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment")}
+
+VERBS: dict[str, Verb] = {
+    "train": Verb("train:train", "train an agent"),
+    "eval": Verb("evaluate:evaluate", "evaluate policies of any kind side by side, with videos"),
+    "export": Verb("export:export", "write a policy for other programs (ONNX, safetensors, torch)"),
+    "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal"),
+    "collect": Verb("collect:collect", "write episodes of a policy into a store"),
+    "data": Verb("", "look at stores, check, repair, merge, split and convert them", _DATA),
+    "offline": Verb("offline:offline", "learn a policy from a store"),
+    "world": Verb("", "world models: encoder, latents, dynamics, controller, dream", _WORLD),
+    "bench": Verb("bench:bench", "measure speed"),
+    "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),
+    "runs": Verb("runs:list_all", "list runs, compare two of them, remove some", _RUNS),
+    "tb": Verb("tb:tb", "one TensorBoard over the runs that match"),
+    "diary": Verb("diary:diary", "the history of an experiment's runs"),
+    "report": Verb("report:report", "curves, best settings and importance of an experiment"),
+    "envs": Verb("envs:list_envs", "list the environments, check one", _ENVS),
+    "config": Verb("info:config", "explain the keys of the configuration"),
+    "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),
+}
+
+MOVED = {("offline-eval",): "eval", ("world", "eval"): "eval", ("world", "film"): "world video"}
+"""What a verb was called -> what to type instead of it."""
+
+
+def find(words: Sequence[str]) -> tuple[tuple[str, ...], Verb, list[str]]:
+    """The verb that a command line names: the words of its name, the verb, and the words behind them."""
+    verb, depth = Verb("", "", VERBS), 0
+    while depth < len(words) and words[depth] in verb.verbs:
+        verb, depth = verb.verbs[words[depth]], depth + 1
+    return tuple(words[:depth]), verb, list(words[depth:])
+
+
+def command(name: Sequence[str]) -> str:
+    """How a verb is typed: ``rollmill data info``."""
+    return " ".join(("rollmill", *name))
+
+
+def all_verbs() -> Iterator[tuple[tuple[str, ...], Verb]]:
+    """Every verb with its name, those of a verb right behind it."""
+    for name, verb in VERBS.items():
+        yield (name,), verb
+        yield from (((name, inner), one) for inner, one in verb.verbs.items())

@@ -1,0 +1,180 @@
+"""Makes the images of README and docs in ``docs/images``, from what ``make demo`` has left in ``runs/demo``.
+
+    make images
+    python tools/images.py agent panel               some of them
+
+Each is made by a command or a function that users have, too. Pages are photographed with the system's Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from PIL import Image
+from playwright import sync_api
+from rich.ansi import AnsiDecoder
+from rich.console import Console
+
+from rollmill.envs.treasure_hunt.reference import GuidedPlayer
+from rollmill.envs.treasure_hunt.render import draw
+from rollmill.envs.treasure_hunt.settings import HuntSettings
+from rollmill.envs.treasure_hunt.world import World
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+DEMO = ROOT / "runs" / "demo"
+CHROMIUM_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+WIDTH, HEIGHT = 1100, 820
+COLUMNS = 100
+SHORT_PATHS = "([long, short]) => { document.body.innerHTML = document.body.innerHTML.replaceAll(long, short) }"
+"""An image is not to show where it was made."""
+
+
+def rollmill(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "rollmill.cli.main", *words], cwd=ROOT, check=True)
+
+
+# -- moving images ---------------------------------------------------------------------------------------
+
+
+def save_gif(path: Path, frames: Sequence[np.ndarray], fps: float, width: int) -> None:
+    """Frames RGB uint8, scaled to a width, with one palette for all."""
+    images = [Image.fromarray(frame) for frame in frames]
+    size = (width, round(images[0].height * width / images[0].width))
+    images = [image.resize(size, Image.Resampling.LANCZOS) for image in images]
+    shown = images[:: max(1, len(images) // 4)]
+    together = Image.new("RGB", (size[0], size[1] * len(shown)))
+    for k, image in enumerate(shown):
+        together.paste(image, (0, k * size[1]))
+    palette = together.quantize(160)
+    first, *others = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images)
+    first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0, optimize=True)
+
+
+def agent() -> None:
+    """The demo's agent: nine episodes beside each other."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("--episodes", "9", "--grid", "3x3", "--no-captions")
+        rollmill("eval", str(DEMO / "agent"), "--best", "--deterministic", *words, "--videos", folder)
+        (video,) = Path(folder).glob("*.mp4")
+        with av.open(str(video)) as container:
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    save_gif(IMAGES / "doom_basic.gif", frames[:60], fps=6, width=400)
+
+
+def hunt() -> None:
+    """The treasure hunt, by the player that knows the shortest route."""
+    world = World(HuntSettings(), 1)
+    rng = np.random.default_rng(0)
+    world.reset(np.arange(1), rng, progress=1.0)
+    player, frames, over = GuidedPlayer(world, "oracle"), [], False
+    while not over:
+        moved = world.step(player.act(), rng)
+        over = bool((moved.at_end | moved.timed_out)[0])
+        if over or world.step_no[0] % 8 == 0:
+            frames.append(draw(world, 0))
+    save_gif(IMAGES / "treasure_hunt.gif", frames, fps=8, width=480)
+
+
+# -- the console -------------------------------------------------------------------------------------------
+
+
+def panel() -> None:
+    """The live panel of a training, as a terminal shows it in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("train", "-f", "cartpole", "stop.frames=60_000", "stop.mean_return=null")
+        shown = _in_terminal([sys.executable, "-m", "rollmill.cli.main", *words], folder)
+    last = (shown[shown.rindex("╭") :].partition("╯")[0] + "╯").replace("\r", "")
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    for line in AnsiDecoder().decode(last):
+        console.print(line)
+    console.save_svg(str(IMAGES / "panel.svg"), title="rollmill train -f cartpole")
+
+
+def _in_terminal(command: list[str], folder: str) -> str:
+    """What a command writes when it has a terminal, with ``folder`` as its current one."""
+    master, slave = pty.openpty()
+    environment = os.environ | {"COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=environment)
+    os.close(slave)
+    written = bytearray()
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # Linux says so when the other side is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(master)
+    if process.wait():
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return written.decode(errors="replace")
+
+
+# -- pages -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _browser() -> Iterator[Any]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        raise SystemExit("there is no Chromium: apt install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
+        yield browser
+        browser.close()
+
+
+def pages() -> None:
+    """The pages that the demo has written, as far as a screen shows them."""
+    shots = {
+        "run_report": DEMO / "agent" / "report.html",
+        "data_report": DEMO / "agent" / "data_report.html",
+        "comparison": DEMO / "comparison.html",
+    }
+    with _browser() as browser:
+        for name, path in shots.items():
+            if not path.is_file():
+                raise SystemExit(f"{path} is missing: run `make demo` first")
+            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
+            page.goto(path.as_uri())
+            page.evaluate(SHORT_PATHS, [str(DEMO.resolve()), "runs/demo"])
+            shot = Image.open(io.BytesIO(page.screenshot()))
+            shot.convert("RGB").quantize(128).save(IMAGES / f"{name}.png", optimize=True)
+            page.close()
+
+
+MAKERS: dict[str, Callable[[], None]] = {"agent": agent, "hunt": hunt, "panel": panel, "pages": pages}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(MAKERS), choices=[*MAKERS, []], metavar="NAME")
+    options = parser.parse_args()
+    IMAGES.mkdir(exist_ok=True)
+    for name in options.names:
+        MAKERS[name]()
+    for path in sorted(IMAGES.iterdir()):
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
