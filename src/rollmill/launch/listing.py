@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rollmill.monitor.jsonl import position
 from rollmill.core.config.old_names import read_saved
 from rollmill.core.config.plain import differences
 from rollmill.core.errors import ConfigError, RollmillError
@@ -112,7 +113,7 @@ def describe(folder: Path, root: Path) -> RunRow:
         kind, env = "?", ""
     state, saved = _state(run, kind)
     row = last_row(run.metrics) or {}
-    frames = [number for number in (saved.get("frames"), row.get("frames")) if isinstance(number, int)]
+    frames = [number for number in (saved.get("frames"), position(row)) if isinstance(number, int)]
     returns = (number_of(row, name) for name in RETURNS)
     return RunRow(
         name=str(folder.relative_to(root)),

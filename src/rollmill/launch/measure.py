@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+from rollmill.monitor.jsonl import position
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.plan import Measured
@@ -23,7 +24,7 @@ def measure(folders: Iterable[Path]) -> Measured:
             continue
         seconds = number_of(row, "time/seconds")
         if seconds:
-            rates.append(row["frames"] / seconds)
+            rates.append((position(row) or 0) / seconds)
         sizes.append(folder_bytes(folder))
         used.append(folder)
         if len(used) == _MOST:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rollmill.monitor.jsonl import position
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.backends.base import BackEnd, JobStatus
@@ -174,7 +175,7 @@ def _metrics(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
     row = last_row(folder.metrics)
     if row is None:
         return {}
-    frames = int(row["frames"])
+    frames = position(row) or 0
     if state == "finished":
         frames = int((folder.read_state() or {}).get("frames") or frames)
     rate = number_of(row, "time/frames_per_s")

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rollmill.monitor.jsonl import position
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import RunKind
@@ -210,8 +211,9 @@ def _result(run: Found, metric: str) -> RunResult:
     row = last_row(folder.metrics) or {}
     state = folder.read_state() or {}
     seconds = number_of(row, "time/seconds")
-    frames = int(state.get("frames") or row.get("frames") or 0)
-    rate = row["frames"] / seconds if seconds else None
+    reached = position(row) or 0
+    frames = int(state.get("frames") or reached)
+    rate = reached / seconds if seconds else None
     params = dict(run.params or {})
     return RunResult(run.name, run.group, params, str(state.get("state", "begun")), curve, None, frames, rate, seconds)
 

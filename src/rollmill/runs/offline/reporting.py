@@ -49,12 +49,12 @@ class OfflineReporter:
         """Open the sinks of a run that stands at ``steps`` after ``seconds`` of fitting."""
         folder, config = self._folder, self._config
         resumed = steps if folder.metrics.exists() else None
-        self._sinks.append(JsonlSink(folder.metrics, resumed))
+        self._sinks.append(JsonlSink(folder.metrics, resumed, unit="updates"))
         if config.report.tensorboard:
             self._sinks.append(TensorBoardSink(folder.tensorboard, resumed))
         if config.wandb.on:
             about = WandbRun(folder.path.name, f"offline {config.algorithm}", to_dict(config))
-            self._sinks.append(WandbSink(folder.path / "wandb", config.wandb, about))
+            self._sinks.append(WandbSink(folder.path / "wandb", config.wandb, about, axis="step"))
         if self._mode != "off":
             progress = Progress(config.fit.steps, config.fit.seconds, seconds)
             screen = None if live_panel(self._mode) else RichConsole(force_terminal=False)

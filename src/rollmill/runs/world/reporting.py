@@ -36,7 +36,7 @@ class StageReporter:
         """Open the sinks of a run that stands at ``steps`` of ``total`` after ``seconds``."""
         folder = self._folder
         resumed = steps if folder.metrics.exists() else None
-        self._sinks.append(JsonlSink(folder.metrics, resumed))
+        self._sinks.append(JsonlSink(folder.metrics, resumed, unit="updates"))
         if tensorboard:
             self._tensorboard = TensorBoardSink(folder.tensorboard, resumed)
             self._sinks.append(self._tensorboard)

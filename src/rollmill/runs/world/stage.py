@@ -41,7 +41,7 @@ class Stage:
         """How far the stage is, in its own unit (optimizer steps, generations)."""
         resumed = self.position if folder.metrics.exists() else None
         self._sinks: list[Sink] = [
-            JsonlSink(folder.metrics, resumed),
+            JsonlSink(folder.metrics, resumed, unit="generations" if kind == "world controller" else "updates"),
             TensorBoardSink(folder.tensorboard, resumed),
         ]
 
