@@ -4,8 +4,8 @@
     python benchmarks/offline_values.py --store runs/default/pendulum/data --steps 10000 --seeds 3
 
 Both libraries have the same hyperparameters, batch size and number of updates, and scale observations by the moments
-of the data. Policies are judged over whole episodes with their most likely action. The table is kept in
-``runs/benchmarks``.
+of the data. All policies play the same episodes, with their most likely action; a Decision Transformer is asked for the
+return that brought most in its own evaluation. The table is kept in ``runs/benchmarks``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from common import ROOT, ours, peer_venv, record, run_peer
 
+from rollmill.runs.policies.base import LoadedPolicy
+from rollmill.runs.policies.load import load_policy
 from rollmill.store.reader import Store
 from rollmill.store.views import Episodes
 
@@ -97,8 +100,24 @@ def fit_here(store: Path, algorithm: str, seed: int, options: argparse.Namespace
     )
     rows = [row for row in found["results"]["rows"] if row["policy"] == algorithm]
     best = max(rows, key=lambda row: row["mean"])
+    policy = load_policy(FOLDER / name, target=best["target"], deterministic=True)
+    mean = statistics.mean(play(policy, options.episodes))
     rate = found["metrics"]["time/updates_per_s"]
-    return {"library": "rollmill", "algorithm": algorithm, "seed": seed, "mean": best["mean"], "updates_per_s": rate}
+    return {"library": "rollmill", "algorithm": algorithm, "seed": seed, "mean": mean, "updates_per_s": rate}
+
+
+def play(policy: LoadedPolicy, episodes: int) -> list[float]:
+    """Returns of the episodes that the peer plays, too; all of them have the same length."""
+    assert policy.env is not None
+    envs = [gymnasium.make(policy.env.id) for _ in range(episodes)]
+    obs = np.stack([env.reset(seed=10_000 + k)[0] for k, env in enumerate(envs)])
+    total, reward, over = np.zeros(episodes), np.zeros(episodes, np.float32), False
+    while not over:
+        action = policy.act(obs, reward)
+        steps = [env.step(a.clip(env.action_space.low, env.action_space.high)) for env, a in zip(envs, action)]
+        obs, reward = np.stack([step[0] for step in steps]), np.array([step[1] for step in steps], np.float32)
+        total, over = total + reward, any(step[2] or step[3] for step in steps)
+    return [float(value) for value in total]
 
 
 def text(table: list[dict[str, Any]]) -> str:

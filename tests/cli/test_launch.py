@@ -283,3 +283,50 @@ def test_odd_numbers_and_places_are_no_traceback(call: Call, words: tuple[str, .
     done = call("launch", *words)
     assert message in done.err
     assert done.code == (2 if message else 0)
+
+
+def test_commands_of_several_verbs_are_launched_and_not_repeated(call: Call, tmp_path: Path) -> None:
+    """Episodes are collected, learnt from, and random play is judged: three verbs, two of them without a run folder."""
+    text = """
+experiment: chain
+commands:
+  - name: collect
+    program: [rollmill, collect, --episodes, "8"]
+    settings: {env: toy_target, sampling.workers: 1}
+    seeds: [1]
+  - name: clone
+    program: [rollmill, offline]
+    settings:
+      store: runs/chain/collect_s1/data
+      algorithm: bc
+      fit: {steps: 2, batch_size: 4, threads: 1}
+      model: {context: 2, size: 8, layers: 1}
+      evaluation: {episodes: 0}
+  - {name: judge, program: [rollmill, eval, random, --episodes, "3", --workers, "1"], settings: {env: toy_target}}
+launch: {poll_seconds: 0.05, retries: 0}
+"""
+    grid = describe(tmp_path, text)
+    done = call("launch", "run", grid, "local.parallel=1", "--json")
+    assert done.code == 0, done.out + done.err
+    assert {run["run"]: run["state"] for run in json.loads(done.out)} == {
+        "collect_s1": "finished",
+        "clone_s0": "finished",
+        "judge_s0": "finished",
+    }
+    assert len(json.loads((tmp_path / "runs/chain/judge_s0/eval.json").read_text())["returns"]) == 3
+    assert RunFolder(tmp_path / "runs/chain/clone_s0").read_state()["state"] == "finished"  # type: ignore[index]
+    call("launch", "run", grid, "--json")
+    assert len(LaunchRecords(tmp_path / "runs/chain").attempts("judge_s0")) == 1, "what is done is not repeated"
+
+
+def test_words_of_other_verbs_are_checked_before_anything_starts(call: Call, tmp_path: Path) -> None:
+    for program, settings, reason in (
+        ("offline", "{store: x, fit.stps: 3}", "did you mean 'fit.steps'?"),
+        ("offline", "{}", "which store?"),
+        ("collect", "{env.ids: x}", "env.ids"),
+        ("bench", "{}", "`rollmill bench` cannot be launched"),
+    ):
+        words = f"experiment: x\nprogram: [rollmill, {program}]\nsettings: {settings}\n"
+        done = call("launch", "plan", describe(tmp_path, words))
+        assert done.code == 2
+        assert reason in done.err

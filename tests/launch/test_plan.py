@@ -146,3 +146,71 @@ def test_paths_are_text_in_a_plan(tmp_path: Path) -> None:
     what = Experiment("e", params=ParamGrid({"config": files}))
     made = make_plan(what, tmp_path, lambda run: RunFacts())
     assert [run.params["config"] for run in made.runs] == [str(file) for file in files]
+
+
+# -- other verbs, several commands, other orders ---------------------------------------------------------------
+
+
+def commands(what: Experiment) -> dict[str, tuple[str, ...]]:
+    return {run.name: run.command for run in make_plan(what, ROOT, facts).runs}
+
+
+def test_every_verb_is_told_its_place_and_its_seed_in_its_own_way() -> None:
+    seeds = [3]
+    offline = Experiment("e", program=("rollmill", "offline"), settings={"store": "s"}, seeds=seeds)
+    place = ("run.dir=runs", "run.experiment=e", "run.name=e_s3")
+    assert commands(offline)["e_s3"] == ("rollmill", "offline", "store=s", "run.seed=3", *place)
+    collect = Experiment("e", program=("rollmill", "collect", "--episodes", "5"), settings={"env": "a"}, seeds=seeds)
+    assert commands(collect)["e_s3"] == (
+        *("rollmill", "collect", "--episodes", "5", "env=a", "--out", "runs/e/e_s3/data", "--seed", "3"),
+    )
+    world = Experiment("e", program=("rollmill", "world", "run"), config=["w.yaml"], seeds=seeds)
+    assert commands(world)["e_s3"] == (
+        *("rollmill", "world", "run", "--config", "w.yaml", "seed=3", "--out", "runs/e/e_s3"),
+    )
+    own = Experiment("e", program=("./mine.py",), seeds=seeds)
+    assert commands(own)["e_s3"] == ("./mine.py", "run.seed=3", *place)
+
+
+def test_words_of_a_program_take_parameters() -> None:
+    grid = ParamGrid({"policy": ["a", "b"], "env": ["x", "y"]})
+    words = ("rollmill", "eval", "runs/g/{policy}", "--out", "{folder}/{policy}.json", "{nothing}")
+    found = commands(Experiment("e", grid, program=words, seeds=0))
+    assert found["policy-b_y"] == (
+        *("rollmill", "eval", "runs/g/b", "--out", "runs/e/policy-b_y/b.json", "{nothing}", "env=y"),
+    )
+
+
+def test_several_commands_are_one_plan() -> None:
+    dt = Experiment("dt", ParamGrid({"fit.steps": [1, 2]}), program=("rollmill", "offline"), settings={"store": "s"})
+    train = Experiment("agent", seeds=2)
+    plan = make_plan(Experiment("both", commands=[train, dt]), ROOT, facts)
+    assert [run.name for run in plan.runs] == ["agent_s0", "agent_s1", "dt_steps-1_s0", "dt_steps-2_s0"]
+    assert [run.group for run in plan.runs] == ["agent", "agent", "dt_steps-1", "dt_steps-2"]
+    assert plan.runs[2].folder == ROOT / "both" / "dt_steps-1_s0"
+    assert plan.runs[0].program == ("rollmill", "train")
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ({"commands": [Experiment("a"), Experiment("a")]}, "two commands have one name"),
+        ({"commands": [Experiment("a")], "seeds": 2}, "with commands, each of them has params, seeds"),
+        ({"commands": [Experiment("a", shuffle=1)]}, "a command has no commands, launch or shuffle"),
+        ({"program": ("rollmill", "report")}, "`rollmill report` cannot be launched; train, offline, world run"),
+    ],
+)
+def test_commands_that_cannot_be(what: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Experiment("e", **what)
+
+
+def test_a_shuffled_plan_has_the_same_runs_in_another_order_and_always_that_one() -> None:
+    grid = ParamGrid({"learning.gamma": [0.1 * k for k in range(9)]})
+    plain, one, two, other = (
+        [run.name for run in make_plan(Experiment("e", grid, 2, shuffle=seed), ROOT, facts).runs]
+        for seed in (None, 1, 1, 2)
+    )
+    assert one == two != plain
+    assert sorted(one) == sorted(other) == sorted(plain)
+    assert one != other

@@ -25,7 +25,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
 from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.lifecycle import Request, open_diary
+from rollmill.runs.lifecycle import Life, Request, open_diary
 from rollmill.runs.offline.run import OfflineRun, train_offline
 from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.offline.task import prepare
@@ -36,8 +36,7 @@ from rollmill.runs.policies.offline import require_offline
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.build import build_parts
 from rollmill.runs.train.loop import OnlineRun
-from rollmill.runs.train.reporting import Reporter
-from rollmill.runs.train.run import _continue_from
+from rollmill.runs.train.reporting import TrainMetrics
 from rollmill.runs.world import controller as world_controller
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dynamics import train_dynamics
@@ -122,13 +121,15 @@ class Resuming:
     def load(self, state: Any) -> None:
         loaded = require_online(Loaded(self._path, self._good.frames, self._good.metric, state))
         if state["config"] != self._good.state["config"]:
-            open_diary(self._folder, self._config, "new", ("test",), loaded)
+            open_diary(Life("online", self._folder, self._config, loaded=loaded), "new", ("test",))
         if self._run is None:
             parts = build_parts(self._config, self._spec, {})
-            self._run = OnlineRun(self._config, parts, self._folder, Reporter(self._config, self._folder, "off"), ())
+            life = Life("online", self._folder, self._config)
+            metrics = TrainMetrics(self._config, self._folder, life.reporter, "off")
+            self._run = OnlineRun(self._config, parts, life, metrics, ())
         state_before = self._run.parts.sampler.steps
         try:
-            _continue_from(self._run, loaded)
+            self._run.load_state(loaded)
         finally:
             if self._run.parts.sampler.steps != state_before:
                 self.close()
@@ -209,7 +210,7 @@ def test_forged_checkpoints_of_offline_runs(tmp_path: Path) -> None:
     content = tree_file.load_tree(path)
     task = prepare(config, {})
     device = torch.device("cpu")
-    run = OfflineRun(task, RunFolder(tmp_path / "again"), device, Request(console="off"))
+    run = OfflineRun(task, Life("offline", RunFolder(tmp_path / "again"), config), device)
 
     def resume(state: Any) -> None:
         run.load_state(require_offline(Loaded(path, content["frames"], content["metric"], state)))
@@ -227,7 +228,7 @@ def test_forged_checkpoints_of_offline_runs(tmp_path: Path) -> None:
     assert harmless(taken(state, path, resume), *optional, *compared) == {"fit.optimizer.0 missing"}
     unused = (r"fit\.(optimizer|model\.).* missing", r"spec\.action\.(start|shape|low|high) missing")
     assert harmless(taken(state, path, play), *optional, *unused) == set()
-    run.close()
+    run.fitter.close()
     task.store.close()
 
 
@@ -247,15 +248,11 @@ def test_forged_checkpoints_of_an_encoder(tmp_path: Path) -> None:
     config = load_config(VaeConfig, [], [*words, "fit.threads=1", "tensorboard=false", "fit.warmup_steps=1"])
     outcome = train_vae(config, store, tmp_path / "vae", Request("new", None, ("test",), "off"))
     assert outcome.encoder is not None
-    state, path, write = forge_newest(outcome.folder)
-    state["config"] = {"seed": 0}
 
-    def resume(forged: Any) -> None:
-        write(forged)
+    def go_on() -> None:
         train_vae(config, store, outcome.folder, Request("resume", None, ("test",), "off"))
 
-    left = harmless(taken(state, path, resume), r"config\.seed \w+", r"store \w+")
-    assert left == {"fit.optimizer.0 missing"}
+    assert of_a_stage(outcome.folder, go_on) == {"fit.optimizer.0 missing"}
     file, tree = outcome.encoder, tree_file.load_tree(outcome.encoder)
     tree["metadata"] = {}
 
@@ -267,18 +264,19 @@ def test_forged_checkpoints_of_an_encoder(tmp_path: Path) -> None:
 
 
 def of_a_stage(folder: Path, go_on: Callable[[], object]) -> set[str]:
-    """The forgeries that a stage of a world model goes on from. Other facts mean another stage: no matter of shape."""
+    """The forgeries that a stage of a world model goes on from. Other settings and inputs are no matter of shape."""
     state, path, write = forge_newest(folder)
-    facts = {"facts": state.pop("facts")}
+    begun = {name: state.pop(name) for name in ("config", "inputs")}
 
     def resume(forged: Any) -> None:
-        write({**facts, **forged})
+        write({**begun, **forged})
         go_on()
 
     resume(state)
-    for wrong in (7, {"settings": 7, "inputs": {}}, {"settings": {}}):
-        with pytest.raises(CheckpointError, match="field facts"):
-            resume({**state, "facts": wrong})
+    resume({**state, "facts": {"settings": begun["config"], "inputs": begun["inputs"]}})  # as version 0.1 wrote them
+    for name, wrong in (("config", 7), ("inputs", 7), ("facts", 7), ("facts", {"settings": 7, "inputs": {}})):
+        with pytest.raises(CheckpointError, match=f"field {name}"):
+            resume({**state, name: wrong})
     return taken(state, path, resume)
 
 

@@ -24,7 +24,7 @@ class Gate(Observer):
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         if iteration >= self._at:
-            _hold(lambda: run.interrupt.signal is not None or self._gate.exists())
+            _hold(lambda: run.life.stopped or self._gate.exists())
 
 
 class AllWorkers(Observer):

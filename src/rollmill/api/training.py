@@ -17,7 +17,8 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError
 from rollmill.core.given import require_sendable
 from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.lifecycle import Request, resumed_settings
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.resume import resumed_settings
 from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.train import run as runs
 from rollmill.runs.train.observers import Observer

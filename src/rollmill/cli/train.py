@@ -14,7 +14,8 @@ from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.monitor.console import live_panel
-from rollmill.runs.lifecycle import Request, resumed_settings
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.resume import resumed_settings
 from rollmill.runs.settings import TrainConfig, require_env
 from rollmill.runs.sizing import size
 from rollmill.runs.train.observers import Observer

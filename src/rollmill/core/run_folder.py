@@ -59,15 +59,15 @@ _LOGS = ("log.txt", *(f"log.txt.{i}" for i in range(1, LOG_FILES)))
 _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "pool", "data", "videos", "report.html", "profile", "eval"),
-    *("data_report.html", "data_report.json", "wandb", "images", "encoder.bin"),
-    "images",  # the images of version 0.1
+    *("data_report.html", "data_report.json", "wandb", "images", "encoder.bin", "cache"),
+    "pictures",  # the images of version 0.1
     *_LOGS,
 }
 _STAGES = "stages"
 """In the folder of a whole world model: a record of each stage."""
 _MODELS = {"dynamics.bin", "controller.bin"}
 """What single stages of a world model are there for."""
-_START = {*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "report.html", "profile", "eval"}
+_START = {*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "report.html", "profile", "eval", "cache"}
 """What a run can have made by the time of its first training step."""
 _EMPTY = ("metrics.jsonl", "data/shards", "data/index", "profile", "eval")
 """Those of them that have no content by then."""

@@ -40,9 +40,9 @@ from rollmill.launch.params import (
     product,
     total,
 )
+from rollmill.launch.verbs import SEED, VERBS, describe
 
 PROGRAM = ("rollmill", "train")
-SEED = "run.seed"
 
 
 @settings
@@ -69,7 +69,14 @@ class Experiment:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that all runs share, by dotted key."""
     program: Sequence[str] = PROGRAM
-    """A program of your own takes the same words: KEY=VALUE, --config FILE, --resume, --overwrite."""
+    """``rollmill`` with train, offline, collect, eval or world run, and words of theirs. ``{KEY}`` in a word stands for
+    a setting or parameter. A program of your own takes the same words as train: KEY=VALUE, --config FILE, --resume,
+    --overwrite."""
+    commands: Sequence[Experiment] = ()
+    """Several commands instead of one: each has parameters, seeds and a program of its own. Its name begins the names
+    of its runs."""
+    shuffle: int | None = None
+    """Start runs in a random order, drawn by this seed: what ends early is then spread over the whole grid."""
     launch: Mapping[str, Any] = field(default_factory=dict)
     """Values of ``LaunchSettings``, nested as in YAML."""
     expect: Expect = field(default_factory=Expect)
@@ -79,6 +86,10 @@ class Experiment:
             raise ConfigError(f"experiment: {show(self.name)} cannot be the name of a folder")
         if not self.program:
             raise ConfigError(f"experiment {self.name}: program is empty")
+        if describe(self.program) is None:
+            known = ", ".join(" ".join(verb) for verb in VERBS)
+            raise ConfigError(f"experiment {self.name}: `{' '.join(self.program)}` cannot be launched; {known} can")
+        self._check_commands()
         if isinstance(self.config, str | Path):
             raise ConfigError(f"experiment {self.name}: config: expected a list of files; write [{self.config!r}]")
         if not isinstance(self.params, Params):
@@ -87,6 +98,20 @@ class Experiment:
             raise ConfigError(f"experiment {self.name}: seeds={self.seeds}: how many seeds cannot be negative")
         if not isinstance(self.seeds, int) and len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"experiment {self.name}: seeds: a number stands there twice: {show(self.seeds)}")
+
+    def _check_commands(self) -> None:
+        if not self.commands:
+            return
+        names = [command.name for command in self.commands]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"experiment {self.name}: two commands have one name: {', '.join(names)}")
+        own = (self.seeds, *map(tuple, (self.config, self.settings, self.program)), list(self.params))
+        if own != (1, (), (), PROGRAM, [{}]):
+            raise ConfigError(
+                f"experiment {self.name}: with commands, each of them has params, seeds, config, settings and program"
+            )
+        if any(command.commands or command.launch or command.shuffle is not None for command in self.commands):
+            raise ConfigError(f"experiment {self.name}: a command has no commands, launch or shuffle of its own")
 
     def seed_list(self) -> Sequence[int]:
         """The seeds; none where the parameters set them."""
@@ -166,6 +191,18 @@ def _broken(source: str, error: Exception | SystemExit) -> ConfigError:
 
 
 @settings
+class _Command:
+    """The keys of one of several commands."""
+
+    name: str
+    config: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    params: tuple[dict[str, Any], ...] = ()
+    seeds: int | tuple[int, ...] = 1
+    program: tuple[str, ...] = PROGRAM
+
+
+@settings
 class _File:
     """The keys of a description in YAML."""
 
@@ -175,6 +212,8 @@ class _File:
     params: tuple[dict[str, Any], ...] = ()
     seeds: int | tuple[int, ...] = 1
     program: tuple[str, ...] = PROGRAM
+    commands: tuple[_Command, ...] = ()
+    shuffle: int | None = None
     launch: dict[str, Any] = field(default_factory=dict)
     expect: Expect = field(default_factory=Expect)
 
@@ -187,16 +226,21 @@ def read_experiment(path: Path) -> Experiment:
     try:
         return Experiment(
             name=file.experiment,
-            params=product([_params(part) for part in file.params]),
-            seeds=file.seeds,
-            config=file.config,
-            settings=flat(file.settings),
-            program=file.program,
+            **_common(file),
+            commands=tuple(Experiment(name=command.name, **_common(command)) for command in file.commands),
+            shuffle=file.shuffle,
             launch=file.launch,
             expect=file.expect,
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _common(part: _File | _Command) -> dict[str, Any]:
+    """What a description says about a command, the only one or one of several."""
+    params = {"params": product([_params(entry) for entry in part.params])} if part.params else {}
+    given = {"seeds": part.seeds, "config": part.config, "settings": flat(part.settings), "program": part.program}
+    return {**params, **given}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

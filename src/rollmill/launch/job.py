@@ -31,6 +31,7 @@ from rollmill.core.opening import plain_file
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.display import start_display
 from rollmill.launch.records import LOCK_SECONDS, Attempt, LaunchRecords, is_locked, try_lock, within
+from rollmill.launch.verbs import has_run_folder
 
 BUSY = 75
 """Exit code if another job of the same run is alive."""
@@ -128,6 +129,9 @@ class Job:
         """What is in the folder decides: a finished run is not repeated, a checkpoint is gone on from."""
         if not within(FOLDER_SECONDS, lambda: not is_locked(self.folder.path / ".lock")):
             raise _BusyError(f"{self.folder.path}: still in use by the program of an earlier attempt")
+        if not has_run_folder(self.spec["command"]):
+            done = any(attempt.exit_code == 0 for attempt in self.records.attempts(self.name))
+            return "skip" if done else "new"
         state = self.folder.read_state()
         if state is not None and state["state"] == "finished":
             return "skip"
@@ -169,6 +173,8 @@ class Job:
             os.sched_setaffinity(0, self.spec["cores"])  # inherited by everything the run starts
         if self._ended_by:
             return 128 + signal.SIGTERM
+        if not has_run_folder(self.spec["command"]):
+            self.folder.path.mkdir(parents=True, exist_ok=True)  # for what the command writes there
         self._process = subprocess.Popen(
             command,
             cwd=self.spec["cwd"],

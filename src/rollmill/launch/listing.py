@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.monitor.jsonl import position
 from rollmill.core.config.old_names import read_saved
 from rollmill.core.config.plain import differences
 from rollmill.core.errors import ConfigError, RollmillError
@@ -20,6 +19,7 @@ from rollmill.core.run_folder import RunFolder, holder, is_run
 from rollmill.core.text import nearest
 from rollmill.launch.compare.gather import look_at
 from rollmill.launch.progress import folder_bytes, last_row, number_of
+from rollmill.monitor.jsonl import position
 
 DEEPEST = 4
 """Folders between the root and a run, at most."""

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from rollmill.monitor.jsonl import position
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.plan import Measured
 from rollmill.launch.progress import folder_bytes, last_row, number_of
+from rollmill.monitor.jsonl import position
 
 _MOST = 20
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import random
 import re
 import shlex
 from collections import Counter
@@ -18,8 +19,9 @@ from typing import Any
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.text import show
-from rollmill.launch.experiment import SEED, Expect, Experiment
+from rollmill.launch.experiment import Expect, Experiment
 from rollmill.launch.params import RESERVED, Setting
+from rollmill.launch.verbs import SEED, describe
 
 CONFIG = "config"
 """The parameter that names a file instead of a key."""
@@ -28,6 +30,7 @@ MOST_RUNS = 10_000
 FOLDER = "launch"
 """The launcher's own folder among the runs of an experiment."""
 _SHOWN = 20
+_KEY = re.compile(r"\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,14 @@ class PlannedRun:
     words: tuple[str, ...]
     """KEY=VALUE words, those that name the folder included."""
     program: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    """Of verbs whose place and seed are no settings."""
     facts: RunFacts = field(default_factory=RunFacts)
 
     @property
     def command(self) -> tuple[str, ...]:
         files = (word for file in self.files for word in ("--config", file))
-        return (*self.program, *files, *self.words)
+        return (*self.program, *files, *self.words, *self.flags)
 
 
 @dataclass(frozen=True)
@@ -77,13 +82,22 @@ Check = Callable[[PlannedRun], RunFacts]
 
 def make_plan(experiment: Experiment, root: Path, check: Check) -> Plan:
     """The plan; ConfigError with one line per problem if any of its runs could not be started."""
-    settings = list(itertools.islice(experiment.all_params(), MOST_RUNS + 1))
-    if len(settings) > MOST_RUNS:
-        raise ConfigError(f"experiment {experiment.name}: more than {MOST_RUNS:,} runs; describe it in several parts")
-    _refuse_fixed(experiment, settings)
-    runs = [_planned(experiment, root, *named) for named in name_runs(settings, experiment.name)]
+    folder = root / experiment.name
+    runs: list[PlannedRun] = []
+    for command in experiment.commands or (experiment,):
+        settings = list(itertools.islice(command.all_params(), MOST_RUNS + 1))
+        if len(settings) + len(runs) > MOST_RUNS:
+            raise ConfigError(
+                f"experiment {experiment.name}: more than {MOST_RUNS:,} runs; describe it in several parts"
+            )
+        _refuse_fixed(command, settings)
+        before = f"{command.name}_" if experiment.commands and differing_keys(settings) else ""
+        named = name_runs(settings, command.name)
+        runs += [_planned(command, folder, before + name, before + group, *rest) for name, group, *rest in named]
     _refuse_collisions(runs)
-    return Plan(experiment.name, root / experiment.name, _checked(runs, check), experiment.expect)
+    if experiment.shuffle is not None:
+        random.Random(experiment.shuffle).shuffle(runs)
+    return Plan(experiment.name, folder, _checked(runs, check), experiment.expect)
 
 
 def _refuse_fixed(experiment: Experiment, settings: Sequence[Setting]) -> None:
@@ -96,13 +110,37 @@ def _refuse_fixed(experiment: Experiment, settings: Sequence[Setting]) -> None:
 
 
 def _planned(
-    experiment: Experiment, root: Path, name: str, group: str, setting: Setting, params: Setting
+    command: Experiment, experiment: Path, name: str, group: str, setting: Setting, params: Setting
 ) -> PlannedRun:
-    files = (*map(str, experiment.config), *([str(setting[CONFIG])] if CONFIG in setting else []))
-    values = {**experiment.settings, **{key: value for key, value in setting.items() if key != CONFIG}}
-    place = {"run.dir": str(root), "run.experiment": experiment.name, "run.name": name}
-    words = tuple(override(key, value) for key, value in {**values, **place}.items())
-    return PlannedRun(name, group, params, root / experiment.name / name, files, words, tuple(experiment.program))
+    """``experiment``: its folder."""
+    verb, folder = describe(command.program), experiment / name
+    assert verb is not None, "the description was checked"
+    files = (*map(str, command.config), *([str(setting[CONFIG])] if CONFIG in setting else []))
+    values = {**command.settings, **{key: value for key, value in setting.items() if key != CONFIG}}
+    place = {"root": str(experiment.parent), "experiment": experiment.name, "name": name, "folder": str(folder)}
+    program, used = _filled(command.program, {**values, **place})
+    values = {key: value for key, value in values.items() if key not in used}
+    flags: tuple[str, ...] = ("--out", verb.out.format(**place)) if verb.out and "--out" not in program else ()
+    if verb.seed != SEED and SEED in values:
+        seed = values.pop(SEED)
+        values |= {} if verb.seed.startswith("--") else {verb.seed: seed}
+        flags += (verb.seed, str(seed)) if verb.seed.startswith("--") else ()
+    values |= {key: template.format(**place) for key, template in verb.settings.items()}
+    words = tuple(override(key, value) for key, value in values.items())
+    return PlannedRun(name, group, params, folder, files, words, program, flags)
+
+
+def _filled(program: Sequence[str], values: Mapping[str, Any]) -> tuple[tuple[str, ...], set[str]]:
+    """The words of a program with ``{KEY}`` filled in, and the keys that were; others in braces stay."""
+    used: set[str] = set()
+
+    def fill(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            return found[0]
+        used.add(found[1])
+        return str(values[found[1]])
+
+    return tuple(_KEY.sub(fill, word) for word in program), used
 
 
 def _refuse_collisions(runs: Sequence[PlannedRun]) -> None:

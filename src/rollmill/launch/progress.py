@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollmill.monitor.jsonl import position
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import parse_json, plain_file, read_lines
+from rollmill.monitor.jsonl import position
 
 _BLOCK = 1 << 16
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rollmill.monitor.jsonl import position
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.backends.base import BackEnd, JobStatus
 from rollmill.launch.progress import last_row, number_of
 from rollmill.launch.records import Attempt, Handle, LaunchRecords, PlanRecord, RunRecord, Submission
+from rollmill.launch.verbs import has_run_folder
+from rollmill.monitor.jsonl import position
 
 State = Literal["waiting", "queued", "running", "finished", "failed", "cancelled"]
 STATES: tuple[State, ...] = ("running", "queued", "waiting", "failed", "cancelled", "finished")
@@ -100,7 +101,7 @@ def run_status(
     folder = RunFolder(Path(run.folder))
     failures = _failures(attempts, submission) if job is None or job.stage == "ended" else 0
     last = attempts[-1] if attempts else None
-    state, reason = _state(folder, attempts, submission, job, failures, retries)
+    state, reason = _state(folder, run.command, attempts, submission, job, failures, retries)
     host = (job.host if job is not None and job.host else "") or (last.process.host if last else "")
     shows_tail = last is not None and state in ("failed", "waiting")
     metrics = _metrics(folder, run, state)
@@ -119,6 +120,7 @@ def run_status(
 
 def _state(
     folder: RunFolder,
+    command: Sequence[str],
     attempts: Sequence[Attempt],
     submission: Submission,
     job: JobStatus | None,
@@ -130,6 +132,8 @@ def _state(
     except RollmillError as error:
         return "failed", str(error)
     finished = recorded is not None and recorded["state"] == "finished"
+    if not has_run_folder(command):
+        finished = bool(attempts) and attempts[-1].exit_code == 0
     if finished and (job is None or job.stage != "running"):  # as long as it tidies up, its place is taken
         return "finished", ""
     if job is not None and job.stage != "ended":

@@ -7,18 +7,33 @@ from pathlib import Path
 
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
-from rollmill.launch.experiment import PROGRAM, Experiment, load_experiment
+from rollmill.launch.experiment import Experiment, load_experiment
 from rollmill.launch.launcher import settings_of
 from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan
 from rollmill.launch.records import LaunchRecords
 from rollmill.launch.settings import LaunchSettings
+from rollmill.launch.verbs import verb_of
 from rollmill.runs.settings import TrainConfig, check
 
 
 def check_run(run: PlannedRun) -> RunFacts:
     """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
-    config = load_config(TrainConfig, [Path(file) for file in run.files], run.words)
-    if tuple(run.program) == PROGRAM:
+    verb, files = verb_of(run.program), [Path(file) for file in run.files]
+    if verb == ("offline",):
+        from rollmill.runs.offline.settings import OfflineConfig, check_offline
+
+        offline = load_config(OfflineConfig, files, run.words)
+        check_offline(offline)
+        return RunFacts(offline.fit.steps)
+    if verb == ("world", "run"):
+        from rollmill.runs.world.settings import WorldConfig
+
+        load_config(WorldConfig, files, run.words)
+        return RunFacts()
+    config = load_config(TrainConfig, files, run.words)
+    if verb in (("collect",), ("eval",)):
+        return RunFacts()
+    if verb is not None:
         check(config)  # a program of one's own may bring its own environment
     return RunFacts(config.stop.frames, config.recording.budget_gb if config.recording.on else 0.0)
 

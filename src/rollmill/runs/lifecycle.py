@@ -1,36 +1,59 @@
-"""The two ends of a run: what it goes on from and its diary, before anything starts; how it ended, after all."""
+"""The life of every run: take its folder, log, go on or begin, report, save, stop, and write down how it ended.
+
+``live`` is the whole of it, for a training, an offline one, a stage of a world model, or all stages together. What runs
+inside differs by its ``Kind`` (``runs.resume.KINDS``), by its settings, and by what it saves::
+
+    with live("vae", out, config, request, check) as life:
+        life.begin(run := Fit(life, ...))               # load the checkpoint, if there is one
+        with life.interrupt:
+            while not life.over(run.limit):             # a signal, a lost folder, a limit
+                run.train_step()
+                life.report(run.step, metrics)
+                if life.save_due:
+                    life.try_save(run.state(), run.step)
+        life.save(run.state(), run.step)
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded, load_checkpoint, restoring
-from rollmill.core.config.load import load_config
+from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
 from rollmill.core.config.plain import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
-from rollmill.core.errors import CheckpointError, RollmillError, RunFolderError, error_text
-from rollmill.core.run_folder import Mode, RunFolder, State
+from rollmill.core.errors import CheckpointError, Interrupted, RollmillError, error_text
+from rollmill.core.run_folder import Mode, RunFolder, State, open_log
 from rollmill.core.tree_file import stored_checksum
-from rollmill.monitor.console import ConsoleMode
-from rollmill.runs.trust import load_saved
+from rollmill.monitor.console import ConsoleMode, live_panel
+from rollmill.monitor.reporter import Reporter
+from rollmill.reports.run.report import write_run_report
+from rollmill.runs.resume import CHECKPOINT_FORMAT, KINDS, find_checkpoint, refuse_changes
+from rollmill.runs.settings import CheckpointSettings
+from rollmill.runs.stopping import Interrupt
 
 log = logging.getLogger("rollmill")
 
-T = TypeVar("T")
+STAGE = CheckpointSettings(keep_last=2, keep_best=0, min_free_mb=50)
+"""Which checkpoints a stage of a world model keeps: none is needed once its model is written."""
+
+Progress = Callable[[float, Mapping[str, float]], None]
+"""Called with the share of a run that is done (0..1) and its newest metrics."""
 
 
 @dataclass(frozen=True)
 class Request:
     """What the user asked for besides the config."""
 
-    mode: Mode = "new"
+    mode: Mode | Literal["continue"] = "new"
+    """``continue``: resume the run in the folder, or begin one where there is none."""
     restore: Path | None = None
     """Start from this checkpoint instead of from scratch (or, resuming, from the newest)."""
     command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
@@ -41,72 +64,263 @@ class Request:
     """Offline: run the code that a store or a checkpoint names (``runs.trust``)."""
 
 
-def find_checkpoint(path: Path, mode: Mode, restore: Path | None, check: Callable[[Loaded], Loaded]) -> Loaded | None:
-    """The checkpoint a run in the folder ``path`` goes on from, read and verified before anything is changed.
+@dataclass(frozen=True)
+class Ended:
+    """How a run has ended; every kind adds what it has to say."""
 
-    None for a run that begins: a new one, or one to be resumed that never came to its first training step.
+    state: Literal["finished", "interrupted"]
+    reason: str
+    folder: Path
+    signal: int
+    """Number of the signal that ended it, or 0."""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.state == "interrupted"
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
+
+class Run(Protocol):
+    """What lives the life: it counts steps, and can go on from a checkpoint."""
+
+    @property
+    def step(self) -> int: ...
+
+    def load_state(self, loaded: Loaded) -> None: ...
+
+
+class Life:
+    """A run from the moment its folder is taken; by itself, without ``live``, it takes and writes nothing."""
+
+    def __init__(
+        self,
+        kind: str,
+        folder: RunFolder,
+        config: object,
+        *,
+        loaded: Loaded | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        keep: CheckpointSettings = STAGE,
+        console: ConsoleMode = "off",
+        progress: Progress | None = None,
+    ) -> None:
+        self.kind, self.folder, self.loaded, self.console = KINDS[kind], folder, loaded, console
+        self.config = config
+        """As saved with every checkpoint; a run that decides more about itself sets it anew."""
+        self.interrupt = Interrupt()
+        self.stop_reason = ""
+        """Why the run is over; empty while it goes on."""
+        self.reporter = Reporter(folder, self.kind.unit)
+        self.diary: Diary | None = None
+        self._inputs, self._keep, self._progress = inputs, keep, progress
+        kept = (keep.keep_last, keep.keep_best, keep.milestone_frames, keep.min_free_mb)
+        self._checkpoints = Checkpoints(folder.checkpoints, *kept)
+        self._saved_at = time.monotonic()
+        self._run: Run | None = None
+
+    @property
+    def step(self) -> int:
+        """How far the run is; one that failed early may not have loaded its checkpoint yet."""
+        return max(self.loaded.frames if self.loaded else 0, self._run.step if self._run else 0)
+
+    def begin(self, run: Run) -> None:
+        """The run is built: it goes on from its checkpoint, if there is one."""
+        self._run = run
+        if self.loaded is None:
+            return
+        run.load_state(self.loaded)
+        self._checkpoints.set_aside_after(self.loaded.frames)
+        log.info("continuing from %s (%s %s)", self.loaded.path, f"{self.loaded.frames:,}", self.kind.unit)
+        self.write_config()  # only now: settings that fail must not stay
+
+    def write_config(self) -> None:
+        """Write ``config.yaml``. The run goes on without it: its checkpoints have the settings, too."""
+        try:
+            atomic.write_text(self.folder.config, dump_yaml(self.config))
+        except OSError as error:
+            log.error("the settings could not be written: %s: %s", self.folder.config, error.strerror or error)
+
+    # -- while it goes on ----------------------------------------------------------------------
+
+    def over(self, limit: Callable[[], str]) -> bool:
+        """Whether a signal, or the ``limit`` that it names, ends the run; RunFolderLost where its folder is gone."""
+        self.folder.watch()
+        if self.interrupt.signal is not None:
+            self.stop(f"{self.interrupt.signal.name} received")
+        self.stop(limit())
+        return bool(self.stop_reason)
+
+    def stop(self, reason: str) -> None:
+        """The first reason counts."""
+        self.stop_reason = self.stop_reason or reason
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has ended it."""
+        return self.interrupt.signal is not None
+
+    def report(self, step: int, metrics: Mapping[str, float], of: int = 0) -> None:
+        """Write a row of metrics; ``of``: the step at which the run will be over."""
+        self.folder.require()
+        self.reporter.write(step, metrics)
+        if self._progress is not None and of:
+            self._progress(step / of, metrics)
+
+    @contextlib.contextmanager
+    def afterwards(self) -> Iterator[None]:
+        """For what comes when everything is saved (it is judged): a signal ends that at once."""
+        interrupt = Interrupt(at_once=True)
+        try:
+            with interrupt:
+                yield
+        except KeyboardInterrupt:
+            if interrupt.signal is None:
+                raise
+            self.interrupt = interrupt
+            self.stop_reason = f"{interrupt.signal.name} received while it was judged"
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def save(self, state: Mapping[str, Any], step: int, metric: float | None = None, stays: bool = False) -> Path:
+        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe).
+
+        ``metric``: the best ones are kept. ``stays``: this one is, in any case.
+        """
+        self.folder.require()
+        head = {"format": CHECKPOINT_FORMAT, "kind": self.kind.saved_as, "config": to_dict(self.config)}
+        inputs = {} if self._inputs is None else {"inputs": dict(self._inputs)}
+        path = self._checkpoints.save({**head, **inputs, **state}, step, metric, stays)
+        self._saved_at = time.monotonic()
+        log.info("checkpoint %s", path)
+        return path
+
+    def try_save(self, state: Mapping[str, Any], step: int, metric: float | None = None) -> bool:
+        """``save``, or say in the log that it failed: the run goes on."""
+        try:
+            self.save(state, step, metric)
+        except CheckpointError as error:
+            self._saved_at = time.monotonic()  # try again after the usual time, not at every step
+            log.error("no checkpoint was written, training goes on: %s", error)
+            return False
+        return True
+
+    @property
+    def save_due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self._keep.every_seconds
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether it would go on from where it begins, should it be killed before it saves anything."""
+        return self.loaded is not None and self._checkpoints.is_newest(self.loaded.path)
+
+    # -- how it ends ---------------------------------------------------------------------------
+
+    def ended(self) -> dict[str, Any]:
+        """The fields of ``Ended``, for a run that nothing has failed in."""
+        signal = self.interrupt.signal
+        state = "interrupted" if signal else "finished"
+        return {"state": state, "reason": self.stop_reason, "folder": self.folder.path, "signal": int(signal or 0)}
+
+    def status(self, error: BaseException | None) -> tuple[State, str]:
+        """How the run has ended, and why."""
+        if error is None:
+            return "interrupted" if self.stopped else "finished", self.stop_reason
+        if not isinstance(error, KeyboardInterrupt):
+            return "failed", why_failed(error)
+        if self.stopped:
+            return "interrupted", "interrupted twice, ended at once"
+        return "interrupted", f"{error.name} received" if isinstance(error, Interrupted) else "interrupted"
+
+    def close(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        """Write down how it ended, as the last thing: all its processes are gone by then."""
+        with Interrupt():  # a signal that comes now must not break off what is written down
+            self.reporter.close()
+            state, reason = self.status(error)
+            level = logging.INFO if error is None else logging.ERROR
+            log.log(level, "%s: %s (%s %s)", state, reason, f"{self.step:,}", self.kind.unit)
+            if self.folder.lost():  # there is no place for it
+                return
+            try:
+                self.folder.set_state(state, reason, self.step)
+                if self.diary is not None:
+                    self.diary.end_session(f"{state}: {reason}"[:2000], self.step)
+            except RollmillError as second:  # a full disk: the first error is the one to report
+                log.error("how the run ended could not be written down: %s", second)
+
+
+def why_failed(error: BaseException) -> str:
+    """For ``state.json``; what user code has to say may be long, or not even be printable."""
+    return f"{type(error).__name__}: {error}" if isinstance(error, RollmillError) else error_text(error)
+
+
+@contextlib.contextmanager
+def live(
+    kind: str,
+    path: Path,
+    config: object,
+    request: Request,
+    check: Callable[[Loaded], Loaded] = lambda loaded: loaded,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    keep: CheckpointSettings = STAGE,
+    progress: Progress | None = None,
+    page: bool = True,
+) -> Iterator[Life]:
+    """The life of a run in the folder ``path``; see the top of this module.
+
+    ``check`` gives a checkpoint of this kind back, or raises CheckpointError. ``inputs``: what the run is made from, by
+    name (shapes, checksums); it does not go on with others. ``page``: write a page about it, however it ended.
     """
-    if restore is not None:
-        return check(load_checkpoint(restore))
-    if mode != "resume" or not path.is_dir():
-        return None
-    RunFolder.create(path, "resume").close()  # first: one that is in use may have no checkpoint yet
-    folder = RunFolder(path)
-    checkpoints = Checkpoints(folder.checkpoints)
-    if checkpoints.newest() is None and folder.never_began():
-        _require_no_parent(folder)
-        return None
-    return check(checkpoints.load_newest())
-
-
-def _require_no_parent(folder: RunFolder) -> None:
-    """A run that was to begin with the weights of another one must not begin without them."""
-    parent = Diary.open(folder.diary).content.get("parent") if folder.diary.exists() else None
-    if parent:
-        raise CheckpointError(
-            f"{folder.path}: the run ended before it had loaded {parent['checkpoint']}: start it again as it was "
-            "started, without --resume"
+    mode = _mode(path, request.mode)
+    loaded = find_checkpoint(path, mode, request.restore, check, must_exist=request.mode != "continue")
+    if loaded is not None and mode == "resume":
+        refuse_changes(kind, loaded, config, inputs or {})
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunFolder.create(path, mode))
+        life = Life(
+            *(kind, folder, config),
+            loaded=loaded,
+            inputs=inputs,
+            keep=keep,
+            console=request.console,
+            progress=progress,
         )
+        folder.set_state("running", "starting", life.step)  # from now on it is a run's folder
+        on_console = request.console != "off" and not live_panel(request.console)
+        stack.callback(open_log(folder, to_console=on_console).close)
+        if page:
+            stack.callback(_write_page, folder)
+        stack.push(life.close)
+        stack.enter_context(folder.guarded())
+        life.diary = open_diary(life, mode, request.command)
+        yield life
 
 
-def resumed_settings(
-    kind: type[T], folder: RunFolder, files: Sequence[Path], overrides: Sequence[str], restore: Path | None = None
-) -> T:
-    """The settings of a run below the given ones: from its ``config.yaml`` or, where that is gone, its checkpoint."""
-    if folder.config.is_file():
-        return load_config(kind, (folder.config, *files), overrides)
-    if not folder.holds_run():
-        return load_config(kind, files, overrides)  # there is nothing to resume, as taking the folder will say
-    own = restore is not None and restore.resolve().parent == folder.checkpoints.resolve()
-    checkpoints = Checkpoints(folder.checkpoints)
-    if not own and checkpoints.newest() is None:
-        raise RunFolderError(
-            f"{folder.config} is missing, and there is no checkpoint, which would have the settings, too: "
-            "start the run again without --resume, or choose another name"
-        )
-    loaded = load_checkpoint(restore) if restore is not None and own else checkpoints.load_newest()
-    saved = loaded.state.get("config") if isinstance(loaded.state, Mapping) else None
-    if not isinstance(saved, Mapping):
-        raise CheckpointError(f"{loaded.path}: it has no settings, and {folder.config} is missing")
-    print(f"{folder.config} is missing: the settings are those of {loaded.path}", file=sys.stderr)
-    return load_saved(kind, saved, loaded.path, files=files, overrides=overrides, trains=True)
+def _mode(path: Path, asked: Mode | Literal["continue"]) -> Mode:
+    if asked != "continue":
+        return asked
+    return "resume" if RunFolder(path).holds_run() else "new"
 
 
-def open_diary(folder: RunFolder, config: object, mode: Mode, command: Sequence[str], loaded: Loaded | None) -> Diary:
-    """Write down config and origin; ``loaded`` is the checkpoint the run goes on from."""
+def open_diary(life: Life, mode: Mode, command: Sequence[str]) -> Diary:
+    """Write down config and origin, and begin a session."""
+    folder, loaded = life.folder, life.loaded
     changes: dict[str, tuple[Any, Any]] = {}
     if loaded is not None:
         with restoring(loaded.path, "config"):
-            changes = differences(loaded.state["config"], to_dict(config))
+            changes = differences(loaded.state["config"], to_dict(life.config))
     if mode == "resume" and folder.diary.exists():
         diary = Diary.open(folder.diary)
     else:
         diary = Diary.create(folder.diary, command)
-        if loaded is not None:
+        if loaded is not None and mode != "resume":
             diary.set_parent(loaded.path, loaded.frames, stored_checksum(loaded.path), changes)
-    diary.begin_session(command, loaded.frames if loaded else 0, changes)
+    diary.begin_session(command, life.step, changes)
     if mode != "resume" or loaded is None:
-        write_config(folder, config)
+        life.write_config()
     log.info("run folder %s", folder.path)
     if folder.took_over:
         log.info("it was left by a start that ended before its first training step; of that, the log is kept")
@@ -115,80 +329,11 @@ def open_diary(folder: RunFolder, config: object, mode: Mode, command: Sequence[
     return diary
 
 
-def write_config(folder: RunFolder, config: object) -> None:
-    """Write ``config.yaml``. The run goes on without it: its checkpoints have the settings, too."""
-    try:
-        atomic.write_text(folder.config, dump_yaml(config))
-    except OSError as error:
-        log.error("the settings could not be written: %s: %s", folder.config, error.strerror or error)
-
-
-class Ended(Protocol):
-    """How a run has ended, if nothing failed."""
-
-    @property
-    def state(self) -> State: ...
-
-    @property
-    def reason(self) -> str: ...
-
-
-class Fit(Protocol):
-    """A run that fits something to a store."""
-
-    @property
-    def steps(self) -> int: ...
-
-    def outcome(self) -> Ended: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class Life:
-    """A run from the moment its folder is taken; ``run`` is None until it is built."""
-
-    run: Fit | None = None
-
-
-@contextlib.contextmanager
-def ending(folder: RunFolder, diary: Diary, steps: int) -> Iterator[Life]:
-    """Writes how the run ended into its folder, also where it could not be built and stays at ``steps``."""
-    state: State = "failed"
-    reason = ""
-    life = Life()
-    try:
-        folder.set_state("running", frames=steps)
-        yield life
-        assert life.run is not None
-        outcome = life.run.outcome()
-        state, reason = outcome.state, outcome.reason
-    except KeyboardInterrupt:
-        state, reason = "interrupted", "interrupted and ended at once"
-        raise
-    except BaseException as error:
-        reason = why_failed(error)
-        raise
-    finally:
-        if life.run is not None:
-            steps = max(steps, life.run.steps)
-            life.run.close()
-        log.log(logging.ERROR if state == "failed" else logging.INFO, "%s: %s", state, reason)
-        write_down(folder, diary, state, reason, steps)
-
-
-def why_failed(error: BaseException) -> str:
-    """For ``state.json``; what user code has to say may be long, or not even be printable."""
-    return f"{type(error).__name__}: {error}" if isinstance(error, RollmillError) else error_text(error)
-
-
-def write_down(folder: RunFolder, diary: Diary | None, state: State, reason: str, steps: int) -> None:
-    """How the run ended, for ``state.json`` and the diary; where the folder is lost, there is no place for it."""
-    if folder.lost():
+def _write_page(folder: RunFolder) -> None:
+    """A page about the run, however it ended; the run has not failed if this does."""
+    if not folder.config.exists() or folder.lost():  # there is nothing to tell yet, or not any more
         return
     try:
-        folder.set_state(state, reason, steps)
-        if diary is not None:
-            diary.end_session(f"{state}: {reason}"[:2000], steps)
-    except RollmillError as second:  # a full disk: the first error is the one to report
-        log.error("how the run ended could not be written down: %s", second)
+        log.info("report of the run: %s", write_run_report(folder.path))
+    except RollmillError as error:
+        log.error("no report of the run: %s", error)

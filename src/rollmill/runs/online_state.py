@@ -10,11 +10,10 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE
 from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape, check_shape
+from rollmill.runs.resume import CHECKPOINT_FORMAT
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
-
-CHECKPOINT_FORMAT = 1
 
 PLAYABLE_SHAPE: Shape = {
     "config": {"env": MAPPING, "model": MAPPING},

@@ -1,4 +1,4 @@
-"""Why a run ends: its limits, or a signal."""
+"""What a signal does to a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -118,14 +118,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-
-
-class StopRules:
-    """Reasons to end, each a function that gives a sentence once its limit is reached."""
-
-    def __init__(self, rules: list[Callable[[], str]]) -> None:
-        self._rules = rules
-
-    def reason(self) -> str:
-        """The first reason that holds, or an empty string."""
-        return next((reason for rule in self._rules if (reason := rule())), "")

@@ -28,7 +28,7 @@ def test_dynamics(call: Call, tmp_path: Path) -> None:
     store = line_store(tmp_path / "latents", 10)
     said = call("world", "dynamics", str(store), "--out", "dyn", *FIT)
     assert said.code == 0, said.err
-    assert "validation/loss" in said.out
+    assert "held-out loss" in said.err
     assert "4 optimizer steps" in said.out
     more = call("world", "dynamics", str(store), "--out", "dyn", *FIT, "steps=6", "--json")
     assert json.loads(more.out)["steps"] == 6

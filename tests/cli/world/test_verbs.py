@@ -34,7 +34,9 @@ def test_an_encoder_is_trained_and_used(call: Call, tmp_path: Path) -> None:
     assert trained.code == 0
     assert "encoder: vae/encoder.bin" in trained.out
     assert "2 optimizer steps" in trained.out
-    assert call("world", "vae", "raw", "--out", "vae", *SMALL).code == 2  # it is there
+    assert "continuing from" in call("world", "vae", "raw", "--out", "vae", *SMALL).err
+    other = call("world", "vae", "raw", "--out", "vae", *SMALL, "encoder.size=4")
+    assert (other.code, "begun with other settings" in other.err) == (2, True)
     longer = call("world", "vae", "raw", "--out", "vae", "--resume", "fit.steps=4", "--json")
     assert longer.json["steps"] == 4
     (tmp_path / "vae" / "config.yaml").unlink()

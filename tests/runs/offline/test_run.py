@@ -3,7 +3,6 @@
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.launch.history import history
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.offline.fit import PolicyFitter
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import Results, is_monotone
@@ -363,14 +363,14 @@ def test_a_run_that_was_killed_early_goes_on(store: Path, tmp_path: Path) -> Non
         np.testing.assert_array_equal(weights, ends[1]["model"][name], err_msg=name)
 
 
-@pytest.mark.parametrize("moment", ["_over", "judge", "write_results"])
+@pytest.mark.parametrize("moment", ["_limit", "judge", "write_results"])
 def test_a_run_whose_folder_is_removed_fails(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     plain = getattr(OfflineRun, moment)
 
     def removing(self: OfflineRun, *args: Any) -> Any:
-        if self.steps >= 2 and self.folder.path.exists():
+        if self.step >= 2 and self.folder.path.exists():
             shutil.rmtree(self.folder.path)
         return plain(self, *args)
 
@@ -384,14 +384,14 @@ def test_a_run_whose_folder_is_removed_fails(
 def test_a_signal_ends_the_fit_and_leaves_a_checkpoint(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain: Callable[[OfflineRun], bool] = OfflineRun._over
+    plain = PolicyFitter.train_step
 
-    def over(self: OfflineRun) -> bool:
-        if self.steps == 2:
+    def train_step(self: PolicyFitter) -> None:
+        plain(self)
+        if self.step == 2:
             signal.raise_signal(signal.SIGTERM)
-        return plain(self)
 
-    monkeypatch.setattr(OfflineRun, "_over", over)
+    monkeypatch.setattr(PolicyFitter, "train_step", train_step)
     outcome = run(tmp_path, store, "evaluation.episodes=0")
     assert (outcome.state, outcome.steps, outcome.exit_code) == ("interrupted", 2, 143)
     assert Checkpoints(RunFolder(outcome.folder).checkpoints).load_newest().frames == 2

@@ -11,14 +11,16 @@ from running import SERIAL, assert_same, config_of, saved_state, train_here
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import RunFolderError
 from rollmill.core.run_folder import RunFolder
+from rollmill.monitor import reporter as reporter_module
 from rollmill.monitor.console import count_text
 from rollmill.monitor.jsonl import JsonlSink, read_jsonl
+from rollmill.monitor.reporter import Reporter
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.train import reporting
+from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train import run as train_module
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.reporting import Phases, Reporter, panel_rows
+from rollmill.runs.train.reporting import Phases, TrainMetrics, panel_rows
 
 TARGET = (*SERIAL, "env=toy_target")
 
@@ -61,10 +63,16 @@ def test_how_often_by_default(tmp_path: Path, stop: str, every: int, expected: i
     assert config_of(tmp_path, *stop.split(), f"report.every_frames={every}").report_frames == expected
 
 
+def metrics_of(config: TrainConfig) -> TrainMetrics:
+    """What collects metrics, without a run and without sinks."""
+    folder = RunFolder(config.folder)
+    return TrainMetrics(config, folder, Reporter(folder), "off")
+
+
 # -- what stands in them -----------------------------------------------------------------------------------
 
 
-class Listening(Reporter):
+class Listening(TrainMetrics):
     """Keeps what the learner has said."""
 
     said: list[dict[str, float]]
@@ -79,7 +87,7 @@ class Listening(Reporter):
 
 
 def test_metrics_of_learning_are_means_since_the_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_module, "Reporter", Listening)
+    monkeypatch.setattr(train_module, "TrainMetrics", Listening)
     _, folder = train_here(tmp_path, *TARGET, "stop.batches=12", "report.every_frames=150")
     rows = read_jsonl(folder.metrics)
     assert len(rows) >= 2
@@ -93,7 +101,7 @@ def test_metrics_of_learning_are_means_since_the_last_row(tmp_path: Path, monkey
 
 
 def test_metrics_of_other_policies_have_names_of_their_own(tmp_path: Path) -> None:
-    reporter = Reporter(config_of(tmp_path), RunFolder(tmp_path), "off")
+    reporter = metrics_of(config_of(tmp_path))
     reporter.add_learning(0, {"loss": 1.0})
     reporter.add_learning(0, {"loss": 3.0})
     reporter.add_learning(2, {"loss": 5.0})
@@ -101,7 +109,7 @@ def test_metrics_of_other_policies_have_names_of_their_own(tmp_path: Path) -> No
 
 
 def test_the_mean_return_is_that_of_the_window(tmp_path: Path) -> None:
-    reporter = Reporter(config_of(tmp_path, "report.window=3"), RunFolder(tmp_path), "off")
+    reporter = metrics_of(config_of(tmp_path, "report.window=3"))
     assert reporter.mean_return is None
     for value in (1.0, 2.0):
         reporter.episodes.add([value], [1])
@@ -143,7 +151,7 @@ class Flaky(JsonlSink):
 
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> type[Flaky]:
-    monkeypatch.setattr(reporting, "JsonlSink", Flaky)
+    monkeypatch.setattr(reporter_module, "JsonlSink", Flaky)
     monkeypatch.setattr(Flaky, "written", 0)
     return Flaky
 
@@ -180,16 +188,16 @@ def test_state_and_back_again(tmp_path: Path) -> None:
     state = saved_state(folder)["reporter"]
     assert state["episodes"]["count"] > 0
     assert state["sums"]
-    other = Reporter(config_of(tmp_path), RunFolder(tmp_path), "off")
+    other = metrics_of(config_of(tmp_path))
     other.load_state(state)
     assert_same(other.state(), state)
 
 
 def test_a_saved_state_does_not_change_afterwards(tmp_path: Path) -> None:
-    reporter = Reporter(config_of(tmp_path), RunFolder(tmp_path), "off")
+    reporter = metrics_of(config_of(tmp_path))
     reporter.add_learning(0, {"loss": 1.0})
     state = reporter.state()
-    other = Reporter(config_of(tmp_path), RunFolder(tmp_path), "off")
+    other = metrics_of(config_of(tmp_path))
     other.load_state(state)
     for one in (reporter, other):
         one.add_learning(0, {"loss": 2.0})

@@ -12,7 +12,7 @@ from running import SERIAL, config_of, saved_state, train_here
 
 from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.stopping import Interrupt, StopRules
+from rollmill.runs.stopping import Interrupt
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
@@ -208,8 +208,3 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
-
-
-def test_the_first_rule_that_holds_gives_the_reason() -> None:
-    assert StopRules([]).reason() == ""
-    assert StopRules([lambda: "", lambda: "second", lambda: "third"]).reason() == "second"

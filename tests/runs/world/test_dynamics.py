@@ -108,7 +108,7 @@ def test_other_settings_and_other_data_are_refused(store: Path, tmp_path: Path) 
     newest = Checkpoints(tmp_path / "dyn" / "checkpoints").newest()
     assert newest is not None
     tree = load_tree(newest.path)
-    del tree["state"]["facts"]["settings"]["mixtures"]  # as if it were newer than the checkpoint
+    del tree["state"]["config"]["mixtures"]  # as if it were newer than the checkpoint
     save_tree(newest.path, tree)
     with pytest.raises(ConfigError, match="mixtures: 5 -> 2"):
         train_dynamics(settings(steps=2), store, tmp_path / "dyn")

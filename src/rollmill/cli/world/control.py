@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,12 +15,10 @@ from rollmill.cli.announce import announcer
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.dream import DreamVideo
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
-
-INTERRUPTED = 130
-"""Exit code of a stage that was asked to stop; the same command continues it."""
 
 
 def dynamics(
@@ -51,11 +48,11 @@ def dynamics(
     if print_config:
         print(dump_yaml(settings), end="")
         return 0
-    _log_to_stderr(json_)
-    ready = announcer(settings, out, quiet=json_)
-    outcome = train_dynamics(settings, latents, out, None if json_ else _print_progress, ready)
+    ready, request = announcer(settings, out, quiet=json_), _request(json_)
+    with keep_stdout(json_):
+        outcome = train_dynamics(settings, latents, out, on_ready=ready, request=request)
     _say(outcome.to_dict(), json_, f"{outcome.steps:,} optimizer steps; model {outcome.model}")
-    return INTERRUPTED if outcome.interrupted else 0
+    return outcome.exit_code
 
 
 def controller(
@@ -133,18 +130,18 @@ def _search(
         return 0
     env = settings.env or known_env(model, trust_code)
     settings = replace(settings, env=env)
-    _log_to_stderr(json_)
     with keep_stdout(json_):
         outcome = train_controller(
             *(settings.controller, env, encoder, model, out),
             dream=settings.dream if in_dream else None,
             on_ready=announcer(settings, out, quiet=json_),
+            request=_request(json_),
         )
     metrics = outcome.to_dict()
     judged = "not judged" if outcome.final is None else f"{metrics['final_return']:.1f} +- {metrics['final_std']:.1f}"
     text = f"{outcome.generations:,} generations, {outcome.env_steps:,} steps; return {judged}; {outcome.controller}"
     _say(metrics, json_, text)
-    return INTERRUPTED if outcome.interrupted else 0
+    return outcome.exit_code
 
 
 def video(
@@ -174,13 +171,9 @@ def video(
     return 0
 
 
-def _log_to_stderr(json_: bool) -> None:
-    logging.basicConfig(level=logging.WARNING if json_ else logging.INFO, format="%(message)s", stream=sys.stderr)
-
-
-def _print_progress(share: float, metrics: Mapping[str, float]) -> None:
-    chosen = {name: value for name, value in metrics.items() if name.startswith(("learn/loss", "validation/"))}
-    print(f"{share:6.1%}  " + "  ".join(f"{name} {value:.4g}" for name, value in chosen.items()), flush=True)
+def _request(json_: bool) -> Request:
+    """The same command goes on where it stopped."""
+    return Request("continue", command=("rollmill", *sys.argv[1:]), console="plain" if json_ else "auto")
 
 
 def _say(metrics: Mapping[str, Any], json_: bool, text: str) -> None:

@@ -14,8 +14,8 @@ from rollmill.cli.options import Configs, Json, PrintConfig
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
-from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.lifecycle import resumed_settings
+from rollmill.core.run_folder import RunFolder
+from rollmill.runs.resume import resumed_settings
 from rollmill.runs.world.settings import VaeConfig
 
 
@@ -32,15 +32,15 @@ def vae(
 ) -> int:
     """Learn an image encoder from a store: ``rollmill world vae data/car --out runs/car/vae fit.steps=3000``.
 
-    Writes ``encoder.bin`` (architecture and weights), metrics, images of reconstructions and ``report.html``.
+    Writes ``encoder.bin`` (architecture and weights), metrics, images of reconstructions and ``report.html``. The
+    same command continues a training.
 
     Args:
         overrides: Settings, for example encoder.size=32 fit.batch_size=128 images.per_rollout=100.
         store: The store with the images.
         out: Folder of the training.
         config: A YAML file with settings; may be given several times, later files win.
-        resume: Continue the training in the folder from its newest checkpoint, with its saved settings below the
-            given ones.
+        resume: Continue with the settings of the folder below the given ones; without it, the same command continues.
         overwrite: Delete the training in the folder and start anew.
         print_config: Print all settings as YAML and start nothing.
         json_: Print the outcome as JSON on stdout, and nothing else there.
@@ -54,11 +54,15 @@ def vae(
     settings = (
         resumed_settings(VaeConfig, folder, config, overrides) if resume else load_config(VaeConfig, config, overrides)
     )
-    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     if print_config:
         print(dump_yaml(settings), end="")
         return 0
-    request = Request(mode, None, ("rollmill", *sys.argv[1:]), "off" if json_ else "auto")
+    request = Request(
+        "resume" if resume else "overwrite" if overwrite else "continue",
+        None,
+        ("rollmill", *sys.argv[1:]),
+        "off" if json_ else "auto",
+    )
     outcome = train_vae(settings, store, out, request, on_ready=announcer(settings, out, quiet=json_))
     if json_:
         print(json.dumps(outcome.to_dict()))
@@ -68,7 +72,7 @@ def vae(
         print(f"encoder: {outcome.encoder}")
         print(f"report: {page_of(out, 'encoder')}")
     else:
-        print("the same command with --resume continues it")
+        print("the same command continues it")
     return outcome.exit_code
 
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.monitor.jsonl import position
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import RunKind
@@ -27,9 +26,10 @@ from rollmill.core.text import nearest
 from rollmill.launch.compare.gather import COMPARED, Found, families, find_runs
 from rollmill.launch.compare.importance import Shares, importance
 from rollmill.launch.compare.methods import Range, Summary, normalised, summarise
-from rollmill.launch.experiment import SEED
 from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.progress import Curve, last_row, number_of, read_curve
+from rollmill.launch.verbs import SEED
+from rollmill.monitor.jsonl import position
 
 Floats = npt.NDArray[np.float64]
 

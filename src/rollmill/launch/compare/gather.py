@@ -16,10 +16,11 @@ from typing import Any
 from rollmill.core.config.old_names import read_saved
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_kind import RunKind, run_kind
-from rollmill.launch.experiment import SEED, flat
+from rollmill.launch.experiment import flat
 from rollmill.launch.params import Setting
 from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.records import LaunchRecords
+from rollmill.launch.verbs import SEED
 from rollmill.store.format.schema import load_schema, store_at
 
 COMPARED: tuple[RunKind, ...] = ("online", "offline")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.launch.experiment import SEED
+from rollmill.launch.verbs import SEED
 
 Floats = npt.NDArray[np.float64]
 

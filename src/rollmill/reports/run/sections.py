@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.monitor.jsonl import position
 from rollmill.core.errors import RollmillError
 from rollmill.core.text import bytes_text
+from rollmill.monitor.jsonl import position
 from rollmill.reports.html.document import (
     Kind,
     card,
@@ -248,4 +248,4 @@ def last(rows: Sequence[Row]) -> Row:
 def metric_names(rows: Sequence[Row]) -> list[str]:
     """Return every metric, in the order of first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name not in ("frames", "time")]
+    return [name for name in names if name not in ("frames", "step", "unit", "time")]

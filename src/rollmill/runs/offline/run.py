@@ -15,57 +15,64 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
+from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
-from rollmill.core.errors import CheckpointError, RollmillError
+from rollmill.core.errors import CheckpointError
 from rollmill.core.process_scope import process_scope
-from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
 from rollmill.models.saving import load_weights, weights_of
-from rollmill.monitor.console import duration_text, live_panel
+from rollmill.monitor.console import Row as PanelRow
+from rollmill.monitor.console import count_text, duration_text
+from rollmill.monitor.metrics import Progress
+from rollmill.monitor.reporter import Display
+from rollmill.monitor.wandb import WandbRun
 from rollmill.offline.held_out import HeldOut
 from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.offline import Video
-from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import LAST, Results, Row, data_rows
 from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
-from rollmill.runs.lifecycle import Request, ending, find_checkpoint, open_diary, write_config
+from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.offline.networks import Network, build_fitter
-from rollmill.runs.offline.reporting import OfflineReporter
 from rollmill.runs.offline.settings import OfflineConfig, check_offline
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
-from rollmill.runs.policies.offline import CHECKPOINT_FORMAT, KIND, Choice, OfflinePolicy, require_offline
-from rollmill.runs.stopping import Interrupt
+from rollmill.runs.policies.offline import Choice, OfflinePolicy, require_offline
 
 log = logging.getLogger("rollmill")
 
 
+ROWS = (
+    PanelRow("loss", "learn/loss"),
+    PanelRow("held-out loss", "validation/loss"),
+    PanelRow("lowest so far", "validation/best_loss", in_line=False),
+    PanelRow("at update", "validation/best_update", lambda step: f"{step:,.0f}", in_line=False),
+    PanelRow("accuracy", "validation/accuracy", lambda share: f"{share:.1%}"),
+    PanelRow("error", "validation/error"),
+    PanelRow("return", "eval/return"),
+    PanelRow("samples/s", "time/samples_per_s", count_text),
+    PanelRow("waits for data", "data/wait_share", lambda share: f"{share:.1%}"),
+    PanelRow("learning rate", "learn/learning_rate"),
+    PanelRow("gradient norm", "learn/grad_norm"),
+)
+
+
 @dataclass(frozen=True)
-class OfflineOutcome:
+class OfflineOutcome(Ended):
     """How an offline training ended."""
 
-    state: Literal["finished", "interrupted"]
-    reason: str
     steps: int
-    folder: Path
     results: Results | None
     metrics: Mapping[str, float]
     weights: str
     """Which weights are the policy, in words."""
-    signal: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.signal if self.signal else 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -90,56 +97,39 @@ def train_offline(
     check_offline(config)
     device = choose_device(config.fit.device, "fit.device")
     matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
-    loaded = find_checkpoint(config.folder, request.mode, request.restore, require_offline)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(process_scope(inside=config.report.videos > 0))  # videos render here
         task = prepare(config, environment, request.trust_code)
         stack.callback(task.store.close)
-        folder = stack.enter_context(RunFolder.create(config.folder, request.mode))
-        folder.set_state("running", "starting", loaded.frames if loaded else 0)
-        handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
-        stack.callback(handle.close)
-        diary = open_diary(folder, config, request.mode, request.command, loaded)
-        stack.callback(_report_run, folder)
-        with ending(folder, diary, loaded.frames if loaded else 0) as life, folder.guarded():
-            run = life.run = OfflineRun(task, folder, device, request)
-            if loaded is not None:
-                run.load_state(loaded)
-                write_config(folder, config)  # only now: settings that fail must not stay
-            if on_ready is not None:
-                on_ready()
-            log.info("%s", describe_data(task))
-            run.loop()
-            run.save()
-            if not run.interrupt.signal and task.setup is not None:
-                run.judge_until_signal()
-            else:
-                run.write_results()
-    return run.outcome()
-
-
-def _report_run(folder: RunFolder) -> None:
-    """A page about the run, however it ended; the run has not failed if this does."""
-    if folder.lost():
-        return
-    try:
-        log.info("report of the run: %s", write_run_report(folder.path))
-    except RollmillError as error:
-        log.error("no report of the run: %s", error)
+        living = live("offline", config.folder, config, request, require_offline, keep=config.checkpoints)
+        life = stack.enter_context(living)
+        run = OfflineRun(task, life, device)
+        stack.callback(run.fitter.close)
+        life.begin(run)
+        if on_ready is not None:
+            on_ready()
+        log.info("%s", describe_data(task))
+        run.loop()
+        run.save()
+        if not life.stopped and task.setup is not None:
+            with life.afterwards():
+                run.judge()
+        else:
+            run.write_results()
+    return OfflineOutcome(
+        **life.ended(), steps=run.step, results=run.results, metrics=run.metrics, weights=str(run.choice)
+    )
 
 
 class OfflineRun:
     """An offline training in progress."""
 
-    def __init__(self, task: Task, folder: RunFolder, device: torch.device, request: Request) -> None:
+    def __init__(self, task: Task, life: Life, device: torch.device) -> None:
         config = task.config
-        self.task, self.folder, self.device = task, folder, device
-        self.interrupt = Interrupt()
+        self.task, self.life, self.folder, self.device = task, life, life.folder, device
         self.held_out = HeldOut(config.fit.patience)
         self.results: Results | None = None
         self.metrics: dict[str, float] = {}
-        self.stop_reason = ""
-        self._loaded: Path | None = None
         self._pace, self._told_at = Pace(), 0.0
         self._evaluations: list[dict[str, Any]] = []
         seeds = Seeds(config.run.seed)
@@ -149,13 +139,9 @@ class OfflineRun:
             torch.set_float32_matmul_precision("high")
         self.fitter = build_fitter(config, task.store, task.selection, task.scales, seeds, device)
         self.model: Network = self.fitter.model
-        s = config.checkpoints
-        self._checkpoints = Checkpoints(folder.checkpoints, s.keep_last, s.keep_best, s.milestone_frames, s.min_free_mb)
-        self._saved_at = time.monotonic()
-        self._reporter = OfflineReporter(config, folder, request.console)
 
     @property
-    def steps(self) -> int:
+    def step(self) -> int:
         """Optimizer steps so far."""
         return self.fitter.step
 
@@ -164,56 +150,65 @@ class OfflineRun:
     def loop(self) -> None:
         """Fit until a limit or a signal ends it."""
         fit, evaluation = self.task.config.fit, self.task.config.evaluation
-        self._reporter.open(self.steps, self.fitter.seconds)
-        if self._loaded is None or not self._checkpoints.is_newest(self._loaded):
-            self._save_or_complain()  # one that is killed early can be resumed, too
-        with self.interrupt:
-            while not self._over():
+        self._open_reporter()
+        if not self.life.can_be_resumed:
+            self.life.try_save(*self._to_save())  # one that is killed early can be resumed, too
+        with self.life.interrupt:
+            while not self.life.over(self._limit):
                 self.fitter.train_step()
-                self._reporter.refresh(self.steps)
-                if self.steps % fit.report_steps == 0:
+                self.life.reporter.tick(self.step)
+                if self.step % fit.report_steps == 0:
                     self._report(self._validate())
-                if evaluation.every_steps and self.steps % evaluation.every_steps == 0 and self.task.setup is not None:
+                if evaluation.every_steps and self.step % evaluation.every_steps == 0 and self.task.setup is not None:
                     self._report(self._play(evaluation.episodes))
-                if time.monotonic() - self._saved_at >= self.task.config.checkpoints.every_seconds:
-                    self._save_or_complain()
+                if self.life.save_due:
+                    self.life.try_save(*self._to_save())
         if self.fitter.fresh:
             self._report(self._validate())
+
+    def _open_reporter(self) -> None:
+        config, folder = self.task.config, self.folder.path
+        progress = Progress(config.fit.steps, config.fit.seconds, self.fitter.seconds)
+        title = f"{config.algorithm}: {folder}"
+        self.life.reporter.open(
+            self.step,
+            Display(self.life.console, title, ROWS, progress, config.report.console_seconds),
+            tensorboard=config.report.tensorboard,
+            wandb=config.wandb,
+            about=WandbRun(folder.name, f"offline {config.algorithm}", to_dict(config)),
+        )
 
     def _validate(self) -> dict[str, float]:
         """Held-out metrics; the weights are kept where the loss is the lowest so far."""
         metrics = self.fitter.validate()
         if "validation/loss" in metrics:
-            self.held_out.note(self.steps, metrics["validation/loss"], lambda: weights_of(self.model))
+            self.held_out.note(self.step, metrics["validation/loss"], lambda: weights_of(self.model))
             warning = self.held_out.warning()
             if warning:
                 log.warning("%s; the weights of update %s will act", warning, f"{self.held_out.best_step:,}")
         return {**metrics, **self.held_out.metrics()}
 
-    def _over(self) -> bool:
+    def _limit(self) -> str:
         fit = self.task.config.fit
-        self.folder.watch()
-        if self.interrupt.signal is not None:
-            self.stop_reason = f"{self.interrupt.signal.name} received"
-        elif self.steps >= fit.steps:
-            self.stop_reason = f"reached fit.steps={fit.steps:_}"
-        elif fit.seconds and self.fitter.seconds >= fit.seconds:
-            self.stop_reason = f"reached fit.seconds={fit.seconds:g}"
-        elif self.held_out.exhausted:
-            self.stop_reason = (
-                f"held-out loss has not fallen for {fit.patience} validations "
-                f"(fit.patience; lowest: {self.held_out.best_loss:.4g} at update {self.held_out.best_step:,})"
-            )
-        return bool(self.stop_reason)
+        if self.step >= fit.steps:
+            return f"reached fit.steps={fit.steps:_}"
+        if fit.seconds and self.fitter.seconds >= fit.seconds:
+            return f"reached fit.seconds={fit.seconds:g}"
+        if not self.held_out.exhausted:
+            return ""
+        return (
+            f"held-out loss has not fallen for {fit.patience} validations "
+            f"(fit.patience; lowest: {self.held_out.best_loss:.4g} at update {self.held_out.best_step:,})"
+        )
 
     def _report(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= {**self.fitter.metrics(), **metrics}
-        self._reporter.write(self.steps, self.metrics)
+        self.life.report(self.step, self.metrics)
 
     def _play(self, episodes: int) -> dict[str, float]:
         """Returns by target, as metrics."""
         rows = self._rows(self.task.config.algorithm, self.model, episodes)
-        self._evaluations.append({"step": self.steps, "rows": [[row.target, row.mean] for row in rows]})
+        self._evaluations.append({"step": self.step, "rows": [[row.target, row.mean] for row in rows]})
         metrics = {"eval/return": max(row.mean for row in rows)}
         metrics |= {f"eval/return_target_{row.target:g}": row.mean for row in rows if row.target is not None}
         return metrics
@@ -239,7 +234,7 @@ class OfflineRun:
         """A line about episodes that are being played, every few seconds."""
         self.folder.watch()
         left, now = self._pace.left(metrics), time.monotonic()
-        self._reporter.redraw()
+        self.life.reporter.refresh()
         if now - self._told_at >= self.task.config.report.console_seconds:
             self._told_at = now
             rest = "" if left is None else f", left {duration_text(left)}"
@@ -249,7 +244,7 @@ class OfflineRun:
     def choice(self) -> Choice:
         """Which weights are the policy."""
         best = self.held_out.best_step
-        return Choice(best or self.steps, self.steps, best > 0)
+        return Choice(best or self.step, self.step, best > 0)
 
     def _policy(self) -> Network:
         """The network with those weights."""
@@ -257,18 +252,6 @@ class OfflineRun:
         if self.held_out.weights is not None:
             load_weights(policy, self.held_out.weights)
         return policy.eval()
-
-    def judge_until_signal(self) -> None:
-        """``judge``; everything is saved by now, so a signal ends it at once."""
-        interrupt = Interrupt(at_once=True)
-        try:
-            with interrupt:
-                self.judge()
-        except KeyboardInterrupt:
-            if interrupt.signal is None:
-                raise
-            self.interrupt = interrupt
-            self.stop_reason = f"{interrupt.signal.name} received while it was judged"
 
     def judge(self) -> None:
         """The final evaluation: all targets, and beside them the data, their maker and random play."""
@@ -282,7 +265,7 @@ class OfflineRun:
         if self.held_out.rising:  # the lowest loss is not always the best play: let the reader compare
             log.info("evaluating the last weights, too, as held-out loss has risen")
             rows += self._rows(name + LAST, self.model, episodes)
-            notes.append(f"{name}{LAST}: {Choice(self.steps, self.steps, False)}")
+            notes.append(f"{name}{LAST}: {Choice(self.step, self.step, False)}")
         if task.behaviour is not None:
             rows += self._judged(task.behaviour, "behaviour", episodes)
         if evaluation.random:
@@ -293,7 +276,7 @@ class OfflineRun:
         videos = self._videos(task.setup, policy, rows)
         if videos:
             self.write_results(videos)
-        self._reporter.write(self.steps, self.metrics)
+        self.life.report(self.step, self.metrics)
 
     def _videos(self, setup: EvalSetup, policy: Network, rows: list[Row]) -> list[Video]:
         config = self.task.config
@@ -319,7 +302,7 @@ class OfflineRun:
             "env": env_of(task.config, task.store).id,
             "store": str(task.store.path),
             "data": task.selection.summary(task.store),
-            "steps": self.steps,
+            "steps": self.step,
             "weights": asdict(self.choice),
             "seconds": round(self.fitter.seconds, 1),
             "metrics": dict(self.metrics),
@@ -337,25 +320,14 @@ class OfflineRun:
 
     def save(self) -> Path:
         """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
-        self.folder.require()
-        rating = self.task.config.checkpoints.rated(self.metrics, "eval/return")
-        path = self._checkpoints.save(self.state(), self.steps, rating)
-        self._saved_at = time.monotonic()
-        log.info("checkpoint %s", path)
-        return path
+        return self.life.save(*self._to_save())
 
-    def _save_or_complain(self) -> None:
-        try:
-            self.save()
-        except CheckpointError as error:
-            self._saved_at = time.monotonic()  # try again after the usual time, not at every step
-            log.error("no checkpoint was written, training goes on: %s", error)
+    def _to_save(self) -> tuple[dict[str, Any], int, float | None]:
+        rating = self.task.config.checkpoints.rated(self.metrics, "eval/return")
+        return self.state(), self.step, rating
 
     def state(self) -> dict[str, Any]:
         return {
-            "format": CHECKPOINT_FORMAT,
-            "kind": KIND,
-            "config": to_dict(self.task.config),
             "env": to_dict(env_of(self.task.config, self.task.store)),
             "spec": self.task.spec.to_dict(),
             "scales": self.task.scales.to_dict(),
@@ -366,7 +338,7 @@ class OfflineRun:
         }
 
     def load_state(self, loaded: Loaded) -> None:
-        state, self._loaded = loaded.state, loaded.path
+        state = loaded.state
         if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.task.scales.to_dict():
             raise CheckpointError(
                 f"{loaded.path} was fitted to other data than {self.task.store.path} holds now (its environment, "
@@ -379,19 +351,3 @@ class OfflineRun:
             if self.held_out.weights is not None:
                 load_weights(copy.deepcopy(self.model), self.held_out.weights)  # or they fail after hours of fitting
         self._evaluations = list(state["evaluations"])
-        self._checkpoints.set_aside_after(self.steps)
-        log.info("continuing from %s (%s updates)", loaded.path, f"{self.steps:,}")
-
-    def outcome(self) -> OfflineOutcome:
-        number = self.interrupt.signal
-        state: Literal["finished", "interrupted"] = "interrupted" if number else "finished"
-        signal = int(number) if number else 0
-        return OfflineOutcome(
-            *(state, self.stop_reason, self.steps, self.folder.path, self.results, self.metrics),
-            str(self.choice),
-            signal,
-        )
-
-    def close(self) -> None:
-        self.fitter.close()
-        self._reporter.close()

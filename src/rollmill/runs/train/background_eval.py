@@ -128,7 +128,7 @@ class BackgroundEval(Observer):
 
     def on_stop(self, run: OnlineRun) -> None:
         try:
-            asked_to_end = run.interrupt.signal is not None or not run.stop_reason
+            asked_to_end = run.life.stopped or not run.stop_reason
             if self._settings.final and not asked_to_end and not self.gave_up:
                 self._finish(run)
             else:

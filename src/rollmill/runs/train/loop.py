@@ -11,28 +11,27 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
+from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import Array, EnvSpec
-from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import check_shape
 from rollmill.envs.variables import PROGRESS
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
-from rollmill.runs.online_state import CHECKPOINT_FORMAT, STATE_SHAPE
+from rollmill.runs.lifecycle import Life
+from rollmill.runs.online_state import STATE_SHAPE
 from rollmill.runs.settings import TrainConfig
-from rollmill.runs.stopping import Interrupt, StopRules
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
 from rollmill.runs.train.rank_sync import COUNTERS, RankSync
-from rollmill.runs.train.reporting import Reporter
+from rollmill.runs.train.reporting import TrainMetrics
 from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
 
 log = logging.getLogger("rollmill")
@@ -48,25 +47,24 @@ class OnlineRun:
         self,
         config: TrainConfig,
         parts: Parts,
-        folder: RunFolder,
-        reporter: Reporter,
+        life: Life,
+        metrics: TrainMetrics,
         observers: Sequence[Observer],
     ) -> None:
         self.config = config
         self.spec: EnvSpec = parts.spec
         self.parts = parts
-        self.folder = folder
+        self.folder = life.folder
         self.observers = tuple(observers)
         self.iteration = 0
         """Training steps done, over all sessions of the run."""
         self.seconds = 0.0
         """Seconds of training, over all sessions of the run."""
-        self.stop_reason = ""
-        """Why the run is over; empty while it goes on."""
         self.recorder: Recorder | None = None
         """Keeps trajectories; None if the run does not record. Set before ``loop``."""
-        self._reporter = reporter
-        self.interrupt = Interrupt()
+        self.life = life
+        """Its checkpoints, its signals, and how it will end."""
+        self._metrics = metrics
         self._rank_sync = RankSync(parts.ranks, parts.sampler)
         self._dropped = 0
         self._batch: Mapping[str, Any] = {}
@@ -75,16 +73,21 @@ class OnlineRun:
         self._seconds_gather = self._seconds_learn = 0.0
         self._thread: SamplerThread | None = None
         self._sampler_is_set = False
-        s = config.checkpoints
-        self._checkpoints = Checkpoints(folder.checkpoints, s.keep_last, s.keep_best, s.milestone_frames, s.min_free_mb)
-        self._saved_at = time.monotonic()
-        self._loaded: Path | None = None
-        self._rules = StopRules(self._limits())
 
     @property
     def frames(self) -> int:
         """Simulator frames so far, of all ranks."""
         return self.counts()["steps"] * self.spec.frames_per_step
+
+    @property
+    def step(self) -> int:
+        """What the life of this run is counted in: frames."""
+        return self.frames
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run is over; empty while it goes on."""
+        return self.life.stop_reason
 
     @property
     def dropped_segments(self) -> int:
@@ -141,7 +144,7 @@ class OnlineRun:
     @property
     def mean_return(self) -> float | None:
         """Mean return of the last ``report.window`` episodes; None before the first has ended."""
-        return self._reporter.mean_return
+        return self._metrics.mean_return
 
     def phase_seconds(self) -> dict[str, float]:
         """Where the time of this session went so far, by process and phase (workers: mean over them)."""
@@ -156,17 +159,17 @@ class OnlineRun:
 
     def stop(self, reason: str) -> None:
         """End the run after the current training step (for observers)."""
-        self.stop_reason = self.stop_reason or reason
+        self.life.stop(reason)
 
     # -- the life of a run ---------------------------------------------------------------------
 
     def loop(self) -> None:
         """Train until a limit, a signal or an observer ends it; the last weights are always saved."""
         if self._rank_sync.leads:
-            self._reporter.open(self.frames, self.seconds)
+            self._metrics.open(self.frames, self.seconds)
         if not self.iteration:  # a run that goes on has what its checkpoint says
             self._keep_progress(0.0)
-        with self.interrupt, self._sampling():
+        with self.life.interrupt, self._sampling():
             self.tell("on_start")
             begun = time.monotonic()
             before = self.seconds
@@ -186,7 +189,7 @@ class OnlineRun:
                 if slots is not None:
                     self._after_step()
         if self._rank_sync.leads:
-            self._reporter.finish(self)  # only now: the recorder has written the last of it
+            self._metrics.finish(self)  # only now: the recorder has written the last of it
 
     def _keep_progress(self, progress: float) -> None:
         """Let environments that ask for it know how far the run is: the same number on every rank."""
@@ -194,13 +197,7 @@ class OnlineRun:
             self.parts.sampler.set_variable(PROGRESS, progress)
 
     def _over(self) -> bool:
-        if not self._rank_sync.leads:
-            return False
-        self.folder.watch()
-        if self.interrupt.signal is not None:
-            self.stop(f"{self.interrupt.signal.name} received")
-        self.stop_reason = self.stop_reason or self._rules.reason()
-        return bool(self.stop_reason)
+        return self._rank_sync.leads and self.life.over(self._limit)
 
     @contextlib.contextmanager
     def _sampling(self) -> Iterator[None]:
@@ -213,7 +210,7 @@ class OnlineRun:
                 sampler.start()
             if self.recorder is not None:
                 self.recorder.wait_ready()
-            untrained = None if self._can_be_resumed() else self.state()
+            untrained = None if self.life.can_be_resumed or not self._rank_sync.leads else self.state()
             if self.config.sampling.mode == "async":
                 # By default a thread may hold the interpreter for 5 ms while the other one waits: ten rounds.
                 sys.setswitchinterval(SWITCH_SECONDS)
@@ -277,7 +274,7 @@ class OnlineRun:
         rest = list(sampler.finished)
         if rest and self.config.sampling.mode != "serial":  # there they are learnt from after a resume
             recorder.offer(rest, sampler.inference.group_of_slot[rest].tolist(), self.frames, learnt=False)
-        self._reporter.close_episodes(self)
+        self._metrics.close_episodes(self)
 
     def _learn(self, slots: list[int], progress: float) -> None:
         begun = time.perf_counter()
@@ -289,7 +286,7 @@ class OnlineRun:
         for learner in self.parts.learners:
             metrics = learner.train(self._batch, progress)
             learner.publish()
-            self._reporter.add_learning(learner.policy_id, metrics)
+            self._metrics.add_learning(learner.policy_id, metrics)
         self._seconds_learn += time.perf_counter() - gathered
         self.iteration += 1
 
@@ -297,8 +294,8 @@ class OnlineRun:
         if not self._rank_sync.leads:
             return
         self.tell("on_training_step", self.iteration)
-        self._reporter.step(self)
-        if time.monotonic() - self._saved_at >= self.config.checkpoints.every_seconds:
+        self._metrics.step(self)
+        if self.life.save_due:
             self._save_or_complain(self.state())
 
     def tell(self, hook: str, *args: object) -> None:
@@ -306,26 +303,22 @@ class OnlineRun:
         for observer in self.observers:
             call_hook(observer, hook, self, *args)
 
-    def _limits(self) -> list[Callable[[], str]]:
-        stop = self.config.stop
-
-        def reached_return() -> bool:
-            mean, wanted = self.mean_return, stop.mean_return
-            return mean is not None and wanted is not None and self._reporter.window_full and mean >= wanted
-
-        return [
-            lambda: f"reached stop.frames={stop.frames:_}" if stop.frames and self.frames >= stop.frames else "",
-            lambda: f"reached stop.seconds={stop.seconds:g}" if stop.seconds and self.seconds >= stop.seconds else "",
-            lambda: f"reached stop.batches={stop.batches:_}" if stop.batches and self.iteration >= stop.batches else "",
-            lambda: f"reached stop.mean_return={stop.mean_return:g}" if reached_return() else "",
-        ]
+    def _limit(self) -> str:
+        """The limit that is reached, if one is."""
+        stop, mean = self.config.stop, self.mean_return
+        if stop.frames and self.frames >= stop.frames:
+            return f"reached stop.frames={stop.frames:_}"
+        if stop.seconds and self.seconds >= stop.seconds:
+            return f"reached stop.seconds={stop.seconds:g}"
+        if stop.batches and self.iteration >= stop.batches:
+            return f"reached stop.batches={stop.batches:_}"
+        if stop.mean_return is None or mean is None or not self._metrics.window_full or mean < stop.mean_return:
+            return ""
+        return f"reached stop.mean_return={stop.mean_return:g}"
 
     def write_row(self) -> None:
         """Write a row of metrics now (for observers whose metrics come after the last training step)."""
-        self._reporter.write_row(self)
-
-    def close(self) -> None:
-        self._reporter.close()
+        self._metrics.write_row(self)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -334,34 +327,20 @@ class OnlineRun:
 
         ``keep``: it stays for ever.
         """
-        return self._write_checkpoint(self.state(with_envs), keep)
-
-    def _write_checkpoint(self, state: dict[str, Any], keep: bool = False) -> Path:
-        self.folder.require()
-        # Not self.frames: the sampler's thread may have counted on while the weights were copied.
-        frames = state["sampler"]["steps"] * self.spec.frames_per_step
-        path = self._checkpoints.save(state, frames, self._best_metric(), keep)
-        self._saved_at = time.monotonic()
-        log.info("checkpoint %s", path)
-        return path
+        return self.life.save(*self._to_save(self.state(with_envs)), keep)
 
     def _best_metric(self) -> float | None:
         """What checkpoints are compared by (``checkpoints.best_metric``): the higher, the better."""
         settings = self.config.checkpoints
-        return settings.rated(self._reporter.last_row) if settings.best_metric else self.mean_return
+        return settings.rated(self._metrics.last_row) if settings.best_metric else self.mean_return
 
     def _save_or_complain(self, state: dict[str, Any]) -> None:
-        try:
-            self._write_checkpoint(state)
-        except CheckpointError as error:
-            self._saved_at = time.monotonic()  # try again after the usual time, not at every step
-            self._reporter.checkpoint_failures += 1
-            log.error("no checkpoint was written, training goes on: %s", error)
+        if not self.life.try_save(*self._to_save(state)):
+            self._metrics.checkpoint_failures += 1
 
-    def _can_be_resumed(self) -> bool:
-        """Whether ``--resume`` would go on from where this run begins, should it be killed before it saves anything."""
-        is_there = self._loaded is not None and self._checkpoints.is_newest(self._loaded)
-        return is_there or not self._rank_sync.leads
+    def _to_save(self, state: dict[str, Any]) -> tuple[dict[str, Any], int, float | None]:
+        """Not ``frames``: the sampler's thread may have counted on while the weights were copied."""
+        return state, state["sampler"]["steps"] * self.spec.frames_per_step, self._best_metric()
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Everything needed to go on; in serial mode bit for bit, unless the envs are to be left out.
@@ -371,9 +350,6 @@ class OnlineRun:
         """
         exact = with_envs and self.config.sampling.mode == "serial" and not self.config.env.vector
         return {
-            "format": CHECKPOINT_FORMAT,
-            "kind": "online",
-            "config": to_dict(self.config),
             "spec": self.spec.to_dict(),
             "iteration": self.iteration,
             "seconds": self.seconds,
@@ -382,14 +358,18 @@ class OnlineRun:
             "policies": [policy.state() for policy in self.parts.policies] if exact else [],
             "sampler": {**(self.parts.sampler.state() if exact else self.parts.sampler.counters()), **self.counts()},
             "ranks": self._rank_sync.state(),
-            "reporter": self._reporter.state(),
+            "reporter": self._metrics.state(),
             "recorder": asdict(self.recorder.tally.plus(self.recorder.counts())) if self.recorder else {},
         }
 
     def load_state(self, loaded: Loaded) -> None:
         """Continue from a checkpoint of this run."""
         state, path = loaded.state, loaded.path
-        self._loaded = path
+        if state["spec"] != self.spec.to_dict():
+            raise CheckpointError(
+                f"{path} was made for another environment: {state['spec']['name']} with "
+                f"observations {state['spec']['observation']} and actions {state['spec']['action']}"
+            )
         with restoring(path):
             check_shape(state, STATE_SHAPE)
         with restoring(path, "learners"):
@@ -404,7 +384,7 @@ class OnlineRun:
             return
         self._dropped = state["dropped_segments"]
         with restoring(path, "reporter"):
-            self._reporter.load_state(state["reporter"])
+            self._metrics.load_state(state["reporter"])
         if self.recorder is not None:
             with restoring(path, "recorder"):
                 self.recorder.tally = DropCounts(**state.get("recorder", {}))

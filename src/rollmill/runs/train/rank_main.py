@@ -20,17 +20,18 @@ from rollmill.runs.train.ranks import RankSetup, share_of
 def follow(setup: RankSetup, parent: Parent) -> None:
     """Build this rank's parts, join the others, and train with them until rank 0 says it is over."""
     from rollmill.learning.ranks import TorchRanks
+    from rollmill.runs.lifecycle import Life
     from rollmill.runs.stopping import Interrupt
     from rollmill.runs.train.build import build_parts
     from rollmill.runs.train.loop import OnlineRun
-    from rollmill.runs.train.reporting import Reporter
+    from rollmill.runs.train.reporting import TrainMetrics
 
     config = setup.config
     ranks = TorchRanks(setup.rank, config.learning.ranks, setup.rendezvous, config.learning.rank_timeout, setup.cuda)
     parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks=ranks)
-    folder = RunFolder(config.folder)
-    run = OnlineRun(config, parts, folder, Reporter(config, folder, "off"), ())
-    run.interrupt = Interrupt(signals=())
+    life = Life("online", RunFolder(config.folder), config)
+    life.interrupt = Interrupt(signals=())  # rank 0 hears them, and says so
+    run = OnlineRun(config, parts, life, TrainMetrics(config, life.folder, life.reporter, "off"), ())
     if setup.checkpoint is not None:
         run.load_state(load_checkpoint(setup.checkpoint))
     parent.tell("ready", {})

@@ -1,4 +1,4 @@
-"""Turns what happens in a run into rows of metrics, and hands them to the sinks.
+"""Turns what happens in a training into rows of metrics.
 
 A row is due every ``report_frames`` frames: by the run's own clock, so that a deterministic run writes
 the same rows again. Only names under ``time/`` depend on the machine.
@@ -6,33 +6,17 @@ the same rows again. Only names under ``time/`` depend on the machine.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console as RichConsole
-
 from rollmill.core.config.plain import to_dict
-from rollmill.core.errors import RunFolderError
-from rollmill.core.protocols import Sink
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import Shape, check_shape
-from rollmill.monitor.console import (
-    RECORDING_ROWS,
-    ROWS,
-    USAGE_ROWS,
-    ConsoleMode,
-    ConsoleSink,
-    Row,
-    count_text,
-    live_panel,
-    number_text,
-)
-from rollmill.monitor.jsonl import JsonlSink
-from rollmill.monitor.metrics import EPISODES_SHAPE, WINDOW_SHAPE, EpisodeStats, MetricWindow, Progress, Rate
-from rollmill.monitor.tensorboard import TensorBoardSink
+from rollmill.monitor.console import RECORDING_ROWS, ROWS, USAGE_ROWS, ConsoleMode, Row, count_text, number_text
+from rollmill.monitor.metrics import EPISODES_SHAPE, WINDOW_SHAPE, EpisodeStats, MetricWindow, Progress
+from rollmill.monitor.reporter import Display, Reporter
 from rollmill.monitor.usage import Usage
-from rollmill.monitor.wandb import WandbRun, WandbSink
+from rollmill.monitor.wandb import WandbRun
 from rollmill.recording.played_log import PlayedLog
 from rollmill.recording.recorder import recorder_metrics
 from rollmill.runs.settings import TrainConfig
@@ -42,8 +26,6 @@ from rollmill.sampling.sampler import EpisodeEnd
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
-
-log = logging.getLogger("rollmill")
 
 STATE_SHAPE: Shape = {
     "episodes": EPISODES_SHAPE,
@@ -89,51 +71,41 @@ class Phases:
         return found
 
 
-class Reporter:
-    """Collects metrics between rows; owns the sinks."""
+class TrainMetrics:
+    """Collects metrics between rows, and makes the rows."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, console: ConsoleMode) -> None:
+    def __init__(self, config: TrainConfig, folder: RunFolder, reporter: Reporter, console: ConsoleMode) -> None:
         self.episodes = EpisodeStats(config.report.window)
         self.checkpoint_failures = 0
         self.last_row: Mapping[str, float] = {}
         """The metrics that were written last, in this session."""
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics
-        self._config, self._folder, self._console_mode = config, folder, console
+        self._config, self._folder, self._reporter, self._console = config, folder, reporter, console
         self._workers = MetricWindow(config.report.window)  # returns, by worker
-        self._rate = Rate()
         self._progress = Progress(config.stop.frames, config.stop.seconds, max_batches=config.stop.batches)
         self._usage = Usage()
         self._phases = Phases()
         self._began_at = 0.0
         self._sums: dict[str, list[float]] = {}  # name -> [sum, count] since the last row
         self._next_row = config.report_frames
-        self._sinks: list[Sink] = []
-        self._console: ConsoleSink | None = None
-        self._failed: set[str] = set()
         self._played: PlayedLog | None = None
 
     def open(self, frames: int, seconds: float) -> None:
         """Open the sinks of a run that stands at ``frames`` after ``seconds`` of training."""
         folder, config = self._folder, self._config
-        resumed = frames if folder.metrics.exists() else None
         self._began_at = seconds
         stop = config.stop
         self._progress = Progress(stop.frames, stop.seconds, seconds, max_batches=stop.batches)
-        self._sinks.append(JsonlSink(folder.metrics, resumed))
         if config.recording.on:
             self._played = PlayedLog(folder.data)
-        if config.report.tensorboard:
-            self._sinks.append(TensorBoardSink(folder.tensorboard, resumed))
-        if config.wandb.on:
-            about = WandbRun(folder.path.name, config.env.id, to_dict(config))
-            self._sinks.append(WandbSink(folder.path / "wandb", config.wandb, about))
-        if self._console_mode != "off":
-            title = f"{config.env.id}: {folder.path}"
-            screen = None if live_panel(self._console_mode) else RichConsole(force_terminal=False)
-            every = config.report.console_seconds
-            self._console = ConsoleSink(title, self._progress, folder.path, every, panel_rows(config), console=screen)
-            self._sinks.append(self._console)
-        self._rate.update(frames)
+        title, every = f"{config.env.id}: {folder.path}", config.report.console_seconds
+        self._reporter.open(
+            frames,
+            Display(self._console, title, panel_rows(config), self._progress, every),
+            tensorboard=config.report.tensorboard,
+            wandb=config.wandb,
+            about=WandbRun(folder.path.name, config.env.id, to_dict(config)),
+        )
         self._usage.begin()
 
     @property
@@ -157,11 +129,11 @@ class Reporter:
     def step(self, run: OnlineRun) -> None:
         """Called after every training step: count episodes, and write a row when one is due."""
         self._count_episodes(run)
-        self._rate.update(run.frames)
+        self._reporter.count(run.frames)
         if run.frames >= self._next_row:
             self.write_row(run)
-        elif self._console is not None:
-            self._console.tick(run.frames, {"time/frames_per_s": self._rate.per_second()})
+        else:
+            self._reporter.tick(run.frames)
 
     def _count_episodes(self, run: OnlineRun) -> None:
         """Take in the episodes that have ended since the last call."""
@@ -197,7 +169,7 @@ class Reporter:
             "sample/worker_restarts": counts["worker_restarts"],
             "learn/batches": run.iteration,
             "run/checkpoint_failures": self.checkpoint_failures,
-            "time/frames_per_s": self._rate.per_second(),
+            "time/frames_per_s": self._reporter.per_second,
             "time/seconds": run.seconds,
             **self._time_left(frames, run.iteration),
             **self._phases.shares(run.seconds - self._began_at, run.phase_seconds()),
@@ -211,46 +183,24 @@ class Reporter:
             metrics |= ask_summaries(observer, run, metrics)
         self._sums.clear()
         self.last_row = metrics
-        for sink in self._sinks:
-            self._write(sink, frames, metrics)
+        self._reporter.write(frames, metrics)
 
     def finish(self, run: OnlineRun) -> None:
         """The last metrics for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
-        if self._console is None:
-            return
         fresh = {**self.episodes.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
         if run.recorder is not None:
             fresh |= recorder_metrics(run.recorder)
-        self._console.end(run.frames, fresh)
+        self._reporter.end(run.frames, fresh)
 
     def _time_left(self, frames: int, batches: int) -> dict[str, float]:
-        left = self._progress.seconds_left(frames, self._rate.per_second(), batches)
+        left = self._progress.seconds_left(frames, self._reporter.per_second, batches)
         return {} if left is None else {"time/seconds_left": left}
-
-    def _write(self, sink: Sink, frames: int, metrics: Mapping[str, float]) -> None:
-        """A sink that cannot write (disk full) is complained about once; training goes on."""
-        name = type(sink).__name__
-        try:
-            sink.write(frames, metrics)
-            self._failed.discard(name)
-        except RunFolderError as error:
-            if name not in self._failed:
-                log.error("metrics are being lost, training goes on: %s", error)
-            self._failed.add(name)
 
     def close_episodes(self, run: OnlineRun) -> None:
         """No more will end."""
         self._count_episodes(run)
         if self._played is not None:
             self._played.save()
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except RunFolderError as error:
-                log.error("the last metrics could not be written: %s", error)
-        self._sinks.clear()
 
     def state(self) -> dict[str, Any]:
         return {

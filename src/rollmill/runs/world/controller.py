@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollmill.core.checkpoints import restoring
+from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, EnvSpec
@@ -25,12 +25,17 @@ from rollmill.core.shapes import ArrayOf, Shape
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.envs.settings import EnvSettings
+from rollmill.monitor.console import Row, count_text
+from rollmill.monitor.metrics import Progress
+from rollmill.monitor.reporter import Display
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.evaluate.setup import EvalSetup
+from rollmill.runs.lifecycle import Ended, Life, Request, live
+from rollmill.runs.lifecycle import Progress as Tell
 from rollmill.runs.policies.controller import Models, WorldModelPolicy, load_models
+from rollmill.runs.resume import stage_check
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.runs.world.generations import GenerationRow, write_generations
-from rollmill.runs.world.stage import Progress, Stage, open_stage
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
     CONTROLLER_FILE,
@@ -48,8 +53,7 @@ from rollmill.worldmodel.encoder.file import encoder_checksum
 
 log = logging.getLogger("rollmill")
 
-KIND = "world controller"
-STATE_SHAPE: Shape = {
+STATE_SHAPE: dict[str, Shape] = {
     "search": SEARCH_SHAPE,
     "rows": [{str: (float, None)}],
     "champion": ArrayOf("f", 1),
@@ -57,14 +61,19 @@ STATE_SHAPE: Shape = {
     "seconds": float,
     "env_steps": int,
 }
+CHECK = stage_check("controller", STATE_SHAPE)
+ROWS = (
+    Row("mean", "search/mean"),
+    Row("best", "search/best"),
+    Row("champion", "search/champion"),
+    Row("sigma", "search/sigma"),
+    Row("steps", "search/env_steps", count_text),
+    Row("steps/s", "time/steps_per_s", count_text),
+)
+CONSOLE_SECONDS = 5.0
 PROBE_SECONDS = 120.0
 EVALUATION, FINAL = 1_000_003, 2_000_003
 """Added to the seed of evaluations: they play other episodes than the search, and the last one others still."""
-FREE = (
-    *("generations", "seconds", "envs", "workers", "mode", "lockstep", "device", "threads", "resume"),
-    *("evaluate_every", "evaluate_episodes", "final_episodes"),
-)
-"""Settings that may change when a search goes on."""
 
 
 class Evaluator(Protocol):
@@ -76,14 +85,12 @@ class Evaluator(Protocol):
 
 
 @dataclass(frozen=True)
-class ControllerOutcome:
+class ControllerOutcome(Ended):
     """How the stage ended."""
 
-    folder: Path
     controller: Path
     generations: int
     env_steps: int
-    interrupted: bool
     best_return: float | None
     """Of the champion, in the evaluations during the search."""
     final: Score | None
@@ -112,8 +119,9 @@ def train_controller(
     out: Path,
     *,
     dream: DreamSettings | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
     on_ready: Callable[[], None] | None = None,
+    request: Request | None = None,
 ) -> ControllerOutcome:
     """Search for a controller, or go on with it; ``out/controller.bin`` is the best one.
 
@@ -136,16 +144,28 @@ def train_controller(
             "environment": to_dict(env),
             "dream": to_dict(dream) if dream else None,
         }
-        stage = stack.enter_context(open_stage(out, KIND, settings, inputs, FREE, STATE_SHAPE))
+        asked = request or Request("continue")
+        life = stack.enter_context(live("controller", out, settings, asked, CHECK, inputs=inputs, progress=progress))
         target = EvalTarget(settings, env, spec, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
-        run = _SearchRun(target, stage, paths, progress)
-        with contextlib.closing(run.evaluator(dream)) as evaluator:
+        run = _SearchRun(target, life, paths)
+        life.begin(run)
+        with life.interrupt, contextlib.closing(run.evaluator(dream)) as evaluator:
             if on_ready is not None:
                 on_ready()
             run.loop(evaluator)
-        final = run.finish() if not stage.stopped else None
-    return run.outcome(final)
+        final = None
+        if not life.stopped:
+            with life.afterwards():
+                final = run.finish()
+    return ControllerOutcome(
+        **life.ended(),
+        controller=out / CONTROLLER_FILE,
+        generations=run.step,
+        env_steps=run.env_steps,
+        best_return=run.champion_return,
+        final=final,
+    )
 
 
 def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettings:
@@ -181,9 +201,8 @@ class EvalTarget:
 class _SearchRun:
     """A search under way."""
 
-    def __init__(self, target: EvalTarget, stage: Stage, paths: tuple[str, str], progress: Progress | None) -> None:
-        self.target, self.stage, self.settings = target, stage, target.settings
-        self._paths, self._progress = paths, progress
+    def __init__(self, target: EvalTarget, life: Life, paths: tuple[str, str]) -> None:
+        self.target, self.life, self.settings, self._paths = target, life, target.settings, paths
         s, models = self.settings, target.models
         self.shape = make_shape(s, models.dynamics, models.encoder.size, target.spec.action)
         self.rows: list[GenerationRow] = []
@@ -191,14 +210,15 @@ class _SearchRun:
         self.champion_return: float | None = None
         self.seconds = 0.0
         self.env_steps = 0
-        if stage.loaded is None:
-            start = start_weights(s.start, self.shape) if s.start is not None else None
-            size = self.shape.weights
-            self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
-        else:
-            with restoring(stage.loaded.path):
-                self._load(stage.loaded.state, str(stage.loaded.path))
-        log.info("controllers of %d weights, %d in a generation", self.shape.weights, s.population)
+        start = start_weights(s.start, self.shape) if s.start is not None and life.loaded is None else None
+        size = self.shape.weights
+        self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
+        log.info("controllers of %d weights, %d in a generation", size, s.population)
+
+    @property
+    def step(self) -> int:
+        """Generations so far."""
+        return self.search.generation
 
     def evaluator(self, dream: DreamSettings | None) -> Evaluator:
         target, s = self.target, self.settings
@@ -214,7 +234,13 @@ class _SearchRun:
         return trials
 
     def loop(self, evaluator: Evaluator) -> None:
-        while not self._over():
+        """Play generations until a limit or a signal ends it."""
+        s, life = self.settings, self.life
+        title, progress = f"controller: {life.folder.path}", Progress(s.generations, s.seconds, self.seconds)
+        life.reporter.open(self.step, Display(life.console, title, ROWS, progress, CONSOLE_SECONDS))
+        if not life.can_be_resumed:
+            life.try_save(self.state(), self.step)  # one that is killed early can be resumed, too
+        while not life.over(self._limit):
             begun = time.perf_counter()
             members = self.search.ask()
             played = evaluator.play(members)
@@ -224,13 +250,15 @@ class _SearchRun:
             evaluated = self._evaluate(members[int(returns.argmax())]) if self._due() else {}
             self.seconds += time.perf_counter() - begun
             self._note(returns, played, evaluated)
-            self._save()
+            life.try_save(self.state(), self.step)
+            self._write()
+        life.save(self.state(), self.step)
 
-    def _over(self) -> bool:
+    def _limit(self) -> str:
         s = self.settings
-        self.stage.folder.watch()
-        late = bool(s.seconds) and self.seconds >= s.seconds
-        return self.stage.stopped or late or self.search.generation >= s.generations
+        if self.step >= s.generations:
+            return f"reached generations={s.generations:_}"
+        return f"reached seconds={s.seconds:g}" if s.seconds and self.seconds >= s.seconds else ""
 
     def _due(self) -> bool:
         every = self.settings.evaluate_every
@@ -270,12 +298,10 @@ class _SearchRun:
         }
         last = self.rows[-2].seconds if len(self.rows) > 1 else 0.0
         metrics["time/steps_per_s"] = played.steps / max(row.seconds - last, 1e-9)
-        self.stage.report(row.generation, metrics)
         log.info(
             "generation %d: mean %.2f, best %.2f, %s steps", row.generation, row.mean, row.best, f"{row.env_steps:,}"
         )
-        if self._progress is not None:
-            self._progress(row.generation / self.settings.generations, metrics)
+        self.life.report(row.generation, metrics, of=self.settings.generations)
 
     def finish(self) -> Score | None:
         """Make the last evaluation, and write the files."""
@@ -294,8 +320,8 @@ class _SearchRun:
 
     # -- files ---------------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        state = {
+    def state(self) -> dict[str, Any]:
+        return {
             "search": self.search.state(),
             "rows": [asdict(row) for row in self.rows],
             "champion": self.champion,
@@ -303,12 +329,10 @@ class _SearchRun:
             "seconds": self.seconds,
             "env_steps": self.env_steps,
         }
-        self.stage.save(self.search.generation, state)
-        self._write()
 
     def _write(self, **metrics: float) -> None:
         """The controller, the table and the plots."""
-        folder = self.stage.folder.path
+        folder = self.life.folder.path
         chosen = self.champion if self.champion_return is not None else self.search.mean
         metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **metrics}
         encoder, dynamics = self._paths
@@ -316,24 +340,16 @@ class _SearchRun:
         save_controller(folder / CONTROLLER_FILE, saved)
         write_generations(folder, self.rows)
 
-    def _load(self, state: Mapping[str, Any], where: str) -> None:
-        s = self.settings
-        self.search = resume_search(state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where)
-        self.rows = [GenerationRow(**row) for row in state["rows"]]
-        self.champion, self.champion_return = state["champion"], state["champion_return"]
-        self.seconds, self.env_steps = state["seconds"], state["env_steps"]
-
-    def outcome(self, final: Score | None) -> ControllerOutcome:
-        folder = self.stage.folder.path
-        return ControllerOutcome(
-            folder,
-            folder / CONTROLLER_FILE,
-            self.search.generation,
-            self.env_steps,
-            self.stage.stopped,
-            self.champion_return,
-            final,
-        )
+    def load_state(self, loaded: Loaded) -> None:
+        s, state = self.settings, loaded.state
+        with restoring(loaded.path):
+            where = str(loaded.path)
+            self.search = resume_search(
+                state["search"], seed=s.seed, covariance=s.covariance, how=s.resume, where=where
+            )
+            self.rows = [GenerationRow(**row) for row in state["rows"]]
+            self.champion, self.champion_return = state["champion"], state["champion_return"]
+            self.seconds, self.env_steps = state["seconds"], state["env_steps"]
 
 
 def member_returns(returns: Array) -> Array:

@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import shutil
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rollmill.core.checkpoints import restoring
-from rollmill.core.errors import CheckpointError, ConfigError, StoreError
+from rollmill.core.checkpoints import Loaded, restoring
+from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.seeds import Seeds
+from rollmill.monitor.console import Row, count_text
+from rollmill.monitor.metrics import Progress
+from rollmill.monitor.reporter import Display
 from rollmill.optim.device import choose_device
-from rollmill.runs.world.stage import Progress, Stage, open_stage
+from rollmill.runs.lifecycle import STAGE, Ended, Life, Request, live
+from rollmill.runs.lifecycle import Progress as Tell
+from rollmill.runs.resume import stage_check
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store
 from rollmill.worldmodel.dynamics.fit import COLUMNS, FIT_SHAPE, DynamicsFitter, LatentData, check_latents
 from rollmill.worldmodel.dynamics.model import DYNAMICS_FILE, Dynamics, save_dynamics
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
-log = logging.getLogger("rollmill")
-
-KIND = "world dynamics"
+CHECK = stage_check("dynamics", {"fit": FIT_SHAPE})
 CACHE = "cache"
-FREE = ("steps", "seconds", "report_steps", "save_seconds", "device", "threads", "batch_size")
-"""Settings that may change when a fit goes on."""
+CONSOLE_SECONDS = 5.0
+ROWS = (
+    Row("loss", "learn/loss"),
+    Row("held-out loss", "validation/loss"),
+    Row("latent nats", "validation/latent_nats"),
+    Row("reward error", "validation/reward_error"),
+    Row("updates/s", "updates_per_s", count_text),
+    Row("learning rate", "learn/learning_rate"),
+)
 
 
 @dataclass(frozen=True)
-class DynamicsOutcome:
+class DynamicsOutcome(Ended):
     """How the stage ended."""
 
-    folder: Path
     model: Path
     steps: int
-    interrupted: bool
     metrics: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,8 +62,9 @@ def train_dynamics(
     settings: DynamicsSettings,
     encoded_store: Path,
     out: Path,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
     on_ready: Callable[[], None] | None = None,
+    request: Request | None = None,
 ) -> DynamicsOutcome:
     """Fit a model to a store of latents, or go on with it; ``out/dynamics.bin`` is the model.
 
@@ -65,22 +73,25 @@ def train_dynamics(
     """
     devices = choose_devices(settings.device)
     torch.set_num_threads(1)  # threads take whole pieces of a batch
-    with Store(encoded_store) as store:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store(encoded_store))
         check_latents(store)
         if not len(store):
             raise StoreError(f"{encoded_store}: the store holds no finished episode")
         inputs = {"latent size": int(store.schema["obs:mean"].shape[0]), "environment": store.schema.env_id}
-        with open_stage(out, KIND, settings, inputs, FREE, {"fit": FIT_SHAPE}) as stage:
-            source = DecodedCache(store, out / CACHE, columns=COLUMNS)
-            run = _Fit(settings, LatentData(source, settings), devices, stage, progress)
-            try:
-                if on_ready is not None:
-                    on_ready()
-                run.loop()
-            finally:
-                run.fitter.close()
-            shutil.rmtree(out / CACHE, ignore_errors=True)  # a copy of the store, made again when needed
-        return DynamicsOutcome(out, out / DYNAMICS_FILE, run.fitter.step, stage.stopped, stage.metrics)
+        keep = replace(STAGE, every_seconds=settings.save_seconds)
+        asked = request or Request("continue")
+        living = live("dynamics", out, settings, asked, CHECK, inputs=inputs, keep=keep, progress=progress)
+        life = stack.enter_context(living)
+        source = DecodedCache(store, out / CACHE, columns=COLUMNS)
+        run = DynamicsRun(settings, LatentData(source, settings), devices, life)
+        stack.callback(run.fitter.close)
+        life.begin(run)
+        if on_ready is not None:
+            on_ready()
+        run.loop()
+        shutil.rmtree(out / CACHE, ignore_errors=True)  # a copy of the store, made again when needed
+    return DynamicsOutcome(**life.ended(), model=out / DYNAMICS_FILE, steps=run.step, metrics=run.metrics)
 
 
 def choose_devices(names: str) -> list[torch.device]:
@@ -91,60 +102,61 @@ def choose_devices(names: str) -> list[torch.device]:
     return devices
 
 
-class _Fit:
-    """A fit under way."""
+class DynamicsRun:
+    """A fit in progress."""
 
-    def __init__(
-        self,
-        settings: DynamicsSettings,
-        data: LatentData,
-        devices: list[torch.device],
-        stage: Stage,
-        progress: Progress | None,
-    ) -> None:
-        self.settings, self.stage, self._progress = settings, stage, progress
+    def __init__(self, settings: DynamicsSettings, data: LatentData, devices: list[torch.device], life: Life) -> None:
+        self.settings, self.life = settings, life
+        self.metrics: dict[str, float] = {}
         torch.manual_seed(Seeds(settings.seed).branch("weights").integer())
         self.model = Dynamics(settings, data.origin()).to(devices[0])
         self.model.starts = data.starts()
         self.fitter = DynamicsFitter(self.model, data, devices)
-        if stage.loaded is not None:
-            with restoring(stage.loaded.path, "fit"):
-                self.fitter.load_state(stage.loaded.state["fit"])
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far."""
+        return self.fitter.step
 
     def loop(self) -> None:
-        s, fitter = self.settings, self.fitter
-        saved = time.monotonic()
-        while not self._over():
-            fitter.train_step()
-            if fitter.step % s.report_steps == 0:
+        """Fit until a limit or a signal ends it, and write the model."""
+        s, fitter, life = self.settings, self.fitter, self.life
+        title, progress = f"dynamics: {life.folder.path}", Progress(s.steps, s.seconds, fitter.seconds)
+        life.reporter.open(self.step, Display(life.console, title, ROWS, progress, CONSOLE_SECONDS))
+        if not life.can_be_resumed:
+            life.try_save(self.state(), self.step)  # one that is killed early can be resumed, too
+        with life.interrupt:
+            while not life.over(self._limit):
+                fitter.train_step()
+                life.reporter.tick(self.step)
+                if self.step % s.report_steps == 0:
+                    self._report()
+                if life.save_due and life.try_save(self.state(), self.step):
+                    self._write_model()
+            if fitter.fresh:
                 self._report()
-            if time.monotonic() - saved >= s.save_seconds:
-                self._save_or_complain()
-                saved = time.monotonic()
-        if fitter.fresh:
-            self._report()
-        self.model.axes = fitter.axes()
-        self._save()
+            self.model.axes = fitter.axes()
+            life.save(self.state(), self.step)
+            self._write_model()
 
-    def _over(self) -> bool:
-        s, fitter = self.settings, self.fitter
-        self.stage.folder.watch()
-        late = bool(s.seconds) and fitter.seconds >= s.seconds
-        return self.stage.stopped or fitter.step >= s.steps or late
+    def _limit(self) -> str:
+        s = self.settings
+        if self.step >= s.steps:
+            return f"reached steps={s.steps:_}"
+        return f"reached seconds={s.seconds:g}" if s.seconds and self.fitter.seconds >= s.seconds else ""
 
     def _report(self) -> None:
         metrics = {**self.fitter.metrics(), **self.fitter.validate()}
-        self.stage.report(self.fitter.step, metrics)
-        if self._progress is not None:
-            self._progress(self.fitter.step / max(1, self.settings.steps), metrics)
+        self.metrics |= metrics
+        self.life.report(self.step, metrics, of=max(1, self.settings.steps))
 
-    def _save_or_complain(self) -> None:
-        try:
-            self._save()
-        except CheckpointError as error:
-            log.error("no checkpoint was written, the fit goes on: %s", error)
+    def _write_model(self) -> None:
+        metrics = {name: value for name, value in self.metrics.items() if value == value}
+        save_dynamics(self.life.folder.path / DYNAMICS_FILE, self.model, {"steps": self.step, **metrics})
 
-    def _save(self) -> None:
-        self.stage.save(self.fitter.step, {"fit": self.fitter.state()})
-        metrics = {name: value for name, value in self.stage.metrics.items() if value == value}
-        save_dynamics(self.stage.folder.path / DYNAMICS_FILE, self.model, {"steps": self.fitter.step, **metrics})
+    def state(self) -> dict[str, Any]:
+        return {"fit": self.fitter.state()}
+
+    def load_state(self, loaded: Loaded) -> None:
+        with restoring(loaded.path, "fit"):
+            self.fitter.load_state(loaded.state["fit"])

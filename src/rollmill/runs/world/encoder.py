@@ -11,26 +11,24 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from rollmill.core.checkpoints import Checkpoints, Loaded, require_version, restoring
+from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
-from rollmill.core.errors import CheckpointError, ConfigError, StoreError
+from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
-from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.seeds import Seeds
-from rollmill.core.shapes import MAPPING, check_shape
-from rollmill.monitor.console import Row, count_text, live_panel
+from rollmill.monitor.console import Row, count_text
+from rollmill.monitor.metrics import Progress
+from rollmill.monitor.reporter import Display
 from rollmill.optim.device import choose_device, matmul_dtype
-from rollmill.reports.run.report import write_run_report
 from rollmill.reports.video.images import contact_sheet
-from rollmill.runs.lifecycle import Request, ending, find_checkpoint, open_diary, write_config
-from rollmill.runs.stopping import Interrupt
-from rollmill.runs.world.reporting import StageReporter
+from rollmill.runs.lifecycle import Ended, Life, Request, live
+from rollmill.runs.lifecycle import Progress as Tell
+from rollmill.runs.resume import stage_check
 from rollmill.runs.world.settings import VaeConfig
-from rollmill.runs.world.stage import Progress
 from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
 from rollmill.store.split import Split
@@ -40,8 +38,7 @@ from rollmill.worldmodel.encoder.images import ImageBatches, held_out_images, im
 
 log = logging.getLogger("rollmill")
 
-KIND = "world vae"
-CHECKPOINT_FORMAT = 1
+CHECK = stage_check("vae", {"fit": FIT_SHAPE})
 VALIDATION_IMAGES = 256
 SHOWN = 8
 """Images on a sheet of reconstructions."""
@@ -59,21 +56,13 @@ ROWS = (
 
 
 @dataclass(frozen=True)
-class VaeOutcome:
+class VaeOutcome(Ended):
     """How the training of an encoder ended."""
 
-    state: Literal["finished", "interrupted"]
-    reason: str
     steps: int
-    folder: Path
     encoder: Path | None
     """The encoder's file; None before it is finished."""
     metrics: Mapping[str, float]
-    signal: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.signal if self.signal else 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -91,16 +80,13 @@ def train_vae(
     store_path: Path,
     out: Path,
     request: Request | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> VaeOutcome:
     """Train an encoder in the folder ``out``. Raises RollmillError when it fails; the folder says why, too.
 
     ``on_ready`` is called when everything is built: nothing can be refused any more.
     """
-    request = request or Request()
-    if request.restore is not None:
-        raise ConfigError("an encoder's training goes on with --resume; --restore means nothing to it")
     device = choose_device(config.fit.device)
     matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     with contextlib.ExitStack() as stack:
@@ -108,25 +94,18 @@ def train_vae(
         column = image_column(store.schema, config.images.field, str(store_path))
         if not len(store):
             raise StoreError(f"{store_path} has no episodes; fill it with `rollmill collect --out {store_path}`")
-        loaded = find_checkpoint(out, request.mode, None, _require_vae)
-        folder = stack.enter_context(RunFolder.create(out, request.mode))
-        folder.set_state("running", "starting", loaded.frames if loaded else 0)
-        handle = open_log(folder, to_console=request.console != "off" and not live_panel(request.console))
-        stack.callback(handle.close)
-        diary = open_diary(folder, config, request.mode, request.command, loaded)
-        with ending(folder, diary, loaded.frames if loaded else 0) as life, folder.guarded():
-            run = life.run = VaeRun(config, store, column, folder, device, request, progress)
-            if loaded is not None:
-                run.load_state(loaded)
-                write_config(folder, config)  # only now: settings that fail must not stay
-            if on_ready is not None:
-                on_ready()
-            run.loop()
-            run.save()
-            if not run.interrupt.signal:
-                run.finish()
-        log.info("report %s", write_run_report(out))  # when its folder says how it ended
-    return run.outcome()
+        inputs = {"image shape": list(column.shape)}
+        living = live("vae", out, config, request or Request(), CHECK, inputs=inputs, progress=progress)
+        life = stack.enter_context(living)
+        run = VaeRun(config, store, column, life, device)
+        stack.callback(run.fitter.close)
+        life.begin(run)
+        if on_ready is not None:
+            on_ready()
+        run.loop()
+        life.save(run.state(), run.step)
+        encoder = None if life.stopped else run.finish()
+    return VaeOutcome(**life.ended(), steps=run.step, encoder=encoder, metrics=run.metrics)
 
 
 class VaeRun:
@@ -137,16 +116,11 @@ class VaeRun:
         config: VaeConfig,
         store: Store,
         column: Column,
-        folder: RunFolder,
+        life: Life,
         device: torch.device,
-        request: Request,
-        progress: Progress | None = None,
     ) -> None:
-        self.config, self.store, self.folder, self._progress = config, store, folder, progress
-        self.interrupt = Interrupt()
+        self.config, self.store, self.life = config, store, life
         self.metrics: dict[str, float] = {}
-        self.stop_reason = ""
-        self.encoder_path: Path | None = None
         seeds = Seeds(config.seed)
         if device.type == "cpu":
             torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``optim.replicas``
@@ -159,127 +133,71 @@ class VaeRun:
         images = held_out_images(store, column.name, held_out, VALIDATION_IMAGES, data)
         self._shown = _spread(images if len(images) else batches.pool(0))
         self.fitter = EncoderFitter(encoder, batches, images, config.fit, seeds.branch("fit").integer())
-        self._checkpoints = Checkpoints(folder.checkpoints, keep_last=2, keep_best=0)
-        self._reporter = StageReporter(folder, request.console, ROWS, f"{config.encoder.kind}: {folder.path}")
         log.info(
             "%s: %s episodes to learn from, %s held out; images %dx%dx%d, latents of %d numbers, on %s",
             *(store.path, f"{len(training):,}", f"{len(held_out):,}", height, width, depth, encoder.size, device),
         )
 
     @property
-    def steps(self) -> int:
+    def step(self) -> int:
         """Optimizer steps so far."""
         return self.fitter.step
 
     def loop(self) -> None:
         """Fit until the last step, or a signal."""
-        fit, config = self.config.fit, self.config
-        self._reporter.open(self.steps, fit.steps, self.fitter.seconds, config.tensorboard, config.console_seconds)
-        if not self.steps:
-            self._save_or_complain()  # one that is killed early can be resumed, too
-        with self.interrupt:
-            while not self._over():
+        life, fit, config = self.life, self.config.fit, self.config
+        title, progress = f"{config.encoder.kind}: {life.folder.path}", Progress(fit.steps, 0.0, self.fitter.seconds)
+        display = Display(life.console, title, ROWS, progress, config.console_seconds)
+        life.reporter.open(self.step, display, tensorboard=config.tensorboard)
+        if not life.can_be_resumed:
+            life.try_save(self.state(), self.step)  # one that is killed early can be resumed, too
+        with life.interrupt:
+            while not life.over(self._limit):
                 self.fitter.train_step()
-                self._reporter.refresh()
-                if self.steps % fit.every_steps == 0:
+                life.reporter.tick(self.step)
+                if self.step % fit.every_steps == 0:
                     self._report()
-                if self.steps % fit.save_steps == 0 and self.steps < fit.steps:
-                    self._save_or_complain()
+                if self.step % fit.save_steps == 0 and self.step < fit.steps:
+                    life.try_save(self.state(), self.step)
                     self.draw()
         if self.fitter.fresh:
             self._report()
 
-    def _over(self) -> bool:
-        self.folder.watch()
-        if self.interrupt.signal is not None:
-            self.stop_reason = f"{self.interrupt.signal.name} received"
-        elif self.steps >= self.config.fit.steps:
-            self.stop_reason = f"reached fit.steps={self.config.fit.steps:_}"
-        return bool(self.stop_reason)
+    def _limit(self) -> str:
+        return f"reached fit.steps={self.config.fit.steps:_}" if self.step >= self.config.fit.steps else ""
 
     def _report(self) -> None:
         self.metrics |= {**self.fitter.metrics(), **self.fitter.validate()}
-        self._reporter.write(self.steps, self.metrics)
-        if self._progress is not None:
-            self._progress(self.steps / self.config.fit.steps, self.metrics)
+        self.life.report(self.step, self.metrics, of=self.config.fit.steps)
 
     def draw(self) -> None:
         """A sheet: images above, what is left of them after encoding and decoding below."""
-        self._reporter.image(
-            self.steps, "reconstructions", contact_sheet([self._shown, self.fitter.reconstructions(self._shown)])
-        )
+        sheet = contact_sheet([self._shown, self.fitter.reconstructions(self._shown)])
+        self.life.reporter.image(self.step, "reconstructions", sheet)
 
-    def finish(self) -> None:
-        """Write the encoder."""
+    def finish(self) -> Path:
+        """Write the encoder, and give its file."""
         self.draw()
         metadata = {
             "store": str(self.store.path),
-            "steps": self.steps,
+            "steps": self.step,
             "seconds": round(self.fitter.seconds, 1),
             "metrics": dict(self.metrics),
             "config": to_dict(self.config),
         }
-        self.encoder_path = self.folder.path / ENCODER_FILE
-        save_encoder(self.encoder_path, self.fitter.model, metadata)
-        log.info("encoder %s", self.encoder_path)
-
-    # -- checkpoints ---------------------------------------------------------------------------
-
-    def save(self) -> Path:
-        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe)."""
-        self.folder.require()
-        path = self._checkpoints.save(self.state(), self.steps, None)
-        log.info("checkpoint %s", path)
+        path = self.life.folder.path / ENCODER_FILE
+        save_encoder(path, self.fitter.model, metadata)
+        log.info("encoder %s", path)
         return path
 
-    def _save_or_complain(self) -> None:
-        try:
-            self.save()
-        except CheckpointError as error:
-            log.error("no checkpoint was written, training goes on: %s", error)
-
     def state(self) -> dict[str, Any]:
-        return {
-            "format": CHECKPOINT_FORMAT,
-            "kind": KIND,
-            "config": to_dict(self.config),
-            "store": str(self.store.path),
-            "fit": self.fitter.state(),
-        }
+        return {"fit": self.fitter.state()}
 
     def load_state(self, loaded: Loaded) -> None:
         with restoring(loaded.path, "fit"):
             self.fitter.load_state(loaded.state["fit"])
-        self._checkpoints.set_aside_after(self.steps)
-        log.info("continuing from %s (%s optimizer steps)", loaded.path, f"{self.steps:,}")
-
-    def outcome(self) -> VaeOutcome:
-        number = self.interrupt.signal
-        state: Literal["finished", "interrupted"] = "interrupted" if number else "finished"
-        return VaeOutcome(
-            state,
-            self.stop_reason,
-            self.steps,
-            self.folder.path,
-            self.encoder_path,
-            self.metrics,
-            int(number) if number else 0,
-        )
-
-    def close(self) -> None:
-        self.fitter.close()
-        self._reporter.close()
 
 
 def _spread(images: Array) -> Array:
     """``SHOWN`` of the images, from all over."""
     return images[:: max(1, len(images) // SHOWN)][:SHOWN]
-
-
-def _require_vae(loaded: Loaded) -> Loaded:
-    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != KIND:
-        raise CheckpointError(f"{loaded.path}: not a checkpoint of an encoder's training")
-    require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
-    with restoring(loaded.path):
-        check_shape(loaded.state, {"config": MAPPING, "fit": FIT_SHAPE})
-    return loaded

@@ -12,10 +12,12 @@ on it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,26 +26,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollmill.core import atomic
+from rollmill.core.checkpoints import Loaded
 from rollmill.core.config.old_names import renamed
-from rollmill.core.config.plain import completed, differences, to_dict
+from rollmill.core.config.plain import completed, to_dict
 from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
 from rollmill.core.opening import read_json
-from rollmill.core.run_folder import RunFolder, open_log
 from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.envs.make import check_env_settings
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.world import VIDEO
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Metrics, collect, store_name
-from rollmill.runs.lifecycle import Request, write_config
+from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.policies.base import LoadOptions
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.policies.simple import SMOOTHED
-from rollmill.runs.world.controller import FREE as CONTROLLER_FREE
+from rollmill.runs.resume import Changes, compare
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dream import write_dream_video
-from rollmill.runs.world.dynamics import FREE as DYNAMICS_FREE
 from rollmill.runs.world.dynamics import train_dynamics
 from rollmill.runs.world.encode import EncodeOptions, encode_store
 from rollmill.runs.world.encoder import train_vae
@@ -59,18 +60,8 @@ from rollmill.worldmodel.encoder.file import ENCODER_FILE, encoder_checksum
 log = logging.getLogger("rollmill")
 
 ASIDE = "aside"
-
-MACHINE = (
-    *("device", "threads", "workers", "envs", "mode", "processes", "gpu"),
-    *("report_steps", "save_steps", "save_seconds", "tensorboard", "console_seconds"),
-)
-"""Last words of settings that say how a stage runs, not what comes out: changing them redoes nothing."""
-CONTINUED: Mapping[str, tuple[str, ...]] = {
-    "collect": ("episodes",),
-    "dynamics": DYNAMICS_FREE,
-    "controller": CONTROLLER_FREE,
-}
-"""Settings whose change lets a stage go on where it ended, instead of beginning anew."""
+QUIETLY = Request("continue", console="off")
+"""How stages are run here: each goes on where it was, and the panel speaks for all of them."""
 
 
 def _policy_name(word: str, config: WorldConfig, trust_code: bool) -> str:
@@ -80,19 +71,13 @@ def _policy_name(word: str, config: WorldConfig, trust_code: bool) -> str:
 
 
 @dataclass(frozen=True)
-class WorldOutcome:
+class WorldOutcome(Ended):
     """How a pipeline ended."""
 
-    folder: Path
-    state: Literal["finished", "interrupted"]
     stages: Mapping[str, str]
     """done, skipped or waiting, by stage."""
     results: Mapping[str, Any]
     """What each stage says about itself."""
-
-    @property
-    def exit_code(self) -> int:
-        return 130 if self.state == "interrupted" else 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -103,8 +88,11 @@ class WorldOutcome:
         }
 
 
-class Interrupted(Exception):
-    """A stage was asked to stop; it can be continued."""
+class StageInterrupted(Exception):
+    """A stage was asked to stop, by a signal of this number; it can be continued."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
 
 
 @dataclass(frozen=True)
@@ -148,17 +136,15 @@ def run_world(
     check_env_settings(config.env)
     for policy in config.collect.episodes:
         _policy_name(policy, config, trust_code)
-    with RunFolder.create(out, "resume" if RunFolder(out).holds_run() else "new") as folder, folder.guarded():
+    with live("world", out, config, Request("continue", console=console)) as life:
         if on_ready is not None:
             on_ready()
         panel = StagePanel(f"world model: {out}", STAGES, live=False if console == "off" else None)
-        handle = open_log(folder, to_console=console != "off" and not panel.is_live)
-        try:
-            write_config(folder, config)
-            return World(config, out, panel, trust_code).run(until)
-        finally:
-            panel.close()
-            handle.close()
+        with contextlib.closing(panel):
+            world = World(config, out, panel, trust_code)
+            life.begin(world)
+            world.run(until, life)
+    return WorldOutcome(**life.ended(), stages=world.states, results=world.results)
 
 
 class World:
@@ -166,6 +152,8 @@ class World:
 
     def __init__(self, config: WorldConfig, out: Path, panel: StagePanel, trust_code: bool = False) -> None:
         self.config, self.out, self.panel, self._trust_code = config, out, panel, trust_code
+        self.states: dict[str, str] = dict.fromkeys(STAGES, "waiting")
+        self.results: dict[str, Any] = {}
         (out / RECORDS).mkdir(exist_ok=True)
         c = config
         self.stages = [
@@ -183,22 +171,30 @@ class World:
             Stage("report", {"video": c.video}, self._report_inputs, self._report),
         ]
 
-    def run(self, until: str) -> WorldOutcome:
+    @property
+    def step(self) -> int:
+        """Stages that are done."""
+        return sum(state != "waiting" for state in self.states.values())
+
+    def load_state(self, loaded: Loaded) -> None:
+        raise NotImplementedError("each stage has checkpoints, or a store, of its own")
+
+    def run(self, until: str, life: Life) -> None:
         """Every stage that is not done, in turn."""
-        states: dict[str, str] = dict.fromkeys(STAGES, "waiting")
-        results: dict[str, Any] = {}
         for stage in self.stages:
             try:
-                states[stage.name] = self._settle(stage)
-            except Interrupted:
-                return WorldOutcome(self.out, "interrupted", states, results)
+                self.states[stage.name] = self._settle(stage)
+            except StageInterrupted as error:
+                life.interrupt.signal = error.signal
+                life.stop(f"{error.signal.name} received in the stage {stage.name}")
+                return
             except RollmillError as error:
                 self.panel.end(stage.name, "failed", str(error).splitlines()[0])
                 raise
-            results[stage.name] = self.record(stage.name).result
+            self.results[stage.name] = self.record(stage.name).result
             if stage.name == until:
                 break
-        return WorldOutcome(self.out, "finished", states, results)
+        life.stop(f"the stage {until} is done")
 
     def _settle(self, stage: Stage) -> str:
         """Run a stage unless its record says that it is done with these settings and inputs."""
@@ -208,13 +204,13 @@ class World:
         if before.state and stage.defaults is not None:
             before = replace(before, settings=completed(before.settings, stage.defaults))
         changed = what_changed(stage.name, before, settings, inputs)
-        if changed.restart:
-            self._set_aside(stage.name, changed.restart)
+        if changed.never:
+            self._set_aside(stage.name, changed.never)
             before = Record()
-        elif before.state == "done" and not changed.goes_on and self._is_there(stage.name):
+        elif before.state == "done" and not changed.extends and self._is_there(stage.name):
             self.panel.end(stage.name, "skipped", "was done before", before.seconds)
             return "skipped"
-        for line in changed.goes_on:
+        for line in changed.extends:
             log.info("%s goes on: %s", stage.name, line)
         self._write(stage.name, Record("begun", settings, inputs, {}, before.seconds))
         self.panel.begin(stage.name)
@@ -282,7 +278,7 @@ class World:
             options = CollectOptions(raw, policy, episodes=count - there, seed=seed, hold=hold, trust_code=trust)
             done = collect(options, (settings,), (f"sampling.workers={c.workers}",), self._tell_collect(before, wanted))
             if done.signal:
-                raise Interrupted
+                raise StageInterrupted(done.signal)
             before += done.metrics.episodes
         with Store(raw) as store:
             return {"episodes": len(store), "steps": store.table.steps, "return": float(store.table.return_.mean())}
@@ -302,11 +298,8 @@ class World:
 
     def _vae(self) -> Mapping[str, Any]:
         out = self._place("vae")
-        mode: Literal["resume", "new"] = "resume" if RunFolder(out).holds_run() else "new"
-        request = Request(mode, None, ("rollmill", "world", "run"), "off")
-        outcome = train_vae(self.config.vae, self._place("collect"), out, request, self.panel.progress)
-        if outcome.signal:
-            raise Interrupted
+        outcome = train_vae(self.config.vae, self._place("collect"), out, QUIETLY, self.panel.progress)
+        _require_whole(outcome)
         return {"steps": outcome.steps, "encoder": str(outcome.encoder), **outcome.metrics}
 
     def _encode(self) -> Mapping[str, Any]:
@@ -327,9 +320,8 @@ class World:
 
     def _dynamics(self) -> Mapping[str, Any]:
         latents, out = self._place("encode"), self._place("dynamics")
-        outcome = train_dynamics(self.config.dynamics, latents, out, self.panel.progress)
-        if outcome.interrupted:
-            raise Interrupted
+        outcome = train_dynamics(self.config.dynamics, latents, out, self.panel.progress, request=QUIETLY)
+        _require_whole(outcome)
         return outcome.to_dict()
 
     def _controller(self) -> Mapping[str, Any]:
@@ -338,9 +330,9 @@ class World:
             self._place("controller"),
             dream=self.config.dream if self.config.search_in == "dream" else None,
             progress=self.panel.progress,
+            request=QUIETLY,
         )
-        if outcome.interrupted:
-            raise Interrupted
+        _require_whole(outcome)
         return outcome.to_dict()
 
     def _report(self) -> Mapping[str, Any]:
@@ -380,34 +372,16 @@ class World:
         return {name: vars(self.record(name)) for name in STAGES if name != "report"}
 
 
-@dataclass(frozen=True)
-class Changes:
-    """In which ways a stage differs from its record, in words."""
-
-    restart: list[str] = field(default_factory=list)
-    """It has to begin anew."""
-    goes_on: list[str] = field(default_factory=list)
-    """It continues where it ended."""
+def _require_whole(outcome: Ended) -> None:
+    if outcome.interrupted:
+        raise StageInterrupted(outcome.signal)
 
 
 def what_changed(name: str, before: Record, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> Changes:
     """Compare a stage with its record; nothing has changed where there is none."""
-    changes = Changes()
     if not before.state:
-        return changes
+        return Changes()
     if name == "report":
         moved = before.inputs != inputs or before.settings != settings
-        return Changes(goes_on=["an earlier stage has changed"] if moved else [])
-    for key, (old, new) in differences(before.settings, settings).items():
-        line = f"{key}: {_short(old)} -> {_short(new)}"
-        first, last = key.split(".")[0], key.split(".")[-1]
-        if name == "encode" or (last in MACHINE and first != "env"):
-            continue  # latents depend on encoder and images alone
-        (changes.goes_on if first in CONTINUED.get(name, ()) else changes.restart).append(line)
-    changes.restart.extend(f"another {key}" for key in inputs if before.inputs.get(key) != inputs[key])
-    return changes
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+        return Changes(extends=["an earlier stage has changed"] if moved else [])
+    return compare(name, before.settings, settings, before.inputs, inputs)

@@ -1,0 +1,221 @@
+"""What a run goes on from: its newest checkpoint, its saved settings, and which of them may differ by then.
+
+``KINDS`` is the one answer to "may this setting change?", for every kind of run and every stage of a world model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from rollmill.core.checkpoints import (
+    Checkpoints,
+    Loaded,
+    load_checkpoint,
+    require_version,
+    restoring,
+    saved_settings,
+)
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import differences
+from rollmill.core.diary import Diary
+from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
+from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.core.shapes import MAPPING, Shape, check_shape
+from rollmill.runs.trust import load_saved
+
+T = TypeVar("T")
+
+CHECKPOINT_FORMAT = 1
+
+# -- kinds of runs, and what may change in each -------------------------------------------------------------------
+
+ALL = ("",)
+"""Every key."""
+
+MACHINE = (
+    *("device", "threads", "workers", "envs", "mode", "processes", "gpu"),
+    *("report_steps", "save_steps", "save_seconds", "tensorboard", "console_seconds"),
+)
+"""Last words of settings that say how a stage runs, not what comes out."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run, as far as its life is concerned."""
+
+    saved_as: str
+    """What its checkpoints call it."""
+    words: str
+    """What people call it."""
+    unit: str
+    """What its steps are."""
+    free: tuple[str, ...] = ()
+    """Keys, or blocks of them, that may change without any consequence, besides those of the machine."""
+    extends: tuple[str, ...] = ()
+    """Keys, or blocks of them, that may change, and it goes on: limits, and what it does after the last step."""
+
+
+KINDS: Mapping[str, Kind] = {
+    # Whether weights, environment and data still fit is compared with themselves when they are loaded.
+    "online": Kind("online", "an online run", "frames", extends=ALL),
+    "offline": Kind("offline", "an offline training", "updates", extends=ALL),
+    "world": Kind("world", "a world model", "stages", extends=ALL),  # stage by stage: see below
+    "collect": Kind("world collect", "a collection", "episodes", extends=("episodes",)),
+    "vae": Kind("world vae", "an encoder's training", "updates", extends=("fit.steps",)),
+    "encode": Kind("world encode", "an encoding", "shards", free=ALL),  # depends on encoder and images alone
+    "dynamics": Kind("world dynamics", "a dynamics model's fit", "updates", extends=("steps", "seconds", "batch_size")),
+    "controller": Kind(
+        *("world controller", "a controller's search", "generations"),
+        extends=(
+            *("generations", "seconds", "lockstep", "resume"),
+            *("evaluate_every", "evaluate_episodes", "final_episodes"),
+        ),
+    ),
+}
+
+Answer = Literal["free", "extends", "never"]
+
+
+def may_change(kind: str, key: str) -> Answer:
+    """Whether a setting of a run may differ from what it was begun with, and what follows from it."""
+    rules, words = KINDS[kind], key.split(".")
+    if _among(key, rules.free) or (words[-1] in MACHINE and words[0] != "env"):
+        return "free"
+    return "extends" if _among(key, rules.extends) else "never"
+
+
+def _among(key: str, chosen: Sequence[str]) -> bool:
+    return any(not name or key == name or key.startswith(f"{name}.") for name in chosen)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """In which ways settings and inputs differ from those a run was begun with, in words."""
+
+    extends: list[str] = field(default_factory=list)
+    """It goes on where it was."""
+    never: list[str] = field(default_factory=list)
+    """It cannot go on: it would have to begin anew."""
+
+
+def compare(
+    kind: str,
+    before: object,
+    now: object,
+    inputs_before: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Changes:
+    """What has changed that matters; ``inputs``: what the run is made from, by name."""
+    changes = Changes()
+    for key, (old, new) in differences(before, now).items():
+        answer = may_change(kind, key)
+        if answer != "free":
+            getattr(changes, answer).append(f"{key}: {_short(old)} -> {_short(new)}")
+    known = inputs_before or {}
+    changes.never.extend(f"another {name}" for name, value in (inputs or {}).items() if known.get(name) != value)
+    return changes
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def refuse_changes(kind: str, loaded: Loaded, config: object, inputs: Mapping[str, Any]) -> None:
+    """ConfigError where a run that is continued was begun with other settings, or from something else."""
+    if KINDS[kind].extends == ALL:
+        return
+    # Through the class, so that a setting which is newer than the checkpoint has its default there.
+    before = saved_settings(type(config), loaded.state["config"], loaded.path)
+    known = loaded.state.get("inputs", inputs)  # encoders of version 0.1 did not say
+    never = compare(kind, before, config, known, inputs).never
+    if never:
+        raise ConfigError(
+            f"{loaded.path.parent.parent} was begun with other settings ({', '.join(never)}): set them back, or choose "
+            "another folder"
+        )
+
+
+# -- its checkpoint -----------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(
+    path: Path, mode: Mode, restore: Path | None, check: Callable[[Loaded], Loaded], must_exist: bool = True
+) -> Loaded | None:
+    """The checkpoint a run in the folder ``path`` goes on from, read and verified before anything is changed.
+
+    None for a run that begins: a new one, or one to be resumed that never came to its first training step.
+    ``must_exist``: one that did must have a checkpoint.
+    """
+    if restore is not None:
+        return check(load_checkpoint(restore))
+    if mode != "resume" or not path.is_dir():
+        return None
+    RunFolder.create(path, "resume").close()  # first: one that is in use may have no checkpoint yet
+    folder = RunFolder(path)
+    checkpoints = Checkpoints(folder.checkpoints)
+    if checkpoints.newest() is None and (not must_exist or folder.never_began()):
+        _require_no_parent(folder)
+        return None
+    return check(checkpoints.load_newest())
+
+
+def _require_no_parent(folder: RunFolder) -> None:
+    """A run that was to begin with the weights of another one must not begin without them."""
+    parent = Diary.open(folder.diary).content.get("parent") if folder.diary.exists() else None
+    if parent:
+        raise CheckpointError(
+            f"{folder.path}: the run ended before it had loaded {parent['checkpoint']}: start it again as it was "
+            "started, without --resume"
+        )
+
+
+def stage_check(stage: str, shape: Mapping[str, Shape]) -> Callable[[Loaded], Loaded]:
+    """Gives a checkpoint of a stage of a world model back; CheckpointError unless it is one, of this ``shape``."""
+
+    def check(loaded: Loaded) -> Loaded:
+        kind, state, path = KINDS[stage], loaded.state, loaded.path
+        if not isinstance(state, Mapping) or state.get("kind") != kind.saved_as:
+            raise CheckpointError(f"{path}: not a checkpoint of {kind.words}; choose another folder")
+        if "facts" in state:  # as version 0.1 wrote it
+            with restoring(path):
+                check_shape(state, {"facts": {"settings": MAPPING, "inputs": MAPPING}})
+            facts = state["facts"]
+            state = {**state, "format": 1, "config": facts["settings"], "inputs": facts["inputs"]}
+        require_version(path, state, CHECKPOINT_FORMAT, "format")
+        with restoring(path):
+            check_shape(state, {"config": MAPPING, "inputs?": MAPPING, **shape})
+        return replace(loaded, state=state)
+
+    return check
+
+
+# -- its settings -------------------------------------------------------------------------------------------------
+
+
+def resumed_settings(
+    kind: type[T], folder: RunFolder, files: Sequence[Path], overrides: Sequence[str], restore: Path | None = None
+) -> T:
+    """The settings of a run below the given ones: from its ``config.yaml`` or, where that is gone, its checkpoint."""
+    if folder.config.is_file():
+        return load_config(kind, (folder.config, *files), overrides)
+    if not folder.holds_run():
+        return load_config(kind, files, overrides)  # there is nothing to resume, as taking the folder will say
+    own = restore is not None and restore.resolve().parent == folder.checkpoints.resolve()
+    checkpoints = Checkpoints(folder.checkpoints)
+    if not own and checkpoints.newest() is None:
+        raise RunFolderError(
+            f"{folder.config} is missing, and there is no checkpoint, which would have the settings, too: "
+            "start the run again without --resume, or choose another name"
+        )
+    loaded = load_checkpoint(restore) if restore is not None and own else checkpoints.load_newest()
+    saved = loaded.state.get("config") if isinstance(loaded.state, Mapping) else None
+    if not isinstance(saved, Mapping):
+        raise CheckpointError(f"{loaded.path}: it has no settings, and {folder.config} is missing")
+    print(f"{folder.config} is missing: the settings are those of {loaded.path}", file=sys.stderr)
+    return load_saved(kind, saved, loaded.path, files=files, overrides=overrides, trains=True)
