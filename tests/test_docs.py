@@ -34,7 +34,7 @@ from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.launch.settings import LaunchSettings
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.settings import TrainConfig, check
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train

@@ -13,7 +13,7 @@ from pathlib import Path
 from rollmill.core.config.schema import KeyInfo, describe
 from rollmill.core.text import show
 from rollmill.launch.settings import LaunchSettings
-from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.world.settings import WorldConfig
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -52,6 +53,24 @@ def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> 
     videos = [video["file"] for result in value["results"] for video in result["videos"]]
     assert len(set(videos)) == len(list((tmp_path / "videos").glob("*.mp4"))) == 2
     assert call("eval", str(run), "oth*/*", *words).out.startswith("showing_envs:Shown\npolicy ")
+
+
+def test_policies_side_by_side_on_a_page(call: Call, run: Path, tmp_path: Path) -> None:
+    """A past version and random play beside the run, which counts as 100 %, each with a typical episode."""
+    pytest.importorskip("av")
+    words = ("--behaviour", str(run), "--random", "--videos", "--report", "page.html", "--episodes", "4")
+    said = call("eval", f"{run}@0", "random", *words, "--workers", "1", "--trust-code", "--json")
+    assert said.code == 0, said.err
+    value = said.json
+    past = "run/frames-000000000000"
+    assert [row["policy"] for row in value["rows"]] == [past, "random", "behaviour"]  # type: ignore[attr-defined]
+    assert value["page"] == "page.html"
+    shown = re.findall("<figcaption>(.*?)</figcaption>", (tmp_path / "page.html").read_text())
+    assert sorted(shown) == ["behaviour", "random", "random", past]
+    assert len(list((tmp_path / "page").glob("*.mp4"))) == 4
+    other = call("eval", str(run), "--videos", "--trust-code")
+    assert (other.code, other.out) == (2, "")
+    assert "--videos are shown on the page: give --report" in other.err
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_child_without_its_parent_does_not_even_begin(folder: Path) -> None:
     (folder / "child_of_test.py").write_text(SERVE.format(what="print('begun')"))
     read, write = os.pipe()
     with os.fdopen(write, "wb") as pipe:
-        pickle.dump((1, 0, sys.path, pickle.dumps(None)), pipe)
+        pickle.dump((1, 0, sys.path, "{}", pickle.dumps(None)), pipe)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = module_command("child_of_test", str(read))
     done = subprocess.run(command, pass_fds=(read,), env=environment, capture_output=True, text=True)

@@ -9,6 +9,7 @@ from rollmill.core.errors import RunFolderError
 from rollmill.monitor.tensorboard import TensorBoardSink
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -101,3 +102,20 @@ def test_a_closed_sink_refuses_events(tmp_path: Path) -> None:
     sink.close()
     with pytest.raises(ValueError, match="is closed"):
         sink.write(1, {})
+
+
+def test_the_page_of_hyperparameters_has_what_a_run_differs_in(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path / "tb")
+    sink.hparams({"learning.gamma": 0.9, "model.mlp": [64, 64], "env.vector": True}, ["episode/return"])
+    sink.write(10, {"episode/return": 5.0})
+    sink.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    content = events.PluginTagToContent("hparams")
+    begun = plugin_data_pb2.HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info
+    assert begun.hparams["learning.gamma"].number_value == 0.9
+    assert begun.hparams["model.mlp"].string_value == "[64, 64]"
+    assert begun.hparams["env.vector"].bool_value is True
+    about = plugin_data_pb2.HParamsPluginData.FromString(content["_hparams_/experiment"]).experiment
+    assert [info.name.tag for info in about.metric_infos] == ["episode/return"]
+    assert read(tmp_path / "tb") == {"episode/return": [(10, 5.0)]}

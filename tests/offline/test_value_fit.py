@@ -158,7 +158,7 @@ def test_expectiles_by_hand() -> None:
 
 def test_iql_by_hand() -> None:
     torch.manual_seed(0)
-    model = Iql(SPEC, MODEL, ValueSettings(discount=0.9, expectile=0.8, temperature=2.0, weight_limit=1.5))
+    model = Iql(SPEC, MODEL, ValueSettings(gamma=0.9, expectile=0.8, temperature=2.0, weight_limit=1.5))
     steps = some_steps(model)
     loss, parts = model.loss(steps, 0)
     with torch.no_grad():
@@ -219,7 +219,7 @@ def test_other_actions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [{"discount": 1.0}, {"expectile": 1.0}, {"policy_every": 0}, {"alpha": -1.0}, {"target_rate": 0.0}]
+    "words", [{"gamma": 1.0}, {"expectile": 1.0}, {"policy_every": 0}, {"alpha": -1.0}, {"target_rate": 0.0}]
 )
 def test_settings_that_mean_nothing_are_refused(words: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"must|lies"):

@@ -27,8 +27,8 @@ from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.lifecycle import Life, Request, open_diary
 from rollmill.runs.offline.run import OfflineRun, train_offline
-from rollmill.runs.offline.settings import OfflineConfig
 from rollmill.runs.offline.task import prepare
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CONFIGS: dict[RunKind, str] = {
     "online": "rollmill.runs.settings:TrainConfig",
-    "offline": "rollmill.runs.offline.settings:OfflineConfig",
+    "offline": "rollmill.runs.offline_settings:OfflineConfig",
     "world": "rollmill.runs.world.settings:WorldConfig",
     "encoder": "rollmill.runs.world.settings:VaeConfig",
     "dynamics": "rollmill.worldmodel.dynamics.settings:DynamicsSettings",

@@ -18,7 +18,7 @@ from rollmill.cli.help import explain, usage
 from rollmill.cli.tree import MOVED, Verb, command, find
 from rollmill.core.errors import ConfigError, Interrupted, RollmillError, exit_code_of
 from rollmill.core.exits import leave
-from rollmill.core.run_folder import told_on_console
+from rollmill.core.run_log import told_on_console
 from rollmill.core.terminal import printable
 from rollmill.core.text import nearest
 from rollmill.runs.out_of_memory import refused_by_system

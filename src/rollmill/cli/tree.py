@@ -57,6 +57,12 @@ _RUNS = {
     "diff": Verb("runs:diff", "compare two runs: settings and results"),
     "rm": Verb("runs:remove", "remove runs with all that they have written"),
 }
+_CHECKPOINT = {
+    "list": Verb("checkpoints:list_all", "the checkpoints and the pool of a run"),
+    "save": Verb("checkpoints:save", "have a running training write a checkpoint now"),
+    "prune": Verb("checkpoints:prune", "remove checkpoints but the newest and the best"),
+    "export": Verb("checkpoints:export", "the part of a checkpoint that plays, as one small file"),
+}
 _ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment")}
 
 VERBS: dict[str, Verb] = {
@@ -71,6 +77,7 @@ VERBS: dict[str, Verb] = {
     "bench": Verb("bench:bench", "measure speed"),
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),
     "runs": Verb("runs:list_all", "list runs, compare two of them, remove some", _RUNS),
+    "checkpoint": Verb("", "list, save, prune and export what a run has saved", _CHECKPOINT),
     "tb": Verb("tb:tb", "one TensorBoard over the runs that match"),
     "diary": Verb("diary:diary", "the history of an experiment's runs"),
     "report": Verb("report:report", "curves, best settings and importance of an experiment"),

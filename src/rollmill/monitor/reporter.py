@@ -6,9 +6,10 @@ A row belongs to a step, which every kind of run counts in a unit of its own (fr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console as RichConsole
 
@@ -59,14 +60,21 @@ class Reporter:
         tensorboard: bool = True,
         wandb: WandbSettings | None = None,
         about: WandbRun | None = None,
+        changed: Mapping[str, Any] | None = None,
+        compared_by: Sequence[str] = (),
     ) -> None:
-        """Open the sinks of a run that stands at ``step``; ``about`` is what W&B is told, where it is asked for."""
+        """Open the sinks of a run that stands at ``step``; ``about`` is what W&B is told, where it is asked for.
+
+        ``changed`` are settings that differ from the defaults, and ``compared_by`` metrics, for TensorBoard's HParams.
+        """
         folder = self._folder
         resumed = step if folder.metrics.exists() else None
         self._sinks.append(JsonlSink(folder.metrics, resumed, unit=self.unit))
         if tensorboard:
             self._tensorboard = TensorBoardSink(folder.tensorboard, resumed)
             self._sinks.append(self._tensorboard)
+            if changed is not None:
+                self._tensorboard.hparams(changed, compared_by)
         if wandb is not None and wandb.on:
             about = about or WandbRun(folder.path.name, "")
             axis = "frames" if self.unit == "frames" else "step"

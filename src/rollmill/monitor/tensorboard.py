@@ -8,7 +8,7 @@ one small event, and an error comes back to the caller.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,14 @@ class TensorBoardSink:
         if self._closed:
             raise ValueError(f"the event file in {self._folder} is closed")
         self._write(frames, [self._summary.Value(tag=name, simple_value=float(v)) for name, v in metrics.items()])
+
+    def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """A row of TensorBoard's HParams page: what this run differs in, and the scalars to compare runs by."""
+        from tensorboardX.summary import hparams
+
+        values = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in settings.items()}
+        for summary in hparams(values, dict.fromkeys(metrics, 0.0))[:2]:  # the third says that the run has ended
+            self._write(0, list(summary.value))
 
     def image(self, frames: int, name: str, png: bytes, size: tuple[int, ...]) -> None:
         """An RGB image, as a PNG file of ``size`` (height, width)."""

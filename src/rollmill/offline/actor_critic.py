@@ -124,7 +124,7 @@ class ValuePolicy(nn.Module):
 
     def discounted(self, steps: Steps, value: Tensor) -> Tensor:
         """Reward, and the value of where it led to unless the episode ended there."""
-        return steps.reward + self.settings.discount * torch.where(steps.terminated, 0.0, value)
+        return steps.reward + self.settings.gamma * torch.where(steps.terminated, 0.0, value)
 
     def critic_loss(self, steps: Steps, target: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and mean value."""

@@ -86,8 +86,8 @@ class ValueSettings:
     Of ``model`` they read the encoder (``encoder``, ``mlp``, ``fc``, ``nonlinearity``).
     """
 
-    discount: float = 0.99
-    """Of rewards, per step."""
+    gamma: float = 0.99
+    """Discount of rewards, per step."""
 
     target_rate: float = 0.005
     """How far the slow copies of critics and policy move towards the learnt ones in a step."""
@@ -114,8 +114,8 @@ class ValueSettings:
     """td3bc: steps of the critics for one of the policy."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.discount < 1 or not 0 < self.target_rate <= 1 or not 0 < self.expectile < 1:
-            raise ValueError("discount lies from 0 to below 1, target_rate above 0 up to 1, expectile between 0 and 1")
+        if not 0 <= self.gamma < 1 or not 0 < self.target_rate <= 1 or not 0 < self.expectile < 1:
+            raise ValueError("gamma lies from 0 to below 1, target_rate above 0 up to 1, expectile between 0 and 1")
         if self.policy_every < 1 or self.weight_limit <= 0:
             raise ValueError("policy_every must be at least 1, weight_limit above 0")
         for name in ("temperature", "alpha", "noise", "noise_limit"):

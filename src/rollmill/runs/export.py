@@ -140,7 +140,7 @@ def _offline(loaded: Loaded) -> Parts:
     import torch
 
     from rollmill.offline.actor_critic import ValuePolicy
-    from rollmill.runs.offline.settings import OfflineConfig
+    from rollmill.runs.offline_settings import OfflineConfig
     from rollmill.runs.policies.offline import load_network, require_offline
 
     state = require_offline(loaded).state

@@ -20,7 +20,7 @@ def check_run(run: PlannedRun) -> RunFacts:
     """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
     verb, files = verb_of(run.program), [Path(file) for file in run.files]
     if verb == ("offline",):
-        from rollmill.runs.offline.settings import OfflineConfig, check_offline
+        from rollmill.runs.offline_settings import OfflineConfig, check_offline
 
         offline = load_config(OfflineConfig, files, run.words)
         check_offline(offline)

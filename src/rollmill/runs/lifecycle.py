@@ -30,7 +30,8 @@ from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
 from rollmill.core.config.plain import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, Interrupted, RollmillError, error_text
-from rollmill.core.run_folder import Mode, RunFolder, State, open_log
+from rollmill.core.run_folder import Mode, RunFolder, State
+from rollmill.core.run_log import open_log
 from rollmill.core.tree_file import stored_checksum
 from rollmill.monitor.console import ConsoleMode, live_panel
 from rollmill.monitor.reporter import Reporter

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollmill.core.checkpoints import Loaded, require_version, restoring, saved_spec
-from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE
 from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape, check_shape
 from rollmill.runs.resume import CHECKPOINT_FORMAT
-
-if TYPE_CHECKING:
-    from rollmill.runs.train.loop import OnlineRun
 
 PLAYABLE_SHAPE: Shape = {
     "config": {"env": MAPPING, "model": MAPPING},
@@ -48,18 +44,6 @@ def require_online(loaded: Loaded) -> Loaded:
         check_shape(loaded.state, PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
     return loaded
-
-
-def weights_only(run: OnlineRun) -> dict[str, Any]:
-    """A checkpoint that can be played and nothing more: config, spec and weights, no optimizer, no environments."""
-    from rollmill.models.saving import weights_of
-
-    learners = []
-    for learner in run.parts.learners:
-        model: Any = getattr(learner, "model")  # noqa: B009 - whatever learns has one; the role does not know torch
-        learners.append({"model": weights_of(model), "version": learner.version})
-    state = {"kind": "online", "config": to_dict(run.config), "spec": run.spec.to_dict(), "learners": learners}
-    return {"frames": run.frames, "metric": run.mean_return, "state": state}
 
 
 def playable_part(loaded: Loaded) -> dict[str, Any]:

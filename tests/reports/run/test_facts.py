@@ -20,7 +20,7 @@ from rollmill.reports.html.media import FILE_BYTES
 from rollmill.reports.run.facts import read_run
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.sections import thinned
-from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer

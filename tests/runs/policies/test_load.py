@@ -1,5 +1,6 @@
 """Every kind of policy through ``load_policy``: asked step by step, and evaluated."""
 
+import re
 from pathlib import Path
 
 import gymnasium
@@ -19,7 +20,7 @@ from rollmill.runs.evaluate.run import evaluate, evaluate_all
 from rollmill.runs.evaluate.video import blank
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import train_offline
-from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.policies.load import load_policy
 
 SERIAL = ("sampling.mode=serial", "stop.batches=2", "learning.batch_size=64", "sampling.rollout=16")
@@ -102,6 +103,11 @@ def test_random_and_own_policies_need_an_environment(online: RunFolder, tmp_path
     assert evaluate(own, FEW).env == "toy_target"
     with pytest.raises(ConfigError, match="did you mean 'random'"):
         load_policy("rndom")
+
+
+def test_it_says_what_it_is_in_a_line(online: RunFolder) -> None:
+    assert re.fullmatch(r"<OnlinePolicy \S+\.ckpt for toy_\w+, [\d,]+ frames>", repr(load_policy(online.path)))
+    assert repr(load_policy("random")) == "<BuiltInPolicy random>"
 
 
 def test_a_past_version(online: RunFolder) -> None:

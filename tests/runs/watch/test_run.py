@@ -17,6 +17,8 @@ from running import SERIAL, saved_state, train_here
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
+from rollmill.runs.evaluate.options import EvalOptions
+from rollmill.runs.evaluate.run import evaluate
 from rollmill.runs.watch.page import VIEWERS, PageScreen
 from rollmill.runs.watch.run import Pace, Player, WatchOptions, watch
 from rollmill.runs.watch.screen import Shown, TerminalScreen, half_blocks
@@ -50,6 +52,16 @@ def test_episodes_are_those_of_an_evaluation(run: RunFolder) -> None:
     assert shown[0].text.startswith("run/frames-0000")
     again = list(Player(run.path, WatchOptions(episodes=2, trust_code=True)).frames(rates.append))
     assert [s.text for s in again] == [s.text for s in shown]
+
+
+def test_random_play_is_that_of_an_evaluation(run: RunFolder) -> None:
+    options = EvalOptions(episodes=3, workers=1, envs=1, random=True, trust_code=True)
+    random = evaluate(run.path, options).random
+    assert random is not None
+    player = Player(run.path, WatchOptions(episodes=3, random=True, trust_code=True))
+    ends = [shown for shown in player.frames(lambda rate: None) if shown.over]
+    assert [shown.step for shown in ends] == random.lengths
+    assert {shown.policy for shown in ends} == {"random"}
 
 
 def test_a_run_in_training_is_followed(run: RunFolder) -> None:

@@ -309,3 +309,29 @@ def test_a_row_that_no_store_takes_is_refused_unread(tmp_path: Path, monkeypatch
         path = save(tmp_path / f"{name}.npz", **{**rows(3, [2]), name: np.zeros((3, 1001), np.int8)})
         with pytest.raises(StoreError, match=f"a row of {name} has 1,001 bytes, too many"):
             import_episodes([path], tmp_path / "out", ImportOptions())
+
+
+def test_a_file_for_each_array_as_other_recorders_write_them(tmp_path: Path) -> None:
+    arrays = [rows(6, [2, 5], steps=np.array([0, 1, 2, 0, 1, 2])), rows(4, [3], steps=np.arange(4))]
+    files = []
+    for number, found in enumerate(arrays):
+        for name, array in found.items():
+            files.append(tmp_path / f"{name}_{number}.npz")
+            np.savez(files[-1], array)
+    whole = [save(tmp_path / f"whole{k}.npz", **found) for k, found in enumerate(arrays)]
+    import_episodes(whole, tmp_path / "whole", ImportOptions())
+    expected = load(tmp_path / "whole")
+    for sources in (sorted(map(str, files)), [str(tmp_path / f"observations_{k}.npz") for k in range(2)]):
+        out = tmp_path / f"out{len(sources)}"
+        done = import_episodes(sources, out, ImportOptions())
+        assert (done.episodes, done.steps) == (3, 10)
+        found_store = load(out)
+        for k in range(3):
+            for name, column in expected.episode(k).columns.items():
+                np.testing.assert_array_equal(found_store.episode(k).columns[name], column, err_msg=name)
+    (tmp_path / "rewards_1.npz").unlink()
+    with pytest.raises(StoreError, match="has no array 'rewards'"):
+        import_episodes([str(tmp_path / "observations_1.npz")], tmp_path / "x", ImportOptions())
+    np.savez(tmp_path / "rewards_1.npz", a=np.zeros(4), b=np.zeros(4))
+    with pytest.raises(StoreError, match=r"rewards_1.npz: a file of one array is expected, this one has 2"):
+        import_episodes([str(tmp_path / "observations_1.npz")], tmp_path / "x", ImportOptions())

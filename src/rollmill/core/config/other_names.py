@@ -41,7 +41,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "ppo_clip_ratio": ("learning.clip",),
     "clip_range_vf": ("learning.value_clip",),
     "lambda": ("learning.gae_lambda",),
-    "discount": ("learning.gamma",),
+    "discount": ("learning.gamma", "value.gamma"),
     "norm_adv": ("normalize_advantages",),
     "normalize_advantage": ("normalize_advantages",),
     "grad_clip": ("learning.max_grad_norm", "fit.max_grad_norm"),

@@ -44,6 +44,12 @@ def differences(a: object, b: object) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def changed_settings(config: object) -> dict[str, Any]:
+    """Settings that are not as they are by default, by dotted key; where the run lives is left out."""
+    found = differences(config, type(config)())
+    return {key: own for key, (own, _) in found.items() if key == "run.seed" or not key.startswith("run.")}
+
+
 def _compare(a: Any, b: Any, prefix: str, found: dict[str, tuple[Any, Any]]) -> None:
     for name in dict.fromkeys((*a, *b)):
         left, right = a.get(name), b.get(name)

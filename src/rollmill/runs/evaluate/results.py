@@ -200,7 +200,8 @@ def comparison(results: Sequence[EvalResult]) -> Results:
         row_of(_in_env(result.name, result.env, envs), result.policy, result.target, result.frames if frames else None)
         for result in results
     ]
-    random = {result.env: result.random for result in results if result.random is not None}
+    listed = {result.env for result in results if result.name == "random"}
+    random = {result.env: result.random for result in results if result.random is not None and result.env not in listed}
     rows += [row_of(_in_env("random", env, envs), score) for env, score in random.items()]
     notes = dict.fromkeys(f"{result.name}: {result.note}" for result in results if result.note)
     return Results(", ".join(envs), rows, notes=list(notes))

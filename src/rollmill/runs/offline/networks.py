@@ -1,28 +1,18 @@
-"""The network of an offline algorithm, and how it is fitted."""
+"""How the network of an offline algorithm is fitted."""
 
 from __future__ import annotations
 
 import torch
 
-from rollmill.core.fields import EnvSpec
 from rollmill.core.seeds import Seeds
-from rollmill.offline.actor_critic import ValuePolicy, build_value_policy
+from rollmill.offline.actor_critic import ValuePolicy
 from rollmill.offline.data import Selection, WindowLoader, fit_normaliser
 from rollmill.offline.fit import PolicyFitter
-from rollmill.offline.model import Scales, SequencePolicy
-from rollmill.offline.settings import VALUE_BASED
+from rollmill.offline.model import Scales
 from rollmill.offline.value_fit import TransitionLoader, ValueFitter
-from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.offline_settings import OfflineConfig
+from rollmill.runs.policies.offline import build_network
 from rollmill.store.reader import Store
-
-Network = SequencePolicy | ValuePolicy
-
-
-def build_network(config: OfflineConfig, spec: EnvSpec, scales: Scales) -> Network:
-    """A new network; ConfigError where the algorithm does not fit the environment."""
-    if config.algorithm in VALUE_BASED:
-        return build_value_policy(config.algorithm, spec, config.model, config.value)
-    return SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
 
 
 def build_fitter(

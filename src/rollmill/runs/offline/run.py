@@ -21,7 +21,7 @@ import torch
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded, restoring
-from rollmill.core.config.plain import to_dict
+from rollmill.core.config.plain import changed_settings, to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
@@ -39,12 +39,12 @@ from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Ended, Life, Request, live
-from rollmill.runs.offline.networks import Network, build_fitter
-from rollmill.runs.offline.settings import OfflineConfig, check_offline
+from rollmill.runs.offline.networks import build_fitter
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
+from rollmill.runs.offline_settings import OfflineConfig, check_offline
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
-from rollmill.runs.policies.offline import Choice, OfflinePolicy, require_offline
+from rollmill.runs.policies.offline import Choice, Network, OfflinePolicy, require_offline
 
 log = logging.getLogger("rollmill")
 
@@ -176,6 +176,8 @@ class OfflineRun:
             tensorboard=config.report.tensorboard,
             wandb=config.wandb,
             about=WandbRun(folder.name, f"offline {config.algorithm}", to_dict(config)),
+            changed=changed_settings(config),
+            compared_by=("eval/return", "validation/loss"),
         )
 
     def _validate(self) -> dict[str, float]:

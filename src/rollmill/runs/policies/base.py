@@ -35,6 +35,7 @@ class LoadOptions:
     """What a user can say about the policy that is to be loaded; see ``load_policy``."""
 
     env: EnvSettings | None = None
+    """Where it is to play, instead of its own environment and whatever ``overrides`` say about that."""
     files: Sequence[Path] = ()
     """YAML files with settings, below ``overrides``."""
     overrides: Sequence[str] = ()
@@ -52,19 +53,17 @@ class LoadOptions:
     trust_code: bool = False
 
     def settings(self, saved: Mapping[str, Any], path: Path) -> TrainConfig:
-        """Settings that a file holds, below what the user says; code that they name is not run unless he says so."""
+        """Settings that a file holds, below what the user says; code that only the file names is refused."""
         if not self.machine:
             saved = {name: block for name, block in saved.items() if name != "sampling"}
-        if self.env is None:
-            given: dict[str, Any] = {"files": self.files, "overrides": self.overrides}
-            return load_saved(TrainConfig, saved, path, **given, trust_code=self.trust_code)
-        # Its own environment is not built, so it does not matter what that names.
-        owners = saved["env"].get("policies", [])
-        config = load_saved(TrainConfig, {**saved, "env": {"policies": owners}}, path, trust_code=self.trust_code)
-        return replace(config, env=replace(self.env, policies=config.env.policies))
+        if self.env is not None:  # its own is not built, so it does not matter what that names
+            saved = {**saved, "env": {"policies": saved["env"].get("policies", [])}}
+        given: dict[str, Any] = {"files": self.files, "overrides": self.overrides}
+        config = load_saved(TrainConfig, saved, path, **given, trust_code=self.trust_code)
+        return config if self.env is None else replace(config, env=replace(self.env, policies=config.env.policies))
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class LoadedPolicy:
     """A policy and all that playing it needs."""
 
@@ -95,6 +94,10 @@ class LoadedPolicy:
     seed: int = 1
     """Of the actions that ``act`` gives."""
     _acting: _Acting | None = field(default=None, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        trained = f", {self.frames:,} {self.unit}" if self.frames else ""
+        return f"<{type(self).__name__} {self.name}{f' for {self.env.id}' if self.env is not None else ''}{trained}>"
 
     # -- what the kinds of policies do ----------------------------------------------------------
 

@@ -65,7 +65,7 @@ def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path:
     return Models(encoder, dynamics, index, device)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class WorldModelPolicy(LoadedPolicy):
     """A controller with the models that it sees the world through; it always takes the same action."""
 

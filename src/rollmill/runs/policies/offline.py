@@ -27,19 +27,19 @@ from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.saving import load_weights
 from rollmill.offline.acting import TargetPolicy
-from rollmill.offline.actor_critic import ValuePolicy
+from rollmill.offline.actor_critic import ValuePolicy, build_value_policy
 from rollmill.offline.data import check_spec
 from rollmill.offline.fit import FIT_SHAPE
 from rollmill.offline.held_out import HELD_OUT_SHAPE
-from rollmill.offline.model import Scales
-from rollmill.offline.settings import FitSettings
+from rollmill.offline.model import Scales, SequencePolicy
+from rollmill.offline.settings import VALUE_BASED, FitSettings
 from rollmill.optim.device import choose_device, matmul_dtype
-from rollmill.runs.offline.networks import Network, build_network
-from rollmill.runs.offline.settings import OfflineConfig
+from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name
 from rollmill.sampling.schedule import EpisodeSchedule
 
+Network = SequencePolicy | ValuePolicy
 KIND = "offline"
 CHECKPOINT_FORMAT = 1
 STATE_SHAPE: Shape = {
@@ -52,6 +52,13 @@ STATE_SHAPE: Shape = {
     "held_out?": (HELD_OUT_SHAPE, None),
     "evaluations": [MAPPING],
 }
+
+
+def build_network(config: OfflineConfig, spec: EnvSpec, scales: Scales) -> Network:
+    """A new network; ConfigError where the algorithm does not fit the environment."""
+    if config.algorithm in VALUE_BASED:
+        return build_value_policy(config.algorithm, spec, config.model, config.value)
+    return SequencePolicy(spec, config.model, scales, config.algorithm == "dt")
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, la
     return model.to(device)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class OfflinePolicy(LoadedPolicy):
     """A Decision Transformer, which is asked for returns, or another policy, which is not.
 

@@ -18,7 +18,7 @@ from rollmill.sampling.policies.per_agent import PolicyPerAgent
 from rollmill.sampling.schedule import EpisodeSchedule
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class OnlinePolicy(LoadedPolicy):
     """The network of a checkpoint; several (``env.policies``) act as a team.
 

@@ -22,7 +22,7 @@ HOLD = 8
 """Steps that an action of smoothed-random lasts, in the mean, where nothing else is said."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class BuiltInPolicy(LoadedPolicy):
     """Random play of one of three kinds."""
 
@@ -37,7 +37,7 @@ class BuiltInPolicy(LoadedPolicy):
         return EpisodeRandom(spec, schedule)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class ScriptedPolicy(LoadedPolicy):
     """The user's ``module:callable`` (``sampling.policies.episode.OwnPolicy``)."""
 

@@ -173,23 +173,29 @@ class OnlineRun:
             self.tell("on_start")
             begun = time.monotonic()
             before = self.seconds
-            while True:
-                slots = None if self._over() else self._collect()
-                agreed = self._rank_sync.agree(slots is not None, self.stop_reason, self.progress, self._dropped)
-                if agreed.stop:
-                    self.stop(agreed.stop)
-                    break
-                self._keep_progress(agreed.progress)
-                if slots is not None and not agreed.learn:
-                    self.parts.sampler.put_back(slots)
-                    slots = None
-                if slots is not None:
-                    self._learn(slots, agreed.progress)
+            while (agreed := self._agree()) is not None:
+                slots, progress = agreed
+                if slots:
+                    self._learn(slots, progress)
                 self.seconds = before + time.monotonic() - begun
-                if slots is not None:
+                if slots:
                     self._after_step()
         if self._rank_sync.leads:
             self._metrics.finish(self)  # only now: the recorder has written the last of it
+
+    def _agree(self) -> tuple[list[int], float] | None:
+        """What all ranks do next: segments to learn from (none, where one of them has no batch yet) and the share of
+        the run that is done; None when it is over."""
+        slots = None if self._over() else self._collect()
+        agreed = self._rank_sync.agree(slots is not None, self.stop_reason, self.progress, self._dropped)
+        if agreed.stop:
+            self.stop(agreed.stop)
+            return None
+        self._keep_progress(agreed.progress)
+        if slots is not None and not agreed.learn:
+            self.parts.sampler.put_back(slots)
+            slots = None
+        return slots or [], agreed.progress
 
     def _keep_progress(self, progress: float) -> None:
         """Let environments that ask for it know how far the run is: the same number on every rank."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.model_pool import ModelPool
-from rollmill.runs.online_state import weights_only
 from rollmill.runs.settings import PoolSettings
 from rollmill.runs.train.observers import Observer
 
@@ -70,3 +70,15 @@ class Publisher(Observer):
 def _updates(run: OnlineRun) -> int:
     """Batches learnt from, by the policy that is furthest."""
     return max(learner.version for learner in run.parts.learners)
+
+
+def weights_only(run: OnlineRun) -> dict[str, Any]:
+    """A checkpoint that can be played and nothing more: config, spec and weights, no optimizer, no environments."""
+    from rollmill.models.saving import weights_of
+
+    learners = []
+    for learner in run.parts.learners:
+        model: Any = getattr(learner, "model")  # noqa: B009 - whatever learns has one; the role does not know torch
+        learners.append({"model": weights_of(model), "version": learner.version})
+    state = {"kind": "online", "config": to_dict(run.config), "spec": run.spec.to_dict(), "learners": learners}
+    return {"frames": run.frames, "metric": run.mean_return, "state": state}

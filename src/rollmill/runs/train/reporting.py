@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rollmill.core.config.plain import to_dict
+from rollmill.core.config.plain import changed_settings, to_dict
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import Shape, check_shape
 from rollmill.monitor.console import RECORDING_ROWS, ROWS, USAGE_ROWS, ConsoleMode, Row, count_text, number_text
@@ -105,6 +105,8 @@ class TrainMetrics:
             tensorboard=config.report.tensorboard,
             wandb=config.wandb,
             about=WandbRun(folder.path.name, config.env.id, to_dict(config)),
+            changed=changed_settings(config),
+            compared_by=("episode/return",),
         )
         self._usage.begin()
 

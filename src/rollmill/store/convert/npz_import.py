@@ -1,6 +1,7 @@
 """Reads npz files with observations, actions, rewards, dones and, where they have them, steps and gblsteps.
 
-Made by ``npz`` or elsewhere. Episodes are cut after every row that says done, and where ``steps`` does not rise. The
+Made by ``npz`` or elsewhere. Other recorders write a file for each array, ``observations_0.npz``, ``actions_0.npz`` and
+so on: these count as one. Episodes are cut after every row that says done, and where ``steps`` does not rise. The
 arrays are read in pieces: no more than an episode is held in memory, and one that does not fit there is refused before
 it fills it (a few megabytes of npz can hold any number of zeros). Nothing in the files is unpickled.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -40,6 +42,8 @@ from rollmill.store.writer import MAX_BLOCK_BYTES, StoreWriter
 REQUIRED = ("observations", "actions", "rewards", "dones")
 OPTIONAL = ("steps", "gblsteps")
 
+_PART = re.compile(r"(observations|actions|rewards|dones|steps|gblsteps)([^a-zA-Z].*)?\.npz$")
+"""The name of a file that holds one array."""
 _CHUNK_BYTES = 16 << 20
 _MAX_ROW_BYTES = MAX_BLOCK_BYTES // 16
 """Of one array; no store takes larger ones."""
@@ -59,7 +63,7 @@ def import_episodes(
     sources: Sequence[str], target: Path, options: ImportOptions, progress: Progress | None = None
 ) -> Imported:
     """A new store with the episodes of all files, in the order given."""
-    files = [_check(Path(source)) for source in sources]
+    files = [_check(path) for path in _without_parts([Path(source) for source in sources])]
     guess = ActionGuess(options.choices)
     for file in files:
         guess.where = str(file.path)
@@ -246,21 +250,29 @@ def _check(path: Path) -> NpzFile:
     return file
 
 
+def _without_parts(paths: Sequence[Path]) -> list[Path]:
+    """Files that hold observations; ``actions_0.npz`` belongs to ``observations_0.npz`` where that is named, too."""
+    own = {path for path in paths if (part := _PART.match(path.name)) and part[1] == "observations"}
+    parts = {_beside(path, name) for path in own for name in (*REQUIRED[1:], *OPTIONAL)}
+    return [path for path in paths if path not in parts]
+
+
+def _beside(observations: Path, name: str) -> Path:
+    """Where the array ``name`` is, whose observations are in a file of their own."""
+    return observations.with_name(observations.name.replace("observations", name, 1))
+
+
 class NpzFile:
-    """The arrays of an npz file: what they are, and their rows in pieces."""
+    """The arrays of an npz file, or of several that hold one each: what they are, and their rows in pieces."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            if fault := why_not_readable(path):
-                raise StoreError(f"{path} cannot be read as npz: {fault}")
-            with zipfile.ZipFile(path) as archive:
-                members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        except FileNotFoundError:
-            raise StoreError(f"{path}: there is no such file") from None
-        except (OSError, zipfile.BadZipFile) as error:
-            raise StoreError(f"{path} cannot be read as npz: {error}") from error
-        self.names = tuple(members)
+        self._places = {name: (path, name) for name in _members(path)}
+        part = _PART.match(path.name)
+        if part and part[1] == "observations" and len(self._places) == 1:
+            files = {name: _beside(path, name) for name in (*REQUIRED, *OPTIONAL)}
+            self._places = {name: (file, _only(file)) for name, file in files.items() if file.exists()}
+        self.names = tuple(self._places)
         self._heads: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
     def _head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -296,7 +308,28 @@ class NpzFile:
         return 1 if lowest == 1 else 0
 
     def open(self, name: str) -> NpyStream:
-        return NpyStream(self.path, name)
+        return NpyStream(*self._places[name])
+
+
+def _members(path: Path) -> list[str]:
+    """Names of the arrays in a file."""
+    try:
+        if fault := why_not_readable(path):
+            raise StoreError(f"{path} cannot be read as npz: {fault}")
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+    except FileNotFoundError:
+        raise StoreError(f"{path}: there is no such file") from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise StoreError(f"{path} cannot be read as npz: {error}") from error
+
+
+def _only(path: Path) -> str:
+    """The name of the single array in a file."""
+    found = _members(path)
+    if len(found) != 1:
+        raise StoreError(f"{path}: a file of one array is expected, this one has {len(found)}")
+    return found[0]
 
 
 class NpyStream:

@@ -1,0 +1,103 @@
+"""What a run has saved: its checkpoints and the models of its pool, and what can be done with them from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmill.core import tree_file
+from rollmill.core.checkpoints import Checkpoint, Checkpoints, load_checkpoint, save_guarded
+from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.model_pool import ModelPool
+from rollmill.core.run_folder import RunFolder
+from rollmill.runs.online_state import playable_part
+from rollmill.runs.policies.find import find_checkpoints
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One file, as far as its name and its header tell."""
+
+    file: Path
+    frames: int
+    metric: float | None
+    """As it was logged; None where it is not known."""
+    by: str
+    """The name of that metric."""
+    roles: tuple[str, ...]
+    """Why it is kept: newest, best, milestone; models of the pool: pool and their id."""
+    bytes: int
+    changed: float
+    """Seconds since 1970."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"file": str(self.file), "roles": list(self.roles)}
+
+
+def list_saved(path: Path) -> list[Saved]:
+    """Everything in a run's folder, oldest first: checkpoints, then the pool."""
+    folder = RunFolder(path)
+    checkpoints, pool = Checkpoints(folder.checkpoints), ModelPool(folder.pool)
+    newest, best = checkpoints.newest(), checkpoints.best()
+    found = []
+    for checkpoint in checkpoints.list():
+        roles = {"newest": checkpoint == newest, "best": checkpoint == best, "milestone": checkpoint.milestone}
+        found.append(_saved(checkpoint.path, checkpoint.frames, [name for name, has in roles.items() if has]))
+    for entry in pool.entries():
+        roles_in_pool = ["pool", str(entry.id), *(["milestone"] if entry.milestone else [])]
+        found.append(_saved(pool.path_of(entry), entry.frames, roles_in_pool))
+    return found
+
+
+def _saved(path: Path, frames: int, roles: Sequence[str]) -> Saved:
+    status = path.stat()
+    metric, by = None, ""
+    try:
+        header = tree_file.read_header(path)
+        metric, by = header["metric"], _best_metric(header["state"])
+    except (CheckpointError, KeyError, TypeError):
+        roles = [*roles, "damaged"]
+    if metric is not None and by.startswith("-"):
+        metric = -metric
+    return Saved(path, frames, metric, by.removeprefix("-"), tuple(roles), status.st_size, status.st_mtime)
+
+
+def _best_metric(state: Mapping[str, Any]) -> str:
+    saved = state.get("config", {}).get("checkpoints", {})
+    usual = "episode/return" if state.get("kind") == "online" else "eval/return"
+    return saved.get("best_metric") or usual
+
+
+def surplus(path: Path, keep_last: int, keep_best: int, milestones: bool) -> tuple[Checkpoint, ...]:
+    """The checkpoints of a run that these rules do not keep. The newest stays, so a run that goes on does not mind."""
+    if keep_last < 1:
+        raise ConfigError("at least the newest checkpoint must stay: without it the run cannot be resumed")
+    if keep_best < 0:
+        raise ConfigError("the number of the best cannot be negative")
+    folder = RunFolder(path).checkpoints
+    if not folder.is_dir():
+        raise CheckpointError(f"{path}: no run folder with checkpoints")
+    return Checkpoints(folder, keep_last, keep_best).surplus(milestones)
+
+
+def remove(path: Path, which: Sequence[Checkpoint]) -> None:
+    checkpoints = Checkpoints(RunFolder(path).checkpoints)
+    for checkpoint in which:
+        checkpoints.remove(checkpoint)
+
+
+def export_checkpoint(target: Path, out: Path, *, best: bool, model: int | None, overwrite: bool) -> Path:
+    """Write what a policy needs to play, and nothing more, into one file; returns what it was taken from."""
+    if out.exists() and not overwrite:
+        raise ConfigError(f"{out} exists already; choose another name, or --overwrite")
+    if model is not None and best:
+        raise ConfigError("--best and --model contradict each other")
+    if model is not None:
+        loaded = ModelPool(RunFolder(target).pool).by_id(model)
+    else:
+        loaded = load_checkpoint(find_checkpoints(target, best)[0])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_guarded(out.absolute(), playable_part(loaded), min_free_mb=0)
+    return loaded.path
