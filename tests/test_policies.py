@@ -1,21 +1,52 @@
-"""The trained policies that come with the examples still play as well as their table says."""
+"""The trained policies that come with the package still play as well as their cards say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
-from running import ROOT
 
+from rollmill.core.errors import ConfigError
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
+from rollmill.runs.export import export_policy
+from rollmill.runs.policies.find import TRAINED, find_checkpoints, shipped_policy
+from rollmill.runs.policies.load import load_policy
 
-POLICIES = ROOT / "examples/policies"
-REACHED = {"cartpole": 500.0, "memory": 1.0}
-
-
-def test_every_policy_is_replayed_here() -> None:
-    assert sorted(path.stem for path in POLICIES.glob("*.ckpt")) == sorted(REACHED)
-    assert sum(path.stat().st_size for path in POLICIES.iterdir()) < 300_000
+NAMES = sorted(path.stem for path in TRAINED.glob("*.ckpt"))
+EPISODES = {"pendulum": 40}
 
 
-@pytest.mark.parametrize("name", REACHED)
-def test_it_reaches_its_score(name: str) -> None:
-    result = evaluate(POLICIES / f"{name}.ckpt", EvalOptions(episodes=5, workers=1, deterministic=True))
-    assert result.policy.returns == [REACHED[name]] * 5
+def test_every_policy_has_a_card_and_all_are_small() -> None:
+    assert len(NAMES) >= 3
+    assert sorted(path.name for path in TRAINED.iterdir()) == sorted(
+        f"{n}.{e}" for n in NAMES for e in ("ckpt", "json")
+    )
+    assert sum(path.stat().st_size for path in TRAINED.iterdir()) < 20_000_000
+    for name in NAMES:
+        card = json.loads((TRAINED / f"{name}.json").read_text())
+        assert card["command"].startswith("rollmill train -f ")
+        assert card["licence"] == "MIT"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_reaches_the_score_of_its_card(name: str) -> None:
+    card = json.loads((TRAINED / f"{name}.json").read_text())
+    count = EPISODES.get(name, 5)
+    options = EvalOptions(episodes=count, workers=1, deterministic=True, seed=7)
+    found = evaluate(f"policy:{name}", options).policy.summary()
+    error = card["standard_error"] * (1 + 100 / count) ** 0.5  # of the difference: both are samples
+    assert found["mean"] == pytest.approx(card["mean_return"], abs=2 * error + 1e-6)
+
+
+def test_names_stand_for_policies_wherever_one_is_expected(tmp_path: Path) -> None:
+    policy = load_policy("policy:cartpole", deterministic=True)
+    assert policy.act([0.0, 0.0, 0.1, 0.0]).shape == ()
+    assert find_checkpoints(Path("policy:cartpole")) == [TRAINED / "cartpole.ckpt"]
+    pytest.importorskip("safetensors")
+    assert export_policy(Path("policy:toy_memory"), "safetensors", tmp_path / "p.safetensors").nbytes > 1000
+    with pytest.raises(ConfigError, match="no policy of this name comes with rollmill; did you mean 'cartpole'"):
+        shipped_policy(Path("policy:cartpol"))
+    with pytest.raises(ConfigError, match="there are cartpole, pendulum, toy_memory"):
+        load_policy("policy:xyz")

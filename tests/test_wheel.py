@@ -67,6 +67,7 @@ def test_the_wheel_holds_what_is_needed_and_no_more(built: tuple[Path, Path]) ->
     names = zipfile.ZipFile(built[1]).namelist()
     assert {name.split("/")[0] for name in names} == {"rollmill", f"rollmill-{rollmill.__version__}.dist-info"}
     shipped = {f"rollmill/configs/{path.name}" for path in (ROOT / "src/rollmill/configs").glob("*.yaml")}
+    shipped |= {f"rollmill/trained/{path.name}" for path in (ROOT / "src/rollmill/trained").iterdir()}
     assert shipped <= set(names)
     assert "rollmill/py.typed" in names
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/rollmill").rglob("*.py")}

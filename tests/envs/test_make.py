@@ -14,6 +14,7 @@ import pytest
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.imports import import_object
+from rollmill.envs.code_words import code_words
 from rollmill.envs.gym_env import GymEnv
 from rollmill.envs.make import NAMED, ROUTES, EnvInstance, Route, check_env_settings, find_route, make_env
 from rollmill.envs.settings import EnvSettings
@@ -245,3 +246,37 @@ def test_no_free_port_is_an_error() -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         EnvSettings(**wrong)  # type: ignore[arg-type]
+
+
+# -- Gymnasium ids of other packages -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package that registers an environment when it is imported, as highway-env and others do."""
+    name = "roads_for_test"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(
+        "import gymnasium as gym\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gym.register('Roads/Motorway-v2', CartPoleEnv, max_episode_steps=7)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_a_module_before_a_gymnasium_id_is_imported_first(package: str) -> None:
+    settings = EnvSettings(id=f"{package}:Roads/Motorway-v2", args={"sutton_barto_reward": True})
+    check_env_settings(settings)
+    env = make_env(settings)
+    assert isinstance(env, GymEnv)
+    assert env.spec.name == settings.id
+    assert env.env.spec is not None
+    assert env.env.spec.max_episode_steps == 7
+    env.close()
+    assert ("id",) in code_words(settings), "importing it is running code: a file may not ask for that"
+    with pytest.raises(ConfigError, match=r"Motorway-v3: no such environment; did you mean 'Roads/Motorway-v2'"):
+        check_env_settings(EnvSettings(id=f"{package}:Roads/Motorway-v3"))
+    with pytest.raises(ConfigError, match="no module named 'roads_for_tset'"):
+        check_env_settings(EnvSettings(id="roads_for_tset:Motorway-v2"))
+    with pytest.raises(ConfigError, match="has no vectorised form"):
+        check_env_settings(EnvSettings(id=settings.id, vector=True))

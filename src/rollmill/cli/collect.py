@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rollmill.cli.options import Configs, Json, keep_stdout
 from rollmill.core.errors import RollmillError
@@ -28,20 +27,7 @@ REDRAW_SECONDS = 0.2
 def collect(
     overrides: tuple[str, ...],
     /,
-    out: Path,
-    policy: str = "random",
-    episodes: int | None = None,
-    until: int | None = None,
-    steps: int | None = None,
-    max_steps: int = 0,
-    seed: int | None = None,
-    shard: str = "",
-    deterministic: bool = False,
-    target: float | None = None,
-    best: bool = False,
-    hold: int | None = None,
-    budget_gb: float | None = None,
-    trust_code: bool = False,
+    options: CollectOptions,
     config: Configs = (),
     json_: Json = False,
 ) -> int:
@@ -52,48 +38,17 @@ def collect(
 
     Args:
         overrides: Settings, for example env=CarRacing-v3 sampling.workers=4.
-        out: Folder of the store; made where there is none, added to where there is one.
-        policy: random, smoothed-random, random-controller, a run folder (of any kind), a checkpoint or controller
-            file, RUN@FRAMES, or your own as module:callable.
-        episodes: Episodes to add.
-        until: Episodes to have in the end. Those that are there count, so the same command continues after a stop.
-        steps: Steps to add; the episodes under way are then cut and marked as partial.
-        max_steps: Truncate episodes after so many steps; 0 leaves it to the environment.
-        seed: Root of all seeds: the same seed gives the same episodes. Unset: a random one, which is printed.
-        shard: i/n: play every n-th episode of the seed, from the i-th on; N is then what all n play together.
-        deterministic: Take a checkpoint's most likely action instead of sampling one.
-        target: Return to ask a Decision Transformer for (unset: the highest of its run's own).
-        best: Take the run's checkpoint with the highest training return instead of the newest.
-        hold: Mean number of steps that an action of smoothed-random lasts (unset: 8).
-        budget_gb: Stop before the store is larger than this, all writers together.
-        trust_code: Run the code that a checkpoint names; else your own words have to name it (env=my_env.py:MyEnv).
         config: A YAML file with settings; may be given several times, later files win.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    options = CollectOptions(
-        out,
-        policy,
-        episodes,
-        until,
-        steps,
-        max_steps,
-        seed,
-        shard,
-        deterministic,
-        target,
-        best,
-        hold,
-        budget_gb,
-        trust_code,
-    )
     with keep_stdout(json_), ProgressLine() as line:
         try:
             done = run_collection(options, config, overrides, line.show)
         except RollmillError as error:
             line.end()
             if line.metrics is not None and line.metrics.episodes:
-                print(f"{line.metrics.episodes:,} episodes had ended: they are in {out}", file=sys.stderr)
+                print(f"{line.metrics.episodes:,} episodes had ended: they are in {options.out}", file=sys.stderr)
             raise error
     print(json.dumps(done.to_dict(), allow_nan=False) if json_ else summary(done))
     if done.signal and not json_:

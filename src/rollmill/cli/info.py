@@ -5,28 +5,46 @@ from __future__ import annotations
 import json
 import textwrap
 from dataclasses import asdict
+from typing import Literal
 
 from rollmill.cli.options import Json
+from rollmill.cli.tree import find
+from rollmill.core.config.json_schema import json_schema
 from rollmill.core.config.other_names import keys_called
 from rollmill.core.config.schema import describe
 from rollmill.core.config.shipped import FOLDER, shipped_names
 from rollmill.core.errors import ConfigError
+from rollmill.core.imports import import_object
 from rollmill.core.text import closest, did_you_mean
 
+Of = Literal["train", "offline", "world"]
+_VERB_OF: dict[Of, tuple[str, ...]] = {"train": ("train",), "offline": ("offline",), "world": ("world", "run")}
 
-def config(prefix: str = "", /, files: bool = False, json_: Json = False) -> int:
-    """Explain the keys of the training configuration, all of them or those that begin with a prefix.
+
+def config(
+    prefix: str = "",
+    /,
+    of: Of = "train",
+    files: bool = False,
+    schema: bool = False,
+    json_: Json = False,
+) -> int:
+    """Explain the keys of a configuration, all of them or those that begin with a prefix.
 
     Args:
         prefix: For example ``learning`` or ``stop.frames``.
+        of: Whose configuration it is: of ``rollmill train``, ``rollmill offline`` or ``rollmill world run``.
         files: List the settings files that come with rollmill instead; ``-f NAME`` takes them from anywhere.
+        schema: Print the JSON Schema of such files, for editors that complete and check YAML.
         json_: Print JSON.
     """
     if files:
         return _list_files(json_)
-    from rollmill.runs.settings import TrainConfig
-
-    keys = describe(TrainConfig)
+    cls = import_object(f"rollmill.{find(_VERB_OF[of])[1].settings}", "config")
+    if schema:
+        print(json.dumps(json_schema(cls, f"Settings of rollmill {' '.join(_VERB_OF[of])}"), indent=1))
+        return 0
+    keys = describe(cls)
     found = [key for key in keys if key.key == prefix or key.key.startswith(f"{prefix}." if prefix else "")]
     if not found:
         names = [key.key for key in keys] + [key.key.partition(".")[0] for key in keys]

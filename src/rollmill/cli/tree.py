@@ -19,6 +19,8 @@ class Verb:
     """``module:function`` below ``rollmill.cli``; empty where one of its own verbs must follow."""
     summary: str
     verbs: Mapping[str, Verb] = field(default_factory=dict)
+    settings: str = ""
+    """``module:class`` below ``rollmill``: what its KEY=VALUE words set."""
 
     def load(self) -> Callable[..., int]:
         """The function of this verb; imports its module."""
@@ -26,6 +28,12 @@ class Verb:
         found: Callable[..., int] = getattr(importlib.import_module(f"rollmill.cli.{module}"), name)
         return found
 
+
+_TRAIN = "runs.settings:TrainConfig"
+_WHOLE_WORLD = "runs.world.settings:WorldConfig"
+_CONTROLLER = "runs.world.control_settings:ControllerConfig"
+_DREAMS = "runs.world.control_settings:DreamVideo"
+_LAUNCHES = "launch.settings:LaunchSettings"
 
 _DATA = {
     "info": Verb("data.check:info", "what a store holds"),
@@ -39,19 +47,27 @@ _DATA = {
     "play": Verb("data.report:play", "videos of episodes, with action and reward drawn on"),
 }
 _WORLD = {
-    "run": Verb("world.run:run", "all stages in turn; what is done is skipped"),
-    "vae": Verb("world.encoder:vae", "learn an image encoder from a store"),
+    "run": Verb("world.run:run", "all stages in turn; what is done is skipped", settings=_WHOLE_WORLD),
+    "vae": Verb("world.encoder:vae", "learn an image encoder from a store", settings="runs.world.settings:VaeConfig"),
     "encode": Verb("world.encoder:encode", "a store of images into a store of latents"),
-    "dynamics": Verb("world.control:dynamics", "learn what happens next from a store of latents"),
-    "controller": Verb("world.control:controller", "search a controller by CMA-ES"),
-    "dream": Verb("world.control:dream", "search a controller inside the model, test it outside"),
-    "video": Verb("world.control:video", "a video of dreams beside what really happened"),
+    "dynamics": Verb(
+        "world.control:dynamics",
+        "learn what happens next from a store of latents",
+        settings="worldmodel.dynamics.settings:DynamicsSettings",
+    ),
+    "controller": Verb("world.control:controller", "search a controller by CMA-ES", settings=_CONTROLLER),
+    "dream": Verb("world.control:dream", "search a controller inside the model, test it outside", settings=_CONTROLLER),
+    "video": Verb(
+        "world.control:video",
+        "a video of dreams beside what really happened",
+        settings=_DREAMS,
+    ),
 }
 _LAUNCH = {
-    "plan": Verb("launch:plan", "print commands, folders and totals; nothing is started"),
-    "run": Verb("launch:run", "start the runs, look after them, start again what failed"),
-    "status": Verb("launch:status", "a table of all runs, live on a terminal"),
-    "cancel": Verb("launch:cancel", "end runs, all or those that match"),
+    "plan": Verb("launch:plan", "print commands, folders and totals; nothing is started", settings=_LAUNCHES),
+    "run": Verb("launch:run", "start the runs, look after them, start again what failed", settings=_LAUNCHES),
+    "status": Verb("launch:status", "a table of all runs, live on a terminal", settings=_LAUNCHES),
+    "cancel": Verb("launch:cancel", "end runs, all or those that match", settings=_LAUNCHES),
 }
 _RUNS = {
     "diff": Verb("runs:diff", "compare two runs: settings and results"),
@@ -63,18 +79,18 @@ _CHECKPOINT = {
     "prune": Verb("checkpoints:prune", "remove checkpoints but the newest and the best"),
     "export": Verb("checkpoints:export", "the part of a checkpoint that plays, as one small file"),
 }
-_ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment")}
+_ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment", settings="cli.envs:CheckConfig")}
 
 VERBS: dict[str, Verb] = {
-    "train": Verb("train:train", "train an agent"),
-    "eval": Verb("evaluate:evaluate", "evaluate policies of any kind side by side, with videos"),
+    "train": Verb("train:train", "train an agent", settings=_TRAIN),
+    "eval": Verb("evaluate:evaluate", "evaluate policies of any kind side by side, with videos", settings=_TRAIN),
     "export": Verb("export:export", "write a policy for other programs (ONNX, safetensors, torch)"),
-    "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal"),
-    "collect": Verb("collect:collect", "write episodes of a policy into a store"),
+    "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal", settings=_TRAIN),
+    "collect": Verb("collect:collect", "write episodes of a policy into a store", settings=_TRAIN),
     "data": Verb("", "look at stores, check, repair, merge, split and convert them", _DATA),
-    "offline": Verb("offline:offline", "learn a policy from a store"),
+    "offline": Verb("offline:offline", "learn a policy from a store", settings="runs.offline.settings:OfflineConfig"),
     "world": Verb("", "world models: encoder, latents, dynamics, controller, dream", _WORLD),
-    "bench": Verb("bench:bench", "measure speed"),
+    "bench": Verb("bench:bench", "measure speed", settings=_TRAIN),
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),
     "runs": Verb("runs:list_all", "list runs, compare two of them, remove some", _RUNS),
     "checkpoint": Verb("", "list, save, prune and export what a run has saved", _CHECKPOINT),
@@ -83,6 +99,7 @@ VERBS: dict[str, Verb] = {
     "report": Verb("report:report", "curves, best settings and importance of an experiment"),
     "envs": Verb("envs:list_envs", "list the environments, check one", _ENVS),
     "config": Verb("info:config", "explain the keys of the configuration"),
+    "completion": Verb("completion:completion", "what bash or zsh needs to complete all this"),
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),
 }
 

@@ -32,14 +32,7 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
         raise ConfigError(f'{key}={target}: expected "module:Name" or "path/to/file.py:Name"')
     if source == given.MAIN and (own := given.find(name)) is not None and fits(own):
         return own
-    try:
-        module = _load_file(source, key) if source.endswith(".py") else _load_module(source, key)
-    except RollmillError:
-        raise
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"{key}={target} cannot be imported: {error} ({_last_place(error)})") from error
-    except Exception as error:  # whatever user code raises
-        raise ConfigError(f"{key}={target} cannot be imported: {error_text(error)}\n{_own_part(error)}") from error
+    module = import_module(source, key, target)
     found = getattr(module, name, None)
     if found is None and source == given.MAIN:
         raise ConfigError(
@@ -56,6 +49,19 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
             f"(it has: {', '.join(names) or 'none'})"
         )
     return found
+
+
+def import_module(source: str, key: str, target: str = "") -> ModuleType:
+    """A module or file of the user's; ``target`` is what they have written, where that is more than the module."""
+    target = target or source
+    try:
+        return _load_file(source, key) if source.endswith(".py") else _load_module(source, key)
+    except RollmillError:
+        raise
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"{key}={target} cannot be imported: {error} ({_last_place(error)})") from error
+    except Exception as error:  # whatever user code raises
+        raise ConfigError(f"{key}={target} cannot be imported: {error_text(error)}\n{_own_part(error)}") from error
 
 
 def is_installed(package: str) -> bool:

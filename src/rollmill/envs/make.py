@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import MASK_FIELD, EnvSpec
-from rollmill.core.imports import import_object, is_installed
+from rollmill.core.imports import import_module, import_object, is_installed
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
 from rollmill.envs.settings import EnvSettings
@@ -161,6 +162,8 @@ ROUTES = (
 FAMILIES = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
 """Gymnasium's own environments that need more than Gymnasium: (package, our extra)."""
 
+_FOREIGN_ID = re.compile(r"[\w.]+:(?:[\w.-]+/)?[\w.-]+-v\d+", re.ASCII)
+
 PORT_STRIDE = 1000
 """Ports between two tries of one instance: the tries of as many instances never meet."""
 
@@ -188,7 +191,7 @@ class EnvInstance:
 
 def make_env(settings: EnvSettings, instance: EnvInstance | None = None, variables: EnvVariables | None = None) -> Env:
     """Build one environment. Errors of the constructor itself pass through unchanged."""
-    if settings.vector and ":" in settings.id and find_route(settings.id) is None:
+    if settings.vector and _is_own(settings.id):
         raise ConfigError(f"env.vector: {settings.id} builds vector environments; there is no single one of it")
     maker = _find_maker(settings.id)
     kwargs = dict(settings.args)
@@ -236,7 +239,7 @@ def make_vector_env(settings: EnvSettings, lanes: int, variables: EnvVariables |
 
 def vector_args(settings: EnvSettings) -> dict[str, Any]:
     """Keyword arguments of the vectorised form. It must truncate by itself, so it is told the limit."""
-    ours = settings.id in NAMED or ":" in settings.id
+    ours = settings.id in NAMED or find_route(settings.id) is not None or _is_own(settings.id)
     registered = 0 if ours else _registered(settings.id).max_episode_steps
     limits = [
         limit for limit in (settings.max_episode_steps, settings.args.get("max_episode_steps", registered)) if limit
@@ -286,7 +289,7 @@ def _find_maker(name: str) -> Callable[..., Any]:
     if route is not None:
         entry = NAMED[route.entry]
         return _with_defaults(import_object(entry.target, "env"), {**entry.args, **route.args(name)})
-    if ":" in name:
+    if _is_own(name):
         maker: Callable[..., Any] = import_object(name, "env")
         return maker
     return _gymnasium_maker(name)
@@ -295,6 +298,11 @@ def _find_maker(name: str) -> Callable[..., Any]:
 def find_route(name: str) -> Route | None:
     """The adapter that names like this one belong to, if there is one."""
     return next((route for route in ROUTES if name.startswith(route.prefix)), None)
+
+
+def _is_own(name: str) -> bool:
+    """``module:callable``; ``module:Env-v0`` is a Gymnasium id that the module registers when it is imported."""
+    return ":" in name and find_route(name) is None and _FOREIGN_ID.fullmatch(name) is None
 
 
 def _with_defaults(maker: Callable[..., Any], args: Mapping[str, Any]) -> Callable[..., Any]:
@@ -316,11 +324,14 @@ def _registered(name: str) -> gym.envs.registration.EnvSpec:
         except ModuleNotFoundError as error:
             raise MissingExtraError(f'{name} needs ale-py: pip install "rollmill[atari]"') from error
         gym.register_envs(ale_py)
+    module, _, name = name.rpartition(":")
+    if module:
+        gym.register_envs(import_module(module, "env"))
     if name not in gym.registry:
         hint = nearest(name, [*NAMED, *gym.registry])
         raise ConfigError(
             f"env={name}: no such environment{f'; {hint}' if hint else ''} "
-            "(`rollmill envs` lists the names; any Gymnasium id or module:callable works too)"
+            "(`rollmill envs` lists the names; any Gymnasium id, module:Env-v0 or module:callable works too)"
         )
     spec = gym.registry[name]
     _check_family(spec)
@@ -357,7 +368,7 @@ def _find_vector_maker(name: str) -> Callable[..., Any]:
         if not entry.vector:
             raise ConfigError(f"env.vector: {name} has no vectorised form of its own; set env.vector=false")
         return _with_defaults(import_object(entry.vector, "env"), {**entry.args, **(route.args(name) if route else {})})
-    if ":" in name:
+    if _is_own(name):
         own: Callable[..., Any] = import_object(name, "env")
         if "num_envs" not in (parameters := _parameters(own)) and "kwargs" not in parameters:
             raise ConfigError(f"env.vector: {name} takes no num_envs, so it builds no vector environment")

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, Array
+from rollmill.envs.make import check_env_settings
+from rollmill.envs.settings import EnvSettings
 from rollmill.envs.treasure_hunt.env import TreasureHuntEnv, TreasureHuntVector
 from rollmill.envs.treasure_hunt.map import CELL
 from rollmill.envs.treasure_hunt.observation import END, FREE, TREASURES, VISITS, unpack
@@ -165,5 +168,8 @@ def test_gymnasium_checks_it() -> None:
 
 
 def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="no setting 'treasure_nun'; did you mean 'treasure_num'"):
-        TreasureHuntEnv(treasure_nun=3)
+    for vector in (False, True):
+        misspelt = EnvSettings(id="treasure_hunt", vector=vector, args={"treasure_nun": 3})
+        with pytest.raises(ConfigError, match=r"env\.args\.treasure_nun: .*did you mean 'treasure_num'"):
+            check_env_settings(misspelt)
+        check_env_settings(EnvSettings(id="treasure_hunt", vector=vector, args={"treasure_num": 3, "rewards": {}}))

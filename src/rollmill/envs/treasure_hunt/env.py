@@ -7,25 +7,39 @@ rules; ``HuntSettings`` are the arguments.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rollmill.core.fields import Array
-from rollmill.core.text import nearest
 from rollmill.envs.treasure_hunt.observation import ACTIONS, SPACE, Observer
 from rollmill.envs.treasure_hunt.rewards import HuntRewards
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import Moved, World
 from rollmill.envs.variables import PROGRESS
 
+T = TypeVar("T")
 Variables = Mapping[str, float]
 """Numbers that the run changes; ``progress`` is the share of it that is done."""
 
 
+def _takes_settings(cls: type[T]) -> type[T]:
+    """Show the fields of ``HuntSettings`` as arguments, so that a misspelt one is refused before a run starts."""
+    shown = inspect.signature(cls).parameters.values()
+    named = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(HuntSettings(), f.name))
+        for f in dataclasses.fields(HuntSettings)
+    ]
+    parameters = [*(p for p in shown if p.kind is not p.VAR_KEYWORD), *named]
+    cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return cls
+
+
+@_takes_settings
 class TreasureHuntVector(gym.vector.VectorEnv):
     """``num_envs`` hunts, stepped by one call. An ended hunt begins anew with the next step."""
 
@@ -41,11 +55,6 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         **settings: Any,
     ) -> None:
         """``max_episode_steps`` is another name of ``max_step``; of two limits the lower one counts."""
-        known = [field.name for field in dataclasses.fields(HuntSettings)]
-        for name in settings:
-            if name not in known:
-                hint = nearest(name, known)
-                raise ValueError(f"a treasure hunt has no setting {name!r}{f'; {hint}' if hint else ''}")
         self.settings = HuntSettings(**settings)
         if max_episode_steps is not None and max_episode_steps < self.settings.max_step:
             self.settings = dataclasses.replace(self.settings, max_step=max_episode_steps)
@@ -150,6 +159,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         return tuple(draw(self.world, lane) for lane in range(self.num_envs))
 
 
+@_takes_settings
 class TreasureHuntEnv(gym.Env):
     """One hunt."""
 

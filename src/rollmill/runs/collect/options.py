@@ -18,29 +18,33 @@ class CollectOptions:
     """How much of what to collect, and where to."""
 
     out: Path
+    """Folder of the store; made where there is none, added to where there is one."""
     policy: str = RANDOM
+    """random, smoothed-random, random-controller, a run folder or checkpoint, or your own as module:callable."""
     episodes: int | None = None
-    """Episodes to add (all shards together)."""
+    """Episodes to add."""
     until: int | None = None
-    """Episodes that shall be there in the end; those that are there count."""
+    """Episodes to have in the end. Those that are there count, so the same command continues after a stop."""
     steps: int | None = None
     """Steps to add; the episodes under way are then cut and marked as partial."""
     max_steps: int = 0
-    """Truncate episodes after so many steps; 0: the env's own limit."""
+    """Truncate episodes after so many steps; 0 leaves it to the environment."""
     seed: int | None = None
-    """Root of all seeds; None draws one."""
+    """Root of all seeds: the same seed gives the same episodes. Unset: a random one, which is printed."""
     shard: str = ""
-    """``i/n``: every n-th episode, from the i-th on."""
+    """i/n: play every n-th episode of the seed, from the i-th on; N is then what all n play together."""
     deterministic: bool = False
+    """Take a checkpoint's most likely action instead of sampling one."""
     target: float | None = None
-    """The return to ask a Decision Transformer for."""
+    """Return to ask a Decision Transformer for (unset: the highest of its run's own)."""
     best: bool = False
+    """Take the run's checkpoint with the highest training return instead of the newest."""
     hold: int | None = None
-    """Mean steps that a smoothed random action lasts."""
+    """Mean number of steps that an action of smoothed-random lasts (unset: 8)."""
     budget_gb: float | None = None
-    """Gigabytes (10**9 bytes) that the store may have in the end, all writers together."""
+    """Stop before the store is larger than so many gigabytes (10**9 bytes), all writers together."""
     trust_code: bool = False
-    """Run the code that a checkpoint names (``runs.trust``)."""
+    """Run the code that a checkpoint names; else your own words have to name it (env=my_env.py:MyEnv)."""
 
     def check(self, overrides: Sequence[str] = ()) -> None:
         """ConfigError for what is wrong or contradicts itself."""

@@ -10,6 +10,25 @@ from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.text import nearest
+
+TRAINED = Path(__file__).parents[2] / "trained"
+"""Policies that come with the package, each with a card beside it (``tools/trained_policies.py``)."""
+_SHIPPED = "policy:"
+
+
+def shipped_policy(target: Path) -> Path:
+    """``policy:NAME`` as the file of that name that comes with the package; anything else as it is."""
+    word = str(target)
+    if not word.startswith(_SHIPPED) or target.exists():
+        return target
+    names = sorted(path.stem for path in TRAINED.glob("*.ckpt"))
+    name = word.removeprefix(_SHIPPED)
+    if name not in names:
+        hint = nearest(name, names)
+        hint = hint or f"there are {', '.join(names)}"
+        raise ConfigError(f"{word}: no policy of this name comes with rollmill; {hint}")
+    return TRAINED / f"{name}.ckpt"
 
 
 def find_targets(words: Sequence[str | Path]) -> list[str]:
@@ -30,6 +49,7 @@ def find_targets(words: Sequence[str | Path]) -> list[str]:
 
 def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> list[Path]:
     """The files a path means, oldest first; nothing is read but names (and, for ``best``, headers)."""
+    target = shipped_policy(target)
     folder = RunFolder(target)
     try:
         if target.is_file():

@@ -13,7 +13,7 @@ from rollmill.core.text import nearest
 from rollmill.core.tree_file import read_header
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
-from rollmill.runs.policies.find import find_checkpoints, find_version
+from rollmill.runs.policies.find import find_checkpoints, find_version, shipped_policy
 from rollmill.runs.policies.online import load_online
 from rollmill.runs.policies.simple import BUILT_IN, load_built_in, load_scripted
 
@@ -39,7 +39,8 @@ def load_policy(
     """The policy that ``source`` means.
 
     ``source``: a run folder (online, offline, world model), a checkpoint or controller file, ``RUN@FRAMES`` (the run's
-    newest checkpoint up to there), ``random``, ``smoothed-random``, ``random-controller``, or ``module:callable``.
+    newest checkpoint up to there), ``policy:NAME`` (one that comes with rollmill), ``random``, ``smoothed-random``,
+    ``random-controller``, or ``module:callable``.
 
     ``env`` and ``overrides`` (``KEY=VALUE``) say what differs from the settings it was made with; random and own
     policies need an ``env``. ``best``: of an online run, the checkpoint with the highest training return.
@@ -73,7 +74,7 @@ def load_each(word: str, how: LoadOptions, every: bool = False, flag: str = "") 
     """
     if word in BUILT_IN:
         return [load_built_in(word, how)]
-    target = Path(word)
+    target = shipped_policy(Path(word))
     if (file := _controller(target)) is not None:
         from rollmill.runs.policies.controller import load_world_model
 
