@@ -57,7 +57,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def fitter_for(store: Store, algorithm: str, steps: int = 400, **values: float) -> ValueFitter:
     chosen = select(store, DataSettings(validation=0.1), "iql", 0)
     torch.manual_seed(1)
-    model = build_value_policy(algorithm, SPEC, MODEL, ValueSettings(**{"discount": 0.5, **values}))  # type: ignore[arg-type]
+    model = build_value_policy(algorithm, SPEC, MODEL, ValueSettings(**{"gamma": 0.5, **values}))  # type: ignore[arg-type]
     fit_normaliser(model.normaliser, store, chosen.training, 0)
     settings = FitSettings(
         steps=steps, batch_size=128, learning_rate=3e-3, warmup_steps=0, end_rate=1.0, max_grad_norm=0

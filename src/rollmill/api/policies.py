@@ -112,7 +112,7 @@ def evaluate(
             ``steps=10_000``, ``workers=2``, ``record=True``.
     """
     if isinstance(policy, LoadedPolicy):
-        agent = replace(policy, env=load_policy("random", env=env).env) if env is not None else policy
+        agent = policy if env is None else replace(policy, env=load_policy("random", env=env).env, probe=True)
     else:
         agent = load_policy(policy, env=env, best=best, trust_code=trust_code)
     paths = {name: Path(options[name]) for name in _FILES if options.get(name) is not None}

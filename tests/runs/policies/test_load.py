@@ -1,6 +1,7 @@
 """Every kind of policy through ``load_policy``: asked step by step, and evaluated."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -89,6 +90,7 @@ def test_a_transformer_is_asked_for_a_return(offline: Path) -> None:
     assert load_policy(offline).targets == (2.0, 9.0)
     assert [result.target for result in evaluate_all([offline], FEW)] == [2.0, 9.0]
     assert evaluate(policy, FEW).target == 4.0
+    assert [result.target for result in evaluate_all([policy], replace(FEW, targets=(1.0, 3.0)))] == [1.0, 3.0]
 
 
 def test_random_and_own_policies_need_an_environment(online: RunFolder, tmp_path: Path) -> None:

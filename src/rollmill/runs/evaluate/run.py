@@ -110,7 +110,29 @@ class Job:
 
 
 def _jobs(sources: Sequence[Source], options: EvalOptions) -> list[Job]:
-    how = LoadOptions(
+    """All that is to be played, checked as far as that goes without building an environment."""
+    how = _how(options)
+    policies = _policies(sources, options, how)
+    env = next((policy.env for policy in policies if policy.env is not None), None)
+    jobs = [Job(policy if policy.env is not None else replace(policy, env=env)) for policy in policies]
+    if options.behaviour is not None:
+        there = replace(how, env=jobs[0].policy.require_env(), overrides=(), targets=(), best=False)
+        jobs.append(Job(load_each(str(options.behaviour), there)[0], BEHAVIOUR, role=BEHAVIOUR))
+    for job in jobs:
+        if job.policy.require_env().vector:
+            log.warning("env.vector: episodes are seeded by the group, so metrics depend on the number of workers, too")
+        if len(job.policy.require_targets()) > 1 and options.record:
+            raise ConfigError(f"--record: {job.policy.name} is asked for several returns; give one with --targets")
+    _require_one_env(jobs, options)
+    return jobs
+
+
+def _how(options: EvalOptions) -> LoadOptions:
+    if options.device is not None:
+        from rollmill.optim.device import choose_device
+
+        choose_device(options.device, "--device")
+    return LoadOptions(
         overrides=options.overrides,
         best=options.best,
         targets=options.targets,
@@ -121,30 +143,23 @@ def _jobs(sources: Sequence[Source], options: EvalOptions) -> list[Job]:
         dynamics=options.dynamics,
         trust_code=options.trust_code,
     )
-    if options.device is not None:
-        from rollmill.optim.device import choose_device
 
-        choose_device(options.device, "--device")
+
+def _policies(sources: Sequence[Source], options: EvalOptions, how: LoadOptions) -> list[LoadedPolicy]:
+    """Those that are given, then those that words mean."""
     given = [source for source in sources if isinstance(source, LoadedPolicy)]
     words = find_targets([source for source in sources if not isinstance(source, LoadedPolicy)])
     check_targets(options, words)
-    policies = [replace(policy, deterministic=policy.deterministic or options.deterministic) for policy in given]
+    policies = [_as_told(policy, options) for policy in given]
     policies += [policy for word in words for policy in load_each(word, how, options.all_checkpoints)]
     if options.targets and not any(policy.asked for policy in policies):
         raise ConfigError("--targets: none of these policies can be asked for a return")
-    env = next((policy.env for policy in policies if policy.env is not None), None)
-    jobs = [Job(policy if policy.env is not None else replace(policy, env=env)) for policy in policies]
-    if options.behaviour is not None:
-        behaviour = replace(how, env=jobs[0].policy.require_env(), overrides=(), targets=(), best=False)
-        jobs.append(Job(load_each(str(options.behaviour), behaviour)[0], BEHAVIOUR, role=BEHAVIOUR))
-    for job in jobs:
-        if job.policy.require_env().vector:
-            log.warning("env.vector: episodes are seeded by the group, so metrics depend on the number of workers, too")
-        job.policy.require_targets()
-        if options.record and len(job.policy.targets) > 1:
-            raise ConfigError(f"--record: {job.policy.name} is asked for several returns; give one with --targets")
-    _require_one_env(jobs, options)
-    return jobs
+    return policies
+
+
+def _as_told(policy: LoadedPolicy, options: EvalOptions) -> LoadedPolicy:
+    targets = options.targets if policy.asked and options.targets else policy.targets
+    return replace(policy, deterministic=policy.deterministic or options.deterministic, targets=targets)
 
 
 def _require_one_env(jobs: Sequence[Job], options: EvalOptions) -> None:
