@@ -107,7 +107,7 @@ class Argument:
     def usage(self) -> str:
         """How it is typed: ``STORE``, ``[RUN ...]``, ``-f, --config FILE``."""
         if self.is_word:
-            name = f"{self.value_text.removesuffix('S')} ..." if self.takes_several else self.value_text
+            name = f"{_singular(self.value_text)} ..." if self.takes_several else self.value_text
             return name if self.default is MISSING and not self.takes_several else f"[{name}]"
         several = self.takes_several and not self.spelling.one_each
         value = "" if self.is_switch else f" [{self.value_text} ...]" if several else f" {self.value_text}"
@@ -159,3 +159,8 @@ def documentation(function: Callable[..., int]) -> tuple[str, dict[str, str]]:
     text, _, listed = (inspect.getdoc(function) or "").replace("``", "`").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", listed, re.MULTILINE)
     return text.strip(), {name: " ".join(about.split()) for name, about in entries}
+
+
+def _singular(name: str) -> str:
+    """``POLICY`` for ``POLICIES``: what one word of several stands for."""
+    return f"{name[:-3]}Y" if name.endswith("IES") else name.removesuffix("S")
