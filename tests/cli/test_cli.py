@@ -379,6 +379,17 @@ def test_a_failing_run(call: Call, tmp_path: Path) -> None:
     assert result.out == ""
 
 
+def test_a_start_that_fails_prints_its_error_only(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("class E:\n    def __init__(self):\n        raise ValueError('no scene')\n")
+    result = call(*command_words(tmp_path, *TINY, "env=bad.py:E"))
+    assert (result.code, result.out) == (1, "")
+    first, second, *trace = result.err.splitlines()
+    assert first == "rollmill train: bad.py:E: the constructor failed with ValueError: no scene"
+    assert second == "`rollmill envs check bad.py:E` looks for what is wrong with it"
+    assert (trace[0], trace[-1]) == ("Traceback (most recent call last):", "ValueError: no scene")
+    assert "run folder" in (tmp_path / "x/run/log.txt").read_text()
+
+
 def test_what_the_system_refuses_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for error, message in (
         (PermissionError(13, "Permission denied", "some/file"), "some/file: Permission denied"),

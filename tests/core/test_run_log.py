@@ -34,6 +34,7 @@ def test_the_console_gets_plain_lines_with_the_level_of_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handle = open_log(RunFolder(tmp_path), to_console=True)
+    handle.show()
     LOG.info("started")
     LOG.error("broken")
     LOG.debug("not shown")
@@ -45,6 +46,7 @@ def test_the_console_gets_plain_lines_with_the_level_of_warnings(
 def test_warnings_of_one_kind_do_not_fill_the_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them are in the file."""
     handle = open_log(RunFolder(tmp_path), to_console=True)
+    handle.show()
     for number in range(20):
         LOG.warning("env %d failed", number)
         LOG.info("line %d", number)
@@ -63,6 +65,7 @@ def test_warnings_of_one_kind_do_not_fill_the_console(tmp_path: Path, capsys: py
 
 def test_what_the_console_has_been_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     handle = open_log(RunFolder(tmp_path), to_console=True)
+    handle.show()
     LOG.error("failed: %s (3 frames)", "a long story")
     handle.close()
     assert told_on_console("a long story")
@@ -77,6 +80,7 @@ def test_what_the_console_has_been_told(tmp_path: Path, capsys: pytest.CaptureFi
 def test_closing_the_log_puts_the_logger_back(tmp_path: Path) -> None:
     before = (LOG.level, LOG.propagate, list(LOG.handlers))
     handle = open_log(RunFolder(tmp_path), to_console=True)
+    handle.show()
     assert LOG.level == logging.INFO
     assert not LOG.propagate  # or a root logger with handlers would print every line twice
     handle.close()
@@ -109,6 +113,7 @@ def test_what_is_no_file_in_the_place_of_the_log_is_an_error(tmp_path: Path) -> 
 
 def test_escape_sequences_reach_neither_log_nor_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     handle = open_log(RunFolder(tmp_path), to_console=True)
+    handle.show()
     LOG.info("an env says %s", "\x1b[2J\x07 hello")
     handle.close()
     for text in (RunFolder(tmp_path).log.read_text(), capsys.readouterr().err):
@@ -127,3 +132,17 @@ def test_a_log_on_a_full_disk_complains_once_and_the_run_goes_on(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].endswith("log.txt: cannot be written: [Errno 28] No space left on device")
+
+
+def test_a_start_that_fails_leaves_the_console_to_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    logging.getLogger("rollmill").info("a folder")
+    handle.close()
+    assert capsys.readouterr().err == ""
+    assert "a folder" in (tmp_path / "log.txt").read_text()
+    handle = open_log(RunFolder(tmp_path), to_console=True)
+    logging.getLogger("rollmill").info("another folder")
+    handle.show()
+    logging.getLogger("rollmill").info("a step")
+    handle.close()
+    assert [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()] == ["another folder", "a step"]

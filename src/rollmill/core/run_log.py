@@ -32,6 +32,15 @@ class LogHandle:
         for handler in handlers:
             _LOG.addHandler(handler)
 
+    def show(self) -> None:
+        """The run has begun: from now on the console is told what happens, first what has happened until now.
+
+        A start that fails says its error there, and nothing else.
+        """
+        for handler in self._handlers:
+            if isinstance(handler, _Console):
+                handler.show()
+
     def close(self) -> None:
         for handler in self._handlers:
             _LOG.removeHandler(handler)
@@ -80,13 +89,19 @@ def open_log(folder: RunFolder, to_console: bool) -> LogHandle:
 
 
 class _Console(logging.StreamHandler[TextIO]):
-    """Stderr, with few warnings of one kind at a time: all of them are in ``log.txt``."""
+    """Stderr, from ``show`` on, with few warnings of one kind at a time: all of them are in ``log.txt``."""
 
     last_error = ""
 
     def __init__(self) -> None:
         super().__init__()
         self._recent: dict[str, deque[float]] = {}
+        self._held: list[logging.LogRecord] | None = []
+
+    def show(self) -> None:
+        held, self._held = self._held or [], None
+        for record in held:
+            self.emit(record)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno == logging.WARNING:
@@ -98,6 +113,9 @@ class _Console(logging.StreamHandler[TextIO]):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._held is not None:
+            self._held.append(record)
+            return
         super().emit(record)
         if record.levelno >= logging.ERROR:
             _Console.last_error = record.getMessage()

@@ -31,7 +31,7 @@ from rollmill.core.config.plain import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, Interrupted, RollmillError, error_text
 from rollmill.core.run_folder import Mode, RunFolder, State
-from rollmill.core.run_log import open_log
+from rollmill.core.run_log import LogHandle, open_log
 from rollmill.core.tree_file import stored_checksum
 from rollmill.monitor.console import ConsoleMode, live_panel
 from rollmill.monitor.reporter import Reporter
@@ -116,6 +116,7 @@ class Life:
         """Why the run is over; empty while it goes on."""
         self.reporter = Reporter(folder, self.kind.unit)
         self.diary: Diary | None = None
+        self.log: LogHandle | None = None
         self._inputs, self._keep, self._progress = inputs, keep, progress
         kept = (keep.keep_last, keep.keep_best, keep.milestone_frames, keep.min_free_mb)
         self._checkpoints = Checkpoints(folder.checkpoints, *kept)
@@ -130,6 +131,8 @@ class Life:
     def begin(self, run: Run) -> None:
         """The run is built: it goes on from its checkpoint, if there is one."""
         self._run = run
+        if self.log is not None:
+            self.log.show()
         if self.loaded is None:
             return
         run.load_state(self.loaded)
@@ -291,7 +294,8 @@ def live(
         )
         folder.set_state("running", "starting", life.step)  # from now on it is a run's folder
         on_console = request.console != "off" and not live_panel(request.console)
-        stack.callback(open_log(folder, to_console=on_console).close)
+        life.log = open_log(folder, to_console=on_console)
+        stack.callback(life.log.close)
         if page:
             stack.callback(_write_page, folder)
         stack.push(life.close)

@@ -61,7 +61,7 @@ class Phases:
         self._before: dict[str, float] = {}
 
     def shares(self, seconds: float, phases: Mapping[str, float]) -> dict[str, float]:
-        """``time/worker_env`` and so on, 0 to 1; ``seconds`` of training and of each phase so far."""
+        """Return ``time/worker_env`` and so on, 0 to 1; ``seconds`` of training and of each phase so far."""
         passed = seconds - self._at
         found = {
             f"time/{name.replace(' ', '_')}": (total - self._before.get(name, 0.0)) / passed if passed > 0 else 0.0
