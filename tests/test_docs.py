@@ -265,7 +265,7 @@ def test_every_verb_is_mentioned() -> None:
 
 def test_every_hook_of_an_observer_is_described() -> None:
     hooks = [name for name in vars(Observer) if not name.startswith("_")]
-    rows = " ".join(cells[0] for cells in table_rows(DOCS / "training.md"))
+    rows = " ".join(cells[0] for cells in table_rows(DOCS / "observers.md"))
     assert [hook for hook in hooks if f"`{hook}(" not in rows] == []
 
 

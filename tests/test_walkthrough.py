@@ -38,6 +38,10 @@ ONE_TRANSITION = (
 )
 
 
+Hops = dict[str, set[str]]
+"""File -> its functions that were called from other files."""
+
+
 class Call(NamedTuple):
     """One line of the page: how deep, which function, in which file."""
 
@@ -74,44 +78,74 @@ def functions_of(path: Path) -> set[str]:
 
 
 class Tracer:
-    """Records calls of the wanted functions with their depth among each other, from the first one on."""
+    """Records every call of the package's functions, with its depth, and from which file it came."""
 
-    def __init__(self, wanted: set[tuple[str, str]]) -> None:
+    def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._wanted = wanted
+        self.callers: list[str] = []
         self._known: dict[CodeType, tuple[str, str] | None] = {}
-        self._open: list[FrameType] = []
+        self._open: list[tuple[FrameType, str]] = []
 
     def __call__(self, frame: FrameType, event: str, _arg: Any) -> None:
         if event == "call":
             found = self._identify(frame.f_code)
             if found is not None:
                 self.calls.append(Call(len(self._open), *found))
-                self._open.append(frame)
-        elif event == "return" and self._open and self._open[-1] is frame:
+                self.callers.append(self._open[-1][1] if self._open else "")
+                self._open.append((frame, found[1]))
+        elif event == "return" and self._open and self._open[-1][0] is frame:
             self._open.pop()
 
     def _identify(self, code: CodeType) -> tuple[str, str] | None:
         if code not in self._known:
             path = Path(code.co_filename)
             inside = path.is_relative_to(PACKAGE)
-            function = (code.co_qualname, path.relative_to(PACKAGE).as_posix()) if inside else None
-            self._known[code] = function if function in self._wanted else None
+            self._known[code] = (code.co_qualname, path.relative_to(PACKAGE).as_posix()) if inside else None
         return self._known[code]
+
+    def hops(self, first: str, end: str) -> Hops:
+        """Calls from one file into another between two functions, by file in the order of the path."""
+        names = [call.name for call in self.calls]
+        found: Hops = {}
+        for k in range(names.index(first), names.index(end)):
+            call = self.calls[k]
+            if self.callers[k] != call.file:
+                outermost = call.name.partition(".<locals>")[0]
+                found.setdefault(call.file, set()).add(outermost)
+        return found
+
+    def among(self, wanted: set[tuple[str, str]]) -> list[Call]:
+        """The calls of some functions, with their depth among each other."""
+        found: list[Call] = []
+        above: list[int] = []
+        for call in self.calls:
+            if (call.name, call.file) in wanted:
+                while above and above[-1] >= call.depth:
+                    above.pop()
+                found.append(call._replace(depth=len(above)))
+                above.append(call.depth)
+        return found
+
+
+def hops_of_the_page() -> Hops:
+    """The table of files: which of their functions other files call on the way."""
+    table = PAGE.partition("## All files on the way")[2]
+    rows = re.findall(r"^\| `(\S+\.py)` \| ([^|]+) \|", table, re.MULTILINE)
+    return {file: set(re.findall(r"`([\w.]+)`", doors)) for file, doors in rows}
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+def tracer(tmp_path_factory: pytest.TempPathFactory) -> Tracer:
     folder = tmp_path_factory.mktemp("runs")
     config = load_config(TrainConfig, [], [*ONE_TRANSITION, f"run.dir={folder}"])
-    tracer = Tracer({(call.name, call.file) for call in calls_of_the_page()})
+    tracer = Tracer()
     before = sys.getprofile()
     sys.setprofile(tracer)
     try:
         train(config, Request(console="off"))
     finally:
         sys.setprofile(before)
-    return tracer.calls
+    return tracer
 
 
 def test_the_named_functions_are_in_the_named_files() -> None:
@@ -119,8 +153,20 @@ def test_the_named_functions_are_in_the_named_files() -> None:
     assert not missing
 
 
-def test_the_path_is_the_one_a_transition_takes(recorded: list[Call]) -> None:
-    assert as_text(recorded) == as_text(calls_of_the_page())
+def test_the_path_is_the_one_a_transition_takes(tracer: Tracer) -> None:
+    page = calls_of_the_page()
+    assert as_text(tracer.among({(call.name, call.file) for call in page})) == as_text(page)
+
+
+def test_no_file_and_no_hop_is_left_out(tracer: Tracer) -> None:
+    """Nothing is filtered: whoever lets the path enter another file, or another function of one, finds it here."""
+    hops = tracer.hops("OnlineRun._collect", "OnlineRun._after_step")
+    assert _table(hops_of_the_page()) == _table(hops)
+    assert f"**{len(hops)} files**" in PAGE
+
+
+def _table(hops: Hops) -> str:
+    return "\n".join(f"{file}: {', '.join(sorted(doors))}" for file, doors in hops.items())
 
 
 def test_the_text_names_only_what_exists() -> None:

@@ -75,7 +75,7 @@ def kind_of(name: str) -> str:
 @pytest.fixture(name="schemas", scope="module")
 def make_schemas() -> dict[str, Any]:
     from rollmill.core.config.json_schema import json_schema
-    from rollmill.runs.offline.settings import OfflineConfig
+    from rollmill.runs.offline_settings import OfflineConfig
     from rollmill.runs.settings import TrainConfig
     from rollmill.runs.world.settings import WorldConfig
 

@@ -1,4 +1,4 @@
-"""Making one environment."""
+"""Makes one environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training from Python, in a script or in a notebook."""
+"""Trains from Python, in a script or in a notebook."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Files: TypeAlias = str | Path | Sequence[str | Path]
 
 
 def env_words(env: Env | None) -> dict[str, Any]:
-    """The settings of an environment."""
+    """Return the settings of an environment."""
     if env is None:
         return {}
     if not isinstance(env, str | Mapping) and not callable(env):

@@ -1,4 +1,4 @@
-"""``rollmill bench``."""
+"""``rollmill bench`` measures speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rollmill diary``."""
+"""``rollmill diary`` shows where runs come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rollmill doctor``."""
+"""``rollmill doctor`` checks the machine."""
 
 from __future__ import annotations
 

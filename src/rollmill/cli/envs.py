@@ -153,7 +153,7 @@ def describe(report: CheckReport) -> str:
 
 
 def describe_spec(spec: EnvSpec) -> str:
-    """What it promises, in a few lines."""
+    """Return what it promises, in a few lines."""
     action = spec.action
     kinds = {
         "discrete": f"one of {action.nvec[0]}" if action.nvec else "",

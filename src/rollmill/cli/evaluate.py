@@ -1,4 +1,4 @@
-"""``rollmill eval``."""
+"""``rollmill eval`` says what policies are worth."""
 
 from __future__ import annotations
 

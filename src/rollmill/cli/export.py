@@ -1,4 +1,4 @@
-"""``rollmill export``."""
+"""``rollmill export`` writes policies for other programs."""
 
 from __future__ import annotations
 

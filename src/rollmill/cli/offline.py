@@ -1,4 +1,4 @@
-"""``rollmill offline``."""
+"""``rollmill offline`` learns from recorded data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rollmill tb``."""
+"""``rollmill tb`` opens TensorBoard."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class Verb:
 
 _TRAIN = "runs.settings:TrainConfig"
 _WHOLE_WORLD = "runs.world.settings:WorldConfig"
-_CONTROLLER = "runs.world.control_settings:ControllerConfig"
-_DREAMS = "runs.world.control_settings:DreamVideo"
+_CONTROLLER = "runs.world.settings:ControllerConfig"
+_DREAMS = "runs.world.settings:DreamVideo"
 _LAUNCHES = "launch.settings:LaunchSettings"
 
 _DATA = {
@@ -88,7 +88,7 @@ VERBS: dict[str, Verb] = {
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal", settings=_TRAIN),
     "collect": Verb("collect:collect", "write episodes of a policy into a store", settings=_TRAIN),
     "data": Verb("", "look at stores, check, repair, merge, split and convert them", _DATA),
-    "offline": Verb("offline:offline", "learn a policy from a store", settings="runs.offline.settings:OfflineConfig"),
+    "offline": Verb("offline:offline", "learn a policy from a store", settings="runs.offline_settings:OfflineConfig"),
     "world": Verb("", "world models: encoder, latents, dynamics, controller, dream", _WORLD),
     "bench": Verb("bench:bench", "measure speed", settings=_TRAIN),
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),

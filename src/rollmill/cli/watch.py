@@ -1,4 +1,4 @@
-"""``rollmill watch``."""
+"""``rollmill watch`` shows a policy live."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Checkpoints:
         return tuple(sorted(found, key=lambda c: (c.frames, c.milestone)))
 
     def newest(self) -> Checkpoint | None:
-        """The one with the most frames."""
+        """Return the one with the most frames."""
         found = self.list()
         return found[-1] if found else None
 

@@ -122,7 +122,7 @@ class Diary:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the repository around ``folder`` and whether tracked files differ from it (``dirty``).
+    """Return the commit of the repository around ``folder`` and whether tracked files differ from it (``dirty``).
 
     None outside a repository or without git. ``dirty`` is None where git could not tell in time.
     """

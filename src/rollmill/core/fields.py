@@ -31,7 +31,7 @@ MASK_FIELD = "action_mask"
 
 @dataclass(frozen=True)
 class Field:
-    """One named column: ``dtype`` in numpy's spelling, ``shape`` of a single row without lanes."""
+    """Describes one named column: ``dtype`` in numpy's spelling, ``shape`` of a single row without lanes."""
 
     name: str
     dtype: str

@@ -65,7 +65,7 @@ def import_module(source: str, key: str, target: str = "") -> ModuleType:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package could be imported, without importing it."""
+    """Return whether a package could be imported, without importing it."""
     if package in sys.modules:
         return sys.modules[package] is not None
     return importlib.util.find_spec(package) is not None

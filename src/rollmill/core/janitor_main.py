@@ -92,7 +92,7 @@ def is_alive(pid: int) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process."""
+    """Return the command line of a process."""
     return _read(f"{PROC}/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 

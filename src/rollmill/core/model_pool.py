@@ -65,11 +65,11 @@ class ModelPool:
     # -- reading -------------------------------------------------------------------------------
 
     def entries(self) -> tuple[Entry, ...]:
-        """All models, oldest first."""
+        """Return all models, oldest first."""
         return self._read()[1]
 
     def latest(self) -> Loaded:
-        """The newest model."""
+        """Return the newest model."""
         return self._load(lambda found: found[-1])
 
     def by_id(self, number: int) -> Loaded:
@@ -77,7 +77,7 @@ class ModelPool:
         return self._load(lambda found: next((entry for entry in found if entry.id == number), None), str(number))
 
     def random(self, rng: np.random.Generator) -> Loaded:
-        """Any model, each with the same probability."""
+        """Return any model, each with the same probability."""
         return self._load(lambda found: found[int(rng.integers(len(found)))])
 
     def path_of(self, entry: Entry) -> Path:

@@ -66,7 +66,7 @@ def check_within(path: Path, folder: Path) -> None:
 
 
 def read_text(path: Path, most: int = MOST_BYTES, within: Path | None = None) -> str:
-    """The text of a regular file in UTF-8; see ``read_bytes``."""
+    """Return the text of a regular file in UTF-8; see ``read_bytes``."""
     return read_bytes(path, most, within).decode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Processes of our own beside this one: started, watched, ended.
+"""Starts, watches and ends processes of our own beside this one.
 
 Each runs a module of ours, ``python -m MODULE FD``, which begins with a call of ``core.child``. There are two kinds:
 
@@ -188,7 +188,7 @@ class Child:
         return lines
 
     def crash_stack(self) -> str:
-        """What Python wrote when it crashed, and nothing otherwise."""
+        """Return what Python wrote when it crashed, and nothing otherwise."""
         lines = list(self.last_lines)
         begin = next((n for n, line in enumerate(lines) if line.startswith(CRASHED)), len(lines))
         return "\n".join(lines[begin:])

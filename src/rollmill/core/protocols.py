@@ -28,7 +28,7 @@ StepReturn = tuple[Any, Any, Any, Mapping[str, Any]]
 
 
 class Env(Protocol):
-    """One simulator with one or more agents, writing what it sees into given arrays.
+    """Is one simulator with one or more agents, which writes what it sees into given arrays.
 
     Raising is allowed: whoever holds the env restarts it within limits and reports the fault.
     """
@@ -152,7 +152,7 @@ class Policy(Actor):
     """Answers requests."""
 
     def act(self, request: ActRequest) -> PolicyOutput:
-        """One decision for each lane of the request."""
+        """Return one decision for each lane of the request."""
         raise NotImplementedError
 
 

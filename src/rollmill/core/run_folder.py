@@ -151,7 +151,7 @@ class RunFolder:
         self._marked = True
 
     def read_state(self) -> dict[str, Any] | None:
-        """What ``set_state`` wrote last, or None before the first time."""
+        """Return what ``set_state`` wrote last, or None before the first time."""
         try:
             value = read_json(self.state)
         except FileNotFoundError:

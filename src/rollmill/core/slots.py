@@ -106,7 +106,7 @@ class SharedBlock:
 
 
 def layout_arrays(fields: Sequence[tuple[Field, tuple[int, ...]]]) -> tuple[dict[str, int], int]:
-    """Byte offset of each (field, leading shape), 64-byte aligned, and the total size."""
+    """Return the byte offset of each (field, leading shape), 64-byte aligned, and the total size."""
     offsets: dict[str, int] = {}
     end = 0
     for field, leading in fields:
@@ -138,7 +138,7 @@ class SegmentLayout:
         return self.steps // (self.state_every or self.steps)
 
     def fields(self) -> list[tuple[Field, int]]:
-        """Every field with its number of rows in a slot."""
+        """Return every field with its number of rows in a slot."""
         columns = [Field(OBS + f.name, f.dtype, f.shape) for f in self.spec.observation]
         columns += [*WORKER_FIELDS, self.spec.action.field, *OUTPUT_FIELDS]
         rows = [(field, self.rows) for field in columns]
@@ -190,7 +190,7 @@ class Arena:
                 array[slot] = 1
 
     def segment(self, slot: int) -> dict[str, Array]:
-        """Views of one slot: ``[T + 1, L, ...]`` per field."""
+        """Return views of one slot: ``[T + 1, L, ...]`` per field."""
         return {name: array[slot] for name, array in self.fields.items()}
 
     def head(self, slot: int, row: int) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Text on its way to a terminal or a log.
+"""Cleans text on its way to a terminal or a log.
 
 Names and messages of environments, policies and files of others may hold escape sequences, which would move the cursor,
 hide lines or change the title of the window. Commands print through ``clean_output``, logs are written with a

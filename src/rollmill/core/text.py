@@ -60,7 +60,7 @@ def did_you_mean(names: Iterable[str]) -> str:
 
 
 def show(value: Any, limit: int = 80) -> str:
-    """A plain value in YAML's words (``null``, ``true``), shortened to about ``limit`` characters."""
+    """Return a plain value in YAML's words (``null``, ``true``), shortened to about ``limit`` characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
@@ -68,7 +68,7 @@ def show(value: Any, limit: int = 80) -> str:
 
 
 def bytes_text(value: float) -> str:
-    """``12.3 MB``, in units of 1000."""
+    """Return text such as ``12.3 MB``, in units of 1000."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if value >= unit * 0.9995:
             return f"{three_digits(value / unit)} {name}"
@@ -76,7 +76,7 @@ def bytes_text(value: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """``1.23``, ``12.3``, ``123``."""
+    """Return text such as ``1.23``, ``12.3``, ``123``."""
     return f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
 
 
@@ -131,7 +131,7 @@ def type_text(tp: Any) -> str:
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The text after each field in the class source: a string on the next line, or a trailing comment."""
+    """Return the text after each field in the class source: a string on the next line, or a trailing comment."""
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(owner):

@@ -133,7 +133,7 @@ class _Plan:
         self.file_bytes = self._payload_start + self._payload_bytes + _DIGEST_BYTES
 
     def chunks(self) -> Iterator[atomic.Chunk]:
-        """The file's bytes in order."""
+        """Return the file's bytes in order."""
         digest = hashlib.sha256()
         for chunk in self._unsealed():
             digest.update(chunk)
@@ -269,7 +269,7 @@ class _Reader:
         return header_bytes, file_bytes
 
     def decode(self, resolve: Callable[[ArrayRef], Any]) -> Tree:
-        """The tree, with ``resolve(ref)`` in the place of every array."""
+        """Return the tree, with ``resolve(ref)`` in the place of every array."""
         try:
             return _decode(json.loads(self._header), resolve)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:

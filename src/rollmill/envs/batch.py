@@ -1,4 +1,4 @@
-"""Several single environments stepped as one batch, kept alive through their faults.
+"""Steps several single environments as one batch, and keeps them alive through their faults.
 
 A lane that ended keeps its final observation for one row; the next ``step`` ignores the action
 there and resets the lane (next-step autoreset). An env that raises or returns nonsense is closed,
@@ -523,7 +523,7 @@ def _own_statistics(info: Mapping[str, Any]) -> dict[str, float]:
 
 
 def random_actions(spec: EnvSpec, rng: np.random.Generator, obs: Obs, lanes: int) -> Array:
-    """Uniformly random actions ``[lanes, ...]``; under a mask only allowed ones."""
+    """Return uniformly random actions ``[lanes, ...]``; under a mask only allowed ones."""
     action = spec.action
     if action.kind == "continuous":
         return _random_numbers(action, rng, lanes)

@@ -97,7 +97,7 @@ class MiniGridEnv:
         return float(reward), terminated, truncated, {}
 
     def render(self) -> Array | None:
-        """The whole grid in colour."""
+        """Return the whole grid in colour."""
         image: Array = self._env.unwrapped.get_frame(highlight=True, tile_size=32)  # type: ignore[attr-defined]
         return image
 

@@ -38,7 +38,7 @@ def probe_here(settings: EnvSettings) -> EnvSpec:
 
 
 def build_one(settings: EnvSettings) -> Env:
-    """One env, of whichever kind; EnvError with the traceback where its constructor fails."""
+    """Return one env, of whichever kind; EnvError with the traceback where its constructor fails."""
     try:
         if not settings.vector:
             return make_env(settings)

@@ -1,4 +1,4 @@
-"""Which environment, and with which arguments."""
+"""Settings say which environment is played, and with which arguments."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ def _action_taker(space: Space, parts: list[_ActionPart]) -> Callable[[Array, bo
 
 
 def mask_field(spec: ActionSpec) -> Field:
-    """The field of an action mask for this action space."""
+    """Return the field of an action mask for this action space."""
     if spec.kind == "continuous":
         raise ConfigError("action masks need an action space with choices (Discrete, MultiDiscrete, MultiBinary)")
     return Field(MASK_FIELD, "int8", (spec.mask_size,))

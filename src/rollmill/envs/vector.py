@@ -44,7 +44,7 @@ class LaneError(ValueError):
 
 
 def vector_spec(env: gym.vector.VectorEnv, settings: EnvSettings) -> EnvSpec:
-    """What one lane of a vector env promises; ConfigError where it cannot be used as a batch."""
+    """Return what one lane of a vector env promises; ConfigError where it cannot be used as a batch."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         raise ConfigError(

@@ -118,7 +118,7 @@ class Experiment:
         return range(self.seeds) if isinstance(self.seeds, int) else self.seeds
 
     def all_params(self) -> Params:
-        """The parameters, times the seeds."""
+        """Return the parameters, times the seeds."""
         seeds = self.seed_list()
         return self.params * ParamGrid({SEED: seeds}) if seeds else self.params
 
@@ -219,7 +219,7 @@ class _File:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """The experiment of a YAML file."""
+    """Return the experiment of a YAML file."""
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such description")
     file = load_config(_File, [path], [])

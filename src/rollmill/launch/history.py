@@ -89,7 +89,7 @@ HEAD = ("started", "run", "start", "host", "code", "frames", "how it ended", "fr
 
 
 def cells(entry: Entry) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return one row of the table."""
     end = "..." if entry.to_frames is None else f"{entry.to_frames:,}"
     changes = ", ".join(f"{key}: {show(old, 30)} -> {show(new, 30)}" for key, (old, new) in entry.changes.items())
     return (

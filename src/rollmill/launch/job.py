@@ -229,7 +229,7 @@ def job_id(environment: Mapping[str, str] | None = None) -> str:
 
 
 def tail_of(path: Path) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     try:
         with open(path, "rb", opener=plain_file) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

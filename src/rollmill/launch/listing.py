@@ -19,6 +19,7 @@ from rollmill.core.run_folder import RunFolder, holder, is_run
 from rollmill.core.text import nearest
 from rollmill.launch.compare.gather import look_at
 from rollmill.launch.progress import folder_bytes, last_row, number_of
+from rollmill.monitor.jsonl import position
 
 DEEPEST = 4
 """Folders between the root and a run, at most."""
@@ -112,7 +113,7 @@ def describe(folder: Path, root: Path) -> RunRow:
         kind, env = "?", ""
     state, saved = _state(run, kind)
     row = last_row(run.metrics) or {}
-    frames = [number for number in (saved.get("frames"), row.get("frames")) if isinstance(number, int)]
+    frames = [number for number in (saved.get("frames"), position(row)) if isinstance(number, int)]
     returns = (number_of(row, name) for name in RETURNS)
     return RunRow(
         name=str(folder.relative_to(root)),

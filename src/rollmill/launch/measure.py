@@ -10,6 +10,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.plan import Measured
 from rollmill.launch.progress import folder_bytes, last_row, number_of
+from rollmill.monitor.jsonl import position
 
 _MOST = 20
 
@@ -23,7 +24,7 @@ def measure(folders: Iterable[Path]) -> Measured:
             continue
         seconds = number_of(row, "time/seconds")
         if seconds:
-            rates.append(row["frames"] / seconds)
+            rates.append((position(row) or 0) / seconds)
         sizes.append(folder_bytes(folder))
         used.append(folder)
         if len(used) == _MOST:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import parse_json, plain_file, read_lines
+from rollmill.monitor.jsonl import position
 
 _BLOCK = 1 << 16
 
@@ -60,8 +61,9 @@ def read_curve(path: Path, metric: str) -> Curve:
             value = None if row is None else number_of(row, metric)
             if row is None or value is None:
                 continue
-            if not curve.frames or row["frames"] > curve.frames[-1]:
-                curve.frames.append(float(row["frames"]))
+            at = float(position(row) or 0)
+            if not curve.frames or at > curve.frames[-1]:
+                curve.frames.append(at)
                 curve.values.append(float(value))
     except (FileNotFoundError, NotADirectoryError):
         return curve
@@ -75,7 +77,7 @@ def _unreadable(path: Path, error: OSError) -> RunFolderError:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -93,4 +95,4 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         row = parse_json(line)
     except ValueError:
         return None  # the block began in the middle of a row
-    return row if isinstance(row, dict) and isinstance(row.get("frames"), int) else None
+    return row if isinstance(row, dict) and position(row) is not None else None

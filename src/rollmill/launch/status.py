@@ -14,6 +14,7 @@ from rollmill.launch.backends.base import BackEnd, JobStatus
 from rollmill.launch.progress import last_row, number_of
 from rollmill.launch.records import Attempt, Handle, LaunchRecords, PlanRecord, RunRecord, Submission
 from rollmill.launch.verbs import has_run_folder
+from rollmill.monitor.jsonl import position
 
 State = Literal["waiting", "queued", "running", "finished", "failed", "cancelled"]
 STATES: tuple[State, ...] = ("running", "queued", "waiting", "failed", "cancelled", "finished")
@@ -153,7 +154,7 @@ def _before(attempts: Sequence[Attempt]) -> str:
 
 
 def why(attempts: Sequence[Attempt], job: JobStatus | None) -> str:
-    """Why the last attempt ended, in one sentence."""
+    """Return why the last attempt ended, in one sentence."""
     if attempts and attempts[-1].reason:
         return attempts[-1].reason
     if attempts and attempts[-1].ended is None:
@@ -178,7 +179,7 @@ def _metrics(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
     row = last_row(folder.metrics)
     if row is None:
         return {}
-    frames = int(row["frames"])
+    frames = position(row) or 0
     if state == "finished":
         frames = int((folder.read_state() or {}).get("frames") or frames)
     rate = number_of(row, "time/frames_per_s")

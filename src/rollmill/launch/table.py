@@ -19,7 +19,7 @@ _REASON = 300
 
 
 def cells(status: RunStatus) -> tuple[str, ...]:
-    """One row, as text."""
+    """Return one row, as text."""
     share = ""
     if status.frames is not None and status.run.frames:
         share = f" ({min(1.0, status.frames / status.run.frames):.0%})"
@@ -91,7 +91,7 @@ def rich_table(statuses: Sequence[RunStatus], limit: int) -> RenderableType:
 
 
 def duration(seconds: float) -> str:
-    """``45s``, ``12m``, ``3h20m``, ``2d04h``."""
+    """Return text such as ``45s``, ``12m``, ``3h20m``, ``2d04h``."""
     if not math.isfinite(seconds):
         return "-"
     minutes, whole = divmod(round(seconds), 60)

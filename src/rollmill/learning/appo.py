@@ -1,4 +1,4 @@
-"""The learner: asynchronous PPO on finished segments.
+"""Learns by asynchronous PPO from finished segments.
 
 ``train`` is the whole step, top to bottom: load the batch, compute targets, then for each epoch and
 minibatch compute gradients, look at them, and step the optimizer (``learning.step``). Every piece below

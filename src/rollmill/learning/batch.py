@@ -170,7 +170,7 @@ def minibatches(pieces: Pieces, count: int, generator: torch.Generator, compact:
 
 
 def micro_batches(pieces: Pieces, rows: int) -> Iterator[Pieces]:
-    """Slices of at most ``rows`` rows (0: all at once)."""
+    """Return slices of at most ``rows`` rows (0: all at once)."""
     length, columns = pieces.reward.shape
     width = max(1, rows // length) if rows else columns
     for begin in range(0, columns, width):

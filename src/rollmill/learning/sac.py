@@ -1,4 +1,4 @@
-"""The learner: soft actor-critic (Haarnoja et al. 2018) on a replay buffer.
+"""Learns by soft actor-critic (Haarnoja et al. 2018) from a replay buffer.
 
 ``train`` takes the new rows into the buffer, then does ``sac.updates_per_step`` optimizer steps for each of them.
 One step, in ``_update``, draws rows, moves the critics towards their targets, the policy towards what the critics
@@ -306,7 +306,7 @@ def build_sac(
     seed: int,
     policy_id: int = 0,
 ) -> Sac:
-    """The learner with critics like the policy's network and an empty replay buffer."""
+    """Return the learner with critics like the policy's network and an empty replay buffer."""
     learning, sac, network = settings
     critics = Critics(spec, network).to(next(model.parameters()).device)
     experience = Experience(spec, sac.capacity, learning, seed)

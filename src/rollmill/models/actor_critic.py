@@ -1,4 +1,4 @@
-"""The whole network: observations in, action distribution and value out.
+"""Builds the whole network: observations in, action distribution and value out.
 
 Two forms that agree: ``step`` decides for n lanes at once, ``unroll`` reads T steps of B lanes when
 learning. ``build_model`` makes the network the settings ask for, the user's own included.
@@ -112,7 +112,7 @@ class ActorCritic(nn.Module):
         return torch.zeros(n, self.state_size, device=self.return_moments.shift.device)
 
     def step(self, obs: Observations, first: Tensor, state: Tensor) -> Output:
-        """One decision for n lanes.
+        """Return one decision for n lanes.
 
         ``obs``: ``[n, *shape]`` by field name (an action mask among them is not read); ``first``: ``[n]``
         bool, the row begins an episode, so its state counts as zero; ``state``: ``[n, S]``.

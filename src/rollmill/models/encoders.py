@@ -1,4 +1,4 @@
-"""From observation fields to one feature vector per row.
+"""Encodes observation fields as one feature vector per row.
 
 Images (uint8, rank 3) go through a convnet each, everything else is flattened, joined and goes
 through an MLP; where there are images, all features meet in the ``fc`` layers. Float fields are
@@ -90,7 +90,7 @@ class CustomEncoder(nn.Module):
     output_size: int
 
     def forward(self, obs: Observations) -> Tensor:
-        """Features ``[n, output_size]`` of observations ``[n, *shape]``."""
+        """Return the features ``[n, output_size]`` of observations ``[n, *shape]``."""
         raise NotImplementedError
 
 
@@ -133,7 +133,7 @@ class Encoder(nn.Module):
         self.output_size = self.fc.output_size
 
     def forward(self, obs: Observations) -> Tensor:
-        """Features ``[n, output_size]``."""
+        """Return the features ``[n, output_size]``."""
         features: Tensor
         if not self.image_names:  # the usual case for small, fast environments: nothing else to do
             features = self.mlp(self._vector(obs))
@@ -291,7 +291,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0)
 
 
 def initialise(layer: Layer, gain: float) -> Layer:
-    """Orthogonal weights of this gain, zero bias."""
+    """Set orthogonal weights of this gain, and zero bias."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

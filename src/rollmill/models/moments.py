@@ -70,7 +70,7 @@ class RunningMoments(nn.Module):
         return (x - self.shift).div_(self.std)
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """The inverse of ``normalise``."""
+        """Undo ``normalise``."""
         return x * self.std + self.shift
 
 

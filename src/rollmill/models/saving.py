@@ -1,4 +1,4 @@
-"""Networks, optimizers and random generators as plain arrays, for checkpoints.
+"""Turns networks, optimizers and random generators into plain arrays, for checkpoints.
 
 What does not fit is a CheckpointError; ``checkpoints.restoring`` adds the name of the file.
 """

@@ -123,7 +123,7 @@ class Convolution(nn.Module):
         return self._filter(past, kinds)
 
     def memory(self, lanes: int, like: Tensor) -> Tensor:
-        """``[lanes, width - 1, D]``, the oldest input first."""
+        """Return ``[lanes, width - 1, D]``, the oldest input first."""
         return like.new_zeros((lanes, self.width - 1, self.filters.shape[-1]))
 
     def act(self, x: Tensor, memory: Tensor, lanes: Tensor, age: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class Trunk(nn.Module):
         return out.reshape(shape)
 
     def memory(self, lanes: int) -> Memory:
-        """Empty memory for so many lanes, on the trunk's device."""
+        """Return empty memory for so many lanes, on the trunk's device."""
         like = self.norm.weight.detach()
         layers = [block.mixer.memory(lanes, like) for block in self.blocks]  # type: ignore[union-attr,operator]
         return Memory(torch.zeros(lanes, dtype=torch.int64, device=like.device), layers)

@@ -37,7 +37,7 @@ _MAX_WIDTH = 100
 
 
 def count_text(value: float) -> str:
-    """``950``, ``12.3K``, ``4.56M``: three digits and a unit of thousands."""
+    """Return text such as ``950``, ``12.3K``, ``4.56M``: three digits and a unit of thousands."""
     if not math.isfinite(value):
         return str(value)
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
@@ -47,7 +47,7 @@ def count_text(value: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """``45 s``, ``3 min 05 s``, ``2 h 07 min``, ``4 d 03 h``."""
+    """Return text such as ``45 s``, ``3 min 05 s``, ``2 h 07 min``, ``4 d 03 h``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -24,7 +24,7 @@ from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import MOST_LINE_BYTES, parse_json, plain_file, read_lines
 
 _LOG = logging.getLogger("rollmill")
-_RESERVED = ("frames", "time")
+_RESERVED = ("frames", "step", "unit", "time")
 _OLD_METRICS = {"time/main_inference": "time/main_inference", "time/images_per_s": "time/images_per_s"}
 """Name in files of version 0.1 -> name now."""
 _BLOCK = 1 << 16
@@ -38,9 +38,17 @@ class JsonlSink:
     before the kill) are removed; they will be written again.
     """
 
-    def __init__(self, path: Path, resume_frames: int | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        resume_frames: int | None = None,
+        clock: Callable[[], float] = time.time,
+        unit: str = "frames",
+    ) -> None:
+        """``unit``: what the run counts. Rows say ``frames``, or ``step`` with the unit where it is another one."""
         self._path = path
         self._clock = clock
+        self._unit = unit
         try:
             if path.exists():
                 _cut_torn_row(path)
@@ -51,7 +59,8 @@ class JsonlSink:
             raise _cannot_write(path, error) from error
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
-        row: dict[str, Any] = {"frames": int(frames), "time": round(self._clock(), 3)}
+        where = {"frames": int(frames)} if self._unit == "frames" else {"step": int(frames), "unit": self._unit}
+        row: dict[str, Any] = {**where, "time": round(self._clock(), 3)}
         for name, value in metrics.items():
             if name in _RESERVED:
                 raise ValueError(f"a metric cannot be called {name!r}: every row has that already")
@@ -84,6 +93,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def position(row: Mapping[str, Any]) -> int | None:
+    """Return how far the run was at a row, in frames or in its own unit; None where the row does not say."""
+    found = row.get("frames", row.get("step"))
+    return found if isinstance(found, int) else None
+
+
 def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(read_lines(path), 1):
         if line.endswith(b"\n"):
@@ -95,7 +110,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         row = parse_json(line)
     except ValueError as error:
         raise RunFolderError(f"{path}, line {number}: not JSON ({error})") from error
-    if not isinstance(row, dict) or not isinstance(row.get("frames"), int):
+    if not isinstance(row, dict) or position(row) is None:
         raise RunFolderError(f"{path}, line {number}: not a row of metrics (no frames)")
     return {_new_name(name): value for name, value in row.items()}
 
@@ -138,7 +153,7 @@ def _remove_rows_after(path: Path, frames: int) -> None:
     beyond = set()
     for number, line in _whole_lines(path):
         try:
-            if _parse(path, number, line)["frames"] > frames:
+            if (position(_parse(path, number, line)) or 0) > frames:
                 beyond.add(number)
         except RunFolderError as error:  # metrics must not keep a run from continuing
             _LOG.warning("%s; left as it is", error)

@@ -152,7 +152,7 @@ class Progress:
         self._start = clock() - seconds_before
 
     def elapsed(self) -> float:
-        """Seconds of all sessions."""
+        """Return the seconds of all sessions."""
         return self._clock() - self._start
 
     def reached(self, frames: int, batches: float = 0) -> bool:
@@ -175,7 +175,7 @@ class Progress:
         return limit, min(1.0, shares[limit])
 
     def seconds_left(self, frames: int, frames_per_s: float, batches: float = 0) -> float | None:
-        """Seconds until the first limit at this rate; None where that cannot be told."""
+        """Return the seconds until the first limit at this rate; None where that cannot be told."""
         left = []
         if self.max_frames > 0 and (frames >= self.max_frames or frames_per_s > 0):
             left.append(max(0, self.max_frames - frames) / max(frames_per_s, 1e-9))

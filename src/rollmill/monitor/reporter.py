@@ -69,14 +69,16 @@ class Reporter:
         """
         folder = self._folder
         resumed = step if folder.metrics.exists() else None
-        self._sinks.append(JsonlSink(folder.metrics, resumed))
+        self._sinks.append(JsonlSink(folder.metrics, resumed, unit=self.unit))
         if tensorboard:
             self._tensorboard = TensorBoardSink(folder.tensorboard, resumed)
             self._sinks.append(self._tensorboard)
             if changed is not None:
                 self._tensorboard.hparams(changed, compared_by)
         if wandb is not None and wandb.on:
-            self._sinks.append(WandbSink(folder.path / "wandb", wandb, about or WandbRun(folder.path.name, "")))
+            about = about or WandbRun(folder.path.name, "")
+            axis = "frames" if self.unit == "frames" else "step"
+            self._sinks.append(WandbSink(folder.path / "wandb", wandb, about, axis))
         if display.mode != "off":
             screen = None if live_panel(display.mode) else RichConsole(force_terminal=False)
             shown = (display.title, display.progress, folder.path, display.every_s, display.rows)

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard.
+"""Writes metrics for TensorBoard.
 
 tensorboardX's ``SummaryWriter`` hands events to a thread through a bounded queue; when the disk is full
 the thread dies and the next report waits for it for ever. So its file writer is used directly: a report is

@@ -1,4 +1,4 @@
-"""Metrics for Weights & Biases.
+"""Sends metrics to Weights & Biases.
 
 The package is optional. It is looked for before anything starts, and imported when a run opens its sinks. Every row is
 sent with its frames as a column that all metrics are drawn over: W&B's own step only goes up, a resumed run goes back.
@@ -77,9 +77,12 @@ class WandbSink:
     Raises ConfigError when W&B refuses (nobody is logged in, no such project).
     """
 
-    def __init__(self, folder: Path, wanted: WandbSettings, about: WandbRun) -> None:
+    def __init__(self, folder: Path, wanted: WandbSettings, about: WandbRun, axis: str = "frames") -> None:
+        """``axis``: the column that all metrics are drawn over."""
         require_wandb(wanted)
         import wandb
+
+        self._axis = axis
 
         self._error: type[Exception] = wandb.Error
         self._mode = wanted.mode
@@ -109,8 +112,8 @@ class WandbSink:
             ) from error
         except OSError as error:
             raise RunFolderError(f"{folder}: cannot be written: {error.strerror or error}") from error
-        self._run.define_metric("frames", hidden=True)
-        self._run.define_metric("*", step_metric="frames")
+        self._run.define_metric(axis, hidden=True)
+        self._run.define_metric("*", step_metric=axis)
         _LOG.info("W&B: %s", self.link)
 
     @property
@@ -130,7 +133,7 @@ class WandbSink:
             raise ValueError("the W&B run is closed")
         row = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         try:
-            self._run.log({"frames": int(frames), **row})
+            self._run.log({self._axis: int(frames), **row})
         except (self._error, OSError) as error:
             raise RunFolderError(f"W&B: metrics cannot be sent: {error}") from error
 

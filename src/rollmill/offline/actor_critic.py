@@ -220,7 +220,7 @@ def check_actions(spec: EnvSpec) -> None:
 
 
 def build_value_policy(algorithm: str, spec: EnvSpec, model: SequenceSettings, settings: ValueSettings) -> ValuePolicy:
-    """The network of an algorithm."""
+    """Return the network of an algorithm."""
     return (Iql if algorithm == "iql" else Td3Bc)(spec, model, settings)
 
 

@@ -51,7 +51,7 @@ class ActionEmbedding(nn.Module):
         self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
 
     def forward(self, action: Tensor) -> Tensor:
-        """``[..., *shape]`` as the action's field -> ``[..., D]``."""
+        """Return ``[..., *shape]`` as the action's field -> ``[..., D]``."""
         kind, count = self.spec.kind, len(self.spec.nvec)
         if kind == "continuous":
             assert self.numbers is not None

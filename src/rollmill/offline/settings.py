@@ -68,7 +68,7 @@ class SequenceSettings:
         self.model_settings()
 
     def model_settings(self) -> ModelSettings:
-        """The same choices in the words of encoders and heads."""
+        """Return the same choices in the words of encoders and heads."""
         return ModelSettings(
             encoder=self.encoder,
             mlp=self.mlp,

@@ -40,7 +40,7 @@ class Inputs:
     """``[B, L]`` bool."""
 
     def rows(self, part: slice) -> Inputs:
-        """Some of the windows."""
+        """Return some of the windows."""
         return replace(
             self,
             obs={name: x[part] for name, x in self.obs.items()},

@@ -1,4 +1,4 @@
-"""Adam without the compiler that ``torch.optim`` drags in.
+"""Optimizes by Adam, without the compiler that ``torch.optim`` drags in.
 
 The first call into any optimizer of ``torch.optim`` imports ``torch._dynamo`` and, with it, a thousand modules:
 about 65 MB of memory and a second or more at the start of every run. The arithmetic is one function that needs none

@@ -1,4 +1,4 @@
-"""Where a NaN or infinity began: in the data, the weights, a layer, a loss term, or a gradient."""
+"""Finds where a NaN or infinity began: in the data, the weights, a layer, a loss term, or a gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def explain_non_finite(
     inputs: Mapping[str, Tensor],
     terms: Mapping[str, float] | None = None,
 ) -> str:
-    """The first bad place in words.
+    """Return the first bad place in words.
 
     ``forward`` repeats the pass that went wrong, ``inputs`` are what it reads, ``terms`` are parts of its loss.
     """

@@ -72,7 +72,7 @@ class Fitter(ABC, Generic[Model, Batch]):
 
     @abstractmethod
     def pieces(self, batch: Batch) -> Sequence[Batch]:
-        """Parts of the batch that go through a network one at a time."""
+        """Return the parts of the batch that go through a network one at a time."""
 
     @abstractmethod
     def piece_loss(self, network: Model, piece: Batch, number: int, samples: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -40,7 +40,7 @@ def on_disk(size: int) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder, in whole disk blocks."""
+    """Return the bytes of all files below a folder, in whole disk blocks."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -50,7 +50,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def shard_size(limit: int, at_budget: str, largest: int = 128 << 20) -> int:
-    """Bytes of a shard for a budget of ``limit`` bytes (0: none)."""
+    """Return the bytes of a shard for a budget of ``limit`` bytes (0: none)."""
     return max(1 << 16, min(largest, limit // SHARDS_PER_BUDGET[at_budget])) if limit else largest
 
 

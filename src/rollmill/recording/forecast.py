@@ -84,7 +84,7 @@ def forecast(settings: RecordingSettings, run: RunSize, sample: Sample) -> Forec
 
 
 def describe(found: Forecast, settings: RecordingSettings) -> str:
-    """One or two sentences for the log."""
+    """Return one or two sentences for the log."""
     about = "at most" if found.upper else "about"
     per = " per million frames" if found.unlimited_run else ""
     text = (

@@ -150,7 +150,7 @@ class SegmentBuffer:
         return self._out
 
     def counts(self) -> dict[str, float]:
-        """Metrics for the log (``docs/metrics.md``)."""
+        """Return the metrics for the log (``docs/metrics.md``)."""
         limiter = self.table.limiter
         return {
             "size": float(len(self.table)),

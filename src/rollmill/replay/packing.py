@@ -1,4 +1,4 @@
-"""One lane's segment as one flat array of bytes, and back, bit for bit.
+"""Packs one lane's segment into one flat array of bytes, and back, bit for bit.
 
 ::
 

@@ -10,7 +10,7 @@ from rollmill.envs.settings import EnvSettings
 
 
 def probe_in_child(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
-    """An env's spec, from a process of its own while this one imports torch."""
+    """Return an env's spec, from a process of its own while this one imports torch."""
     probe = Probe(env, environment)
     try:
         import torch  # noqa: F401 - takes a second or two, in which the probe does its work

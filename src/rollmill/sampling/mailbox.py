@@ -1,4 +1,4 @@
-"""How the main process and the workers talk: numbers in shared memory, and wakeups.
+"""Lets the main process and the workers talk: by numbers in shared memory, and wakeups.
 
 A command to a group is "step from row ``row`` of slot ``slot``" (row -1: reset into row 0). The main
 process writes slot and row, then raises ``command``; the worker does the work, then sets ``done`` to
@@ -83,7 +83,7 @@ class Mailbox:
         return self.block.raw(self._offsets[name], getattr(self, name).nbytes).cast("q")
 
     def line(self, worker: int) -> memoryview:
-        """The bytes of one worker's numbers, in the order of ``WORKER_FIELDS``."""
+        """Return the bytes of one worker's numbers, in the order of ``WORKER_FIELDS``."""
         return self.block.raw(self._lines_at + worker * LINE_BYTES, LINE_BYTES)
 
     def ready(self) -> Array:

@@ -1,4 +1,4 @@
-"""The workers as seen from the sampler: in this process (serial) or in processes of their own.
+"""Runs the workers for the sampler: in this process (serial) or in processes of their own.
 
 Both kinds offer the same few calls; the sampler does not know which one it has.
 """

@@ -101,7 +101,7 @@ def cache_key(store: Store, columns: Sequence[str]) -> str:
 
 
 def identities_of(store: Store) -> Array:
-    """``[episodes]`` IDENTITY."""
+    """Return ``[episodes]`` IDENTITY."""
     rows, found = store.table.rows, np.zeros(len(store), IDENTITY)
     hashes = [int.from_bytes(hashlib.sha256(ref.name.encode()).digest()[:8], "little") for ref in store.shards]
     if len(rows):
@@ -169,7 +169,7 @@ def load_part(path: Path, columns: Mapping[str, Column]) -> Part:
 
 
 def chunk_rows(column: Column) -> int:
-    """Rows that one checksum covers."""
+    """Return the rows that one checksum covers."""
     return max(1, CHECKED_BYTES // max(1, column.row_bytes))
 
 

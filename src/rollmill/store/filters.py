@@ -65,7 +65,7 @@ class Filter:
             raise ConfigError(f"filter: top={self.top} must be above 0 and at most 1 (or 100%)")
 
     def mask(self, table: EpisodeTable) -> Array:
-        """``[episodes]`` bool: who passes, ``top`` not looked at."""
+        """Return ``[episodes]`` bool: who passes, ``top`` not looked at."""
         passes = np.ones(len(table), np.bool_)
         for low, high, first, last in (
             (self.return_min, self.return_max, "return", "return"),
@@ -92,7 +92,7 @@ class Filter:
         return passes
 
     def select(self, table: EpisodeTable) -> Array:
-        """Numbers of the episodes that pass, ascending, int64."""
+        """Return the numbers of the episodes that pass, ascending, int64."""
         passes = self.mask(table)
         if self.top is None:
             return np.flatnonzero(passes)

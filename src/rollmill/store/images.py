@@ -58,7 +58,7 @@ class ImageColumn:
         return f"the last {part} of {self.channels}"
 
     def rgb(self, rows: Array) -> Array:
-        """Rows ``[n, ...]`` of the column as ``[n, height, width, 3]`` uint8."""
+        """Return the rows ``[n, ...]`` of the column as ``[n, height, width, 3]`` uint8."""
         if rows.ndim == 3:
             rows = rows[..., None]
         elif self.channel_first:

@@ -45,7 +45,7 @@ class StoreWarning(UserWarning):
 
 
 class Store:
-    """A directory of episodes, opened for reading.
+    """Reads a directory of episodes.
 
     ``verify``: check the checksum of every block that is read. ``unfinished``: list episodes without an end record
     too (their writer died or is still at it). ``cache_bytes``: decoded blocks kept for reads that touch a block more
@@ -158,7 +158,7 @@ class Store:
     # ---------------------------------------------------------------------------------------- reading
 
     def episode(self, i: int, columns: Sequence[str] | None = None) -> Episode:
-        """A whole episode: ``[n, ...]`` per column, ``[n + 1, ...]`` for observations."""
+        """Return a whole episode: ``[n, ...]`` per column, ``[n + 1, ...]`` for observations."""
         i = self._number(i)
         end, n = self.table.end(i), int(self._length[i])
         wanted = self.schema.names if columns is None else [name for name in columns if name not in DERIVED]

@@ -29,7 +29,7 @@ def sums_to(rewards: Array, total: float) -> bool:
 
 
 def returns_to_go(rewards: ArrayLike, gamma: float = 1.0) -> Array:
-    """``[n]`` float64: reward t + gamma x reward t + 1 + gamma^2 x ..., up to the last stored reward."""
+    """Return ``[n]`` float64: reward t + gamma x reward t + 1 + gamma^2 x ..., up to the last stored reward."""
     backwards = np.asarray(rewards, np.float64)[::-1]
     if gamma == 1.0:
         return np.cumsum(backwards)[::-1]

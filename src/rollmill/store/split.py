@@ -1,4 +1,4 @@
-"""Training and validation episodes, told apart by a hash of the episode's uid.
+"""Tells training and validation episodes apart by a hash of the episode's uid.
 
 The side an episode is on depends on its uid and the seed alone: it stays there when the store grows, is merged,
 repaired or filtered, on every machine. A larger validation share keeps all validation episodes of a smaller one.
@@ -30,7 +30,7 @@ class Split:
             raise ConfigError(f"split: the seed {self.seed} must not be negative")
 
     def is_validation(self, uids: ArrayLike) -> Array:
-        """``[n]`` bool for uids ``[n]``."""
+        """Return ``[n]`` bool for uids ``[n]``."""
         return position(uids, self.seed) < self.validation
 
     def __call__(self, table: EpisodeTable, episodes: ArrayLike | None = None) -> tuple[Array, Array]:
@@ -41,7 +41,7 @@ class Split:
 
 
 def position(uids: ArrayLike, seed: int) -> Array:
-    """A number in [0, 1) for every uid, float64: the upper 53 bits of a hash of both."""
+    """Return a number in [0, 1) for every uid, float64: the upper 53 bits of a hash of both."""
     start = mix(np.uint64(seed % 2**64))
     return (mix(np.asarray(uids, np.uint64) ^ start) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

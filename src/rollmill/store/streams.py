@@ -104,7 +104,7 @@ def stream_transitions(
 
 
 def stream_episodes(episodes: Episodes, order: Order | None = None) -> Iterator[Episode]:
-    """All episodes of this part, each once."""
+    """Return all episodes of this part, each once."""
     return (episodes[index] for index in (order or Order()).share(len(episodes)))
 
 

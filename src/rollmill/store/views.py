@@ -262,7 +262,7 @@ class Transitions:
 
 
 class Episodes:
-    """Whole episodes, ``[n, ...]`` per column, observations ``[n + 1, ...]``."""
+    """Gives whole episodes, ``[n, ...]`` per column, observations ``[n + 1, ...]``."""
 
     def __init__(
         self, source: Source, *, episodes: ArrayLike | None = None, columns: Sequence[str] | None = None
@@ -315,7 +315,7 @@ class Observations:
         return int(np.minimum(self.source.table.length[self.episodes] + 1, self.per_episode).sum())
 
     def read(self, position: int, rng: np.random.Generator) -> Batch:
-        """``[per_episode, ...]`` different observations of the episode at ``position``, in the order of time."""
+        """Return ``[per_episode, ...]`` different observations of the episode at ``position``, in the order of time."""
         i = int(self.episodes[position])
         rows = int(self.source.table.length[i]) + 1
         picked = np.sort(rng.choice(rows, min(rows, self.per_episode), replace=False))
@@ -351,7 +351,7 @@ def split_transitions(windows: Windows, pairs: Batch, row: int | None = None) ->
 
 
 def episode_numbers(source: Source, episodes: ArrayLike | None) -> Array:
-    """The selected episodes as int64 numbers; all without a selection."""
+    """Return the selected episodes as int64 numbers; all without a selection."""
     count = len(source.table)
     if episodes is None:
         return np.arange(count)

@@ -153,7 +153,7 @@ def _shown(latent: torch.Tensor, h: torch.Tensor, memory: int) -> Array:
 
 
 def action_space(action: ActionSpec) -> gym.Space[Any]:
-    """The Gymnasium space of a spec's actions."""
+    """Return the Gymnasium space of a spec's actions."""
     if action.kind == "discrete":
         return gym.spaces.Discrete(action.nvec[0])
     if action.kind == "multi_discrete":

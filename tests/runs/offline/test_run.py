@@ -165,7 +165,7 @@ def overfit(folder: Path, *words: str, **request: Any) -> OfflineOutcome:
 
 
 def losses_of(outcome: OfflineOutcome) -> dict[int, float]:
-    return {row["frames"]: row["validation/loss"] for row in read_jsonl(RunFolder(outcome.folder).metrics)}
+    return {row["step"]: row["validation/loss"] for row in read_jsonl(RunFolder(outcome.folder).metrics)}
 
 
 def test_the_weights_with_the_lowest_held_out_loss_act(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_resumed_run_goes_on_where_it_was(store: Path, tmp_path: Path) -> None
     resumed = run(tmp_path, store, *words, "run.name=b", "fit.steps=6", mode="resume")
     assert resumed.steps == straight.steps == 6
     folders = [RunFolder(outcome.folder) for outcome in (straight, resumed)]
-    assert [row["frames"] for row in read_jsonl(folders[1].metrics)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_jsonl(folders[1].metrics)] == [1, 2, 3, 4, 5, 6]
     ends = [Checkpoints(folder.checkpoints).load_newest().state["fit"] for folder in folders]
     assert [end["position"] for end in ends] == [6, 6]
     for name, weights in ends[0]["model"].items():
@@ -357,7 +357,7 @@ def test_a_run_that_was_killed_early_goes_on(store: Path, tmp_path: Path) -> Non
     assert untrained.name == "frames-000000000000.ckpt"
     last.unlink()
     run(tmp_path, store, *words, "run.name=b", mode="resume")
-    assert [row["frames"] for row in read_jsonl(killed.metrics)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_jsonl(killed.metrics)] == [1, 2, 3, 4, 5, 6]
     ends = [Checkpoints(folder.checkpoints).load_newest().state["fit"] for folder in (straight, killed)]
     for name, weights in ends[0]["model"].items():
         np.testing.assert_array_equal(weights, ends[1]["model"][name], err_msg=name)

@@ -52,7 +52,7 @@ def test_a_fit_leaves_a_model_metrics_and_no_cache(store: Path, tmp_path: Path) 
     assert model.axes is not None
     assert model.axes.directions.shape == (model.memory_size, model.memory_size)
     rows = read_jsonl(tmp_path / "dyn" / "metrics.jsonl")
-    assert [row["frames"] for row in rows] == [4, 8]
+    assert [row["step"] for row in rows] == [4, 8]
     assert rows[-1]["validation/loss"] is not None
     assert RunFolder(tmp_path / "dyn").read_state()["state"] == "finished"  # type: ignore[index]
     assert not (tmp_path / "dyn" / "cache").exists()
@@ -91,7 +91,7 @@ def test_a_fit_goes_on_without_one_of_its_files(store: Path, tmp_path: Path, nam
     train_dynamics(settings(steps=4), store, tmp_path / "dyn")
     (tmp_path / "dyn" / name).unlink()
     assert train_dynamics(settings(), store, tmp_path / "dyn").steps == 8
-    assert [row["frames"] for row in read_jsonl(tmp_path / "dyn" / "metrics.jsonl")] == [4, 8]
+    assert [row["step"] for row in read_jsonl(tmp_path / "dyn" / "metrics.jsonl")] == [4, 8]
 
 
 def test_an_untrained_model_is_an_ablation(store: Path, tmp_path: Path) -> None:

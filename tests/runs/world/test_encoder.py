@@ -60,7 +60,7 @@ def test_a_training_leaves_encoder_metrics_images_and_page(store: Path, whole: V
     assert encoder.metadata["store"] == str(store)
     folder = RunFolder(whole.folder)
     rows = list(read_jsonl(folder.metrics))
-    assert [row["frames"] for row in rows] == [4, 8, 12]
+    assert [row["step"] for row in rows] == [4, 8, 12]
     assert {"learn/reconstruction", "learn/kl", "validation/pixel_error"} <= rows[-1].keys()
     assert sorted(path.name for path in (whole.folder / "images").iterdir()) == [
         f"reconstructions-{step:08d}.png" for step in (5, 10, 12)
@@ -86,7 +86,7 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint(store: Path, tmp
     outcome = fit(store, tmp_path / "run", f"fit.steps={newest.frames + 3}", mode="resume")
     assert (outcome.state, outcome.steps) == ("finished", newest.frames + 3)
     assert f"({newest.frames:,} updates)" in (tmp_path / "run" / "log.txt").read_text()
-    rows = [row["frames"] for row in read_jsonl(RunFolder(tmp_path / "run").metrics)]
+    rows = [row["step"] for row in read_jsonl(RunFolder(tmp_path / "run").metrics)]
     assert rows == sorted(set(rows))
 
 

@@ -82,7 +82,7 @@ class Stack:
         return "defaults"
 
     def sources_below(self, path: KeyPath, limit: int = 4) -> str:
-        """Where the values of a block came from, in one phrase."""
+        """Return where the values of a block came from, in one phrase."""
         found = list(dict.fromkeys(where for key, where in self.sources.items() if key[: len(path)] == path))
         more = f"; and {len(found) - limit} more" if len(found) > limit else ""
         return "; ".join(found[:limit]) + more or "the defaults"

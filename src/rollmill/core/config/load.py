@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses, filled from YAML files and ``key=value`` overrides.
+"""Loads settings: frozen dataclasses, filled from YAML files and ``key=value`` overrides.
 
 Words
 -----
@@ -49,7 +49,7 @@ def load_config(
     overrides: Sequence[str],
     base: Mapping[str, Any] | None = None,
 ) -> T:
-    """Settings from YAML files, stacked left to right, then ``key.sub=value`` overrides.
+    """Load settings from YAML files, stacked left to right, then ``key.sub=value`` overrides.
 
     ``base``: plain values from ``to_dict`` (a checkpoint's config) that lie below everything else.
 

@@ -35,7 +35,7 @@ def dump_yaml(config: object) -> str:
 
 
 def differences(a: object, b: object) -> dict[str, tuple[Any, Any]]:
-    """Where two configs (or dicts made of them) differ: dotted key -> the value in each.
+    """Return where two configs (or dicts made of them) differ: dotted key -> the value in each.
 
     A side that lacks the key counts as None. A block or mapping that only one side has is reported whole.
     """

@@ -92,7 +92,7 @@ def keys_of(cls: type) -> dict[str, Key]:
 
 
 def dotted_keys(cls: type, prefix: str = "") -> Iterator[str]:
-    """All keys of the tree, blocks included."""
+    """Return all keys of the tree, blocks included."""
     for key in keys_of(cls).values():
         yield prefix + key.name
         if key.block is not None:

@@ -1,4 +1,4 @@
-"""YAML in and out, without YAML's traps.
+"""Reads and writes YAML, without YAML's traps.
 
 What differs from plain PyYAML:
 

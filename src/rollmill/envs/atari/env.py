@@ -1,4 +1,4 @@
-"""Atari 2600 games, with ALE's emulator driven directly and the usual preprocessing.
+"""Plays Atari 2600 games: ALE's emulator is driven directly, with the usual preprocessing.
 
 One step is ``frame_skip`` frames of the same action; the agent sees the pixel-wise maximum of the last two,
 in gray, shrunk by averaging, and stacked with the images of earlier steps. Images and rewards are those
@@ -129,7 +129,7 @@ class AtariEnv:
         return self._end(reward)
 
     def render(self) -> Array | None:
-        """The screen in colour, at the console's own size."""
+        """Return the screen in colour, at the console's own size."""
         image: Array = self._ale.getScreenRGB()
         return image
 

@@ -1,4 +1,4 @@
-"""What an Atari agent sees: the brighter of two frames, in gray, shrunk; worked out only where it changed.
+"""Makes what an Atari agent sees: the brighter of two frames, in gray, shrunk; worked out only where it changed.
 
 Between two steps most rows of an Atari screen stay as they are (two thirds in Pong). Conversion and
 shrinking work on blocks of rows that map onto whole rows of the image (5 onto 2 for 210 onto 84), so the

@@ -1,4 +1,4 @@
-"""CarRacing's observation, drawn straight at the asked size: ground, car, and the bar with the indicators.
+"""Draws CarRacing's observation straight at the asked size: ground, car, and the bar with the indicators.
 
 The stock environment draws a window of 1000 x 800 with pygame and shrinks it by averaging. Here every part is made as
 the average over a pixel from the start, with OpenCV and numpy; pygame only renders the digits of the score, once each

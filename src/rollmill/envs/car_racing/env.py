@@ -1,4 +1,4 @@
-"""CarRacing, thirty times as fast as Gymnasium's: its own physics, tracks and rewards, drawn another way.
+"""Plays CarRacing thirty times as fast as Gymnasium does: its physics, tracks and rewards, drawn another way.
 
 The stock environment spends 98 % of a step on drawing. Here ``car_racing_gym`` runs the stock class, with the car's
 arithmetic in plain floats (``car_racing_physics``), and draws only the observation (``car_racing_draw``), at the asked

@@ -64,7 +64,7 @@ class CarRacing(car_racing.CarRacing):
         self._painter.draw(self.car, zoom, self._shown_score, out)
 
     def image(self) -> Array:
-        """The stock image for people, uint8 ``[400, 600, 3]``."""
+        """Return the stock image for people, uint8 ``[400, 600, 3]``."""
         drawn: Array = super()._render("rgb_array")
         return drawn
 

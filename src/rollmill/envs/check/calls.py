@@ -124,7 +124,7 @@ class Player:
         return self._fingerprint() + reward.tobytes() + over.tobytes()
 
     def act(self, rng: np.random.Generator) -> Array:
-        """A random action, allowed by the mask."""
+        """Return a random action, allowed by the mask."""
         return random_actions(self.spec, rng, self.obs, self.spec.agents)
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ def _per_agent(agents: int) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Type and, where short, the value."""
+    """Return the type and, where short, the value."""
     if isinstance(value, np.ndarray):
         return f"an array {value.dtype} of shape {value.shape}"
     if isinstance(value, tuple):

@@ -210,7 +210,7 @@ class Player:
 
 
 def threads_of(pid: int) -> int:
-    """Threads of a process now; 0 where that cannot be known."""
+    """Return the threads of a process now; 0 where that cannot be known."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:

@@ -62,7 +62,7 @@ class HuntMap:
         return np.argwhere(self.free)
 
     def to_text(self) -> str:
-        """The map file."""
+        """Return the map file."""
         marks = np.where(self.free, ".", "#")
         for number, (row, column) in enumerate(self.sites.tolist()):
             marks[row, column] = f"{number:x}"
@@ -86,7 +86,7 @@ class HuntMap:
 
 
 def centres(cells: Array) -> Array:
-    """``[..., 2]`` float64: x and y of the middle of cells given as row and column."""
+    """Return ``[..., 2]`` float64: x and y of the middle of cells given as row and column."""
     row, column = cells[..., 0], cells[..., 1]
     return np.stack([(column + 0.5) * CELL, (CELLS - row - 0.5) * CELL], axis=-1)
 

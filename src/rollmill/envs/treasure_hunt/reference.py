@@ -78,7 +78,7 @@ class Guide:
         """``[SITES, SITES]``"""
 
     def oracle(self, start: int, end: int, treasures: Sequence[int]) -> Route:
-        """The shortest route over all treasures (Held and Karp's dynamic programme)."""
+        """Return the shortest route over all treasures (Held and Karp's dynamic programme)."""
         n, between = len(treasures), self.between
         if not n:
             return Route((start, end), float(between[start, end]))
@@ -113,7 +113,7 @@ class Guide:
         return Route((*order, end), total + float(self.between[here, end]))
 
     def heading(self, position: Array, sites: Array) -> Array:
-        """``[n]`` int64: the direction (0 to 7) that brings each position ``[n, 2]`` nearest to its site."""
+        """Return ``[n]`` int64: the direction (0 to 7) that brings each position ``[n, 2]`` nearest to its site."""
         after = position[:, None] + _HEADINGS[None] * STEP  # [n, 8, 2]
         halfway = position[:, None] + _HEADINGS[None] * (STEP / 2)
         n = len(position)
@@ -139,7 +139,7 @@ class GuidedPlayer:
         self._orders: dict[int, tuple[int, ...]] = {}
 
     def act(self) -> Array:
-        """``[n]`` int64: an action for each hunt."""
+        """Return ``[n]`` int64: an action for each hunt."""
         world = self._world
         targets = np.array([self._target(lane) for lane in range(world.lanes)])
         return self._guide.heading(world.position, targets)

@@ -20,7 +20,7 @@ PANEL = (SIDE - 3 * GAP) // len(MAPS)
 
 
 def draw(world: World, lane: int) -> Array:
-    """``[512, 512 + gap + panel, 3]`` uint8 of one hunt."""
+    """Return ``[512, 512 + gap + panel, 3]`` uint8 of one hunt."""
     board = _whole_map(world, lane)
     panels = _local_maps(world, lane)
     gap = np.full((SIDE, GAP, 3), FRAME, np.uint8)

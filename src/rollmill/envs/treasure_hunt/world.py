@@ -200,7 +200,7 @@ class World:
 
 
 def cells_of(position: Array) -> Array:
-    """``[n, 2]`` int64: row and column of positions x, y."""
+    """Return ``[n, 2]`` int64: row and column of positions x, y."""
     column = np.floor(position[:, 0] / CELL).astype(np.int64)
     row = CELLS - 1 - np.floor(position[:, 1] / CELL).astype(np.int64)
     return np.stack([row, column], axis=1)

@@ -1,4 +1,4 @@
-"""From an agent's action to ViZDoom's buttons.
+"""Turns an agent's action into ViZDoom's buttons.
 
 ================  ==========================================================================================
 ``actions``       action space

@@ -1,4 +1,4 @@
-"""The ViZDoom engine process: started without leftovers, ended for sure, never waited for in vain.
+"""Starts the ViZDoom engine process without leftovers, ends it for sure, and never waits for it in vain.
 
 ``DoomGame`` starts an engine process and talks to it through two message queues in shared memory.
 What is added here:

@@ -37,7 +37,7 @@ class Slot:
 
 
 def make_slots(settings: LocalSettings, cores: Sequence[int]) -> list[Slot]:
-    """All slots of a machine with these cores."""
+    """Return all slots of a machine with these cores."""
     count = settings.slots
     shares: list[tuple[int, ...]] = [()] * count
     if settings.cores == "share" and cores:

@@ -214,7 +214,7 @@ def _accounts(jobs: set[str]) -> dict[tuple[str, int], Task]:
 
 
 def parse_accounts(text: str) -> dict[tuple[str, int], Task]:
-    """Tasks of arrays from the output of sacct: lines such as ``12_3|CANCELLED by 0|n2``."""
+    """Return the tasks of arrays from the output of sacct: lines such as ``12_3|CANCELLED by 0|n2``."""
     found = {}
     for line in text.splitlines():
         name, state, host = line.split("|")[:3]

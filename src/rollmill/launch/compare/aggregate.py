@@ -29,6 +29,7 @@ from rollmill.launch.compare.methods import Range, Summary, normalised, summaris
 from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.progress import Curve, last_row, number_of, read_curve
 from rollmill.launch.verbs import SEED
+from rollmill.monitor.jsonl import position
 
 Floats = npt.NDArray[np.float64]
 
@@ -210,8 +211,9 @@ def _result(run: Found, metric: str) -> RunResult:
     row = last_row(folder.metrics) or {}
     state = folder.read_state() or {}
     seconds = number_of(row, "time/seconds")
-    frames = int(state.get("frames") or row.get("frames") or 0)
-    rate = row["frames"] / seconds if seconds else None
+    reached = position(row) or 0
+    frames = int(state.get("frames") or reached)
+    rate = reached / seconds if seconds else None
     params = dict(run.params or {})
     return RunResult(run.name, run.group, params, str(state.get("state", "begun")), curve, None, frames, rate, seconds)
 
@@ -331,7 +333,7 @@ def band(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def t975(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Return the 97.5 % quantile of Student's t."""
     if freedom < 1:
         raise ValueError("at least one degree of freedom is needed")
     if freedom <= len(_T975):

@@ -1,4 +1,4 @@
-"""An experiment for other programs and for a terminal: CSV files, JSON, a table of text."""
+"""Writes an experiment for other programs and for a terminal: CSV files, JSON, a table of text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STATISTICS = ("method", "runs", "IQM", "95 % interval", "P(best is better)", "95
 
 
 def statistics_cells(method: Method) -> tuple[str, ...]:
-    """A row below ``STATISTICS``."""
+    """Return a row below ``STATISTICS``."""
     beaten = method.best_is_better
     chance = ("-", "-") if beaten is None else (f"{beaten.value:.2f}", interval_text(beaten, ".2f"))
     return (method.name, f"{method.runs}", f"{method.iqm.value:.4g}", interval_text(method.iqm), *chance)
@@ -56,7 +56,7 @@ def interval_text(found: Estimate, how: str = ".4g") -> str:
 
 
 def text(found: Aggregate) -> str:
-    """The best settings and what matters, for a terminal."""
+    """Return the best settings and what matters, for a terminal."""
     parts = ["\n".join(_family_lines(family)) for family in found.families]
     for summary in found.across:
         title = f"{len(summary.tasks)} environments, scores from 0 to 1"

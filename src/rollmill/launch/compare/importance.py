@@ -138,5 +138,5 @@ def _levels(values: Sequence[Any]) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """The value of a setting, for tables."""
+    """Return the value of a setting, for tables."""
     return f"{value:g}" if isinstance(value, float) else "not set" if value is None else str(value)

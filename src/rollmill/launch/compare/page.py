@@ -47,7 +47,7 @@ Points = list[tuple[float, float]]
 
 
 def render(found: Aggregate) -> Html:
-    """The page."""
+    """Return the page."""
     others = ", ".join(f"{name} ({kind})" for name, kind in found.others)
     return document(
         "experiment",

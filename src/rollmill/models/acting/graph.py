@@ -1,4 +1,4 @@
-"""Acting on a GPU: one CUDA graph per batch size, fed from the mirror.
+"""Acts on a GPU by CUDA graphs, one per batch size, fed from the mirror.
 
 Launching a network's kernels one by one costs the processor more time than the GPU needs to run them.
 A graph launches them all at once; it is recorded for a few batch sizes, and a batch is padded to the

@@ -1,4 +1,4 @@
-"""The arena's observations on the GPU: every one crosses the bus once, for acting and for learning.
+"""Mirrors the arena's observations on the GPU: every one crosses the bus once, for acting and for learning.
 
 The arena itself stays in host memory, where the workers write. It is registered with CUDA, so that a
 kernel can read it across the bus: when a row is about to be decided, its observations are gathered from
@@ -80,7 +80,7 @@ class Mirror:
         self.state[slots, self._places[rows]] = state.reshape(shape)
 
     def segments(self, slots: list[int]) -> dict[str, Tensor]:
-        """Whole segments side by side: ``[T + 1, len(slots) * L, ...]`` for observations and states."""
+        """Return whole segments side by side: ``[T + 1, len(slots) * L, ...]`` for observations and states."""
         index = torch.tensor(slots, device=self.device)
         found = {}
         for name, (_, own) in self._wide.items():

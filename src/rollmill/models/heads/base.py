@@ -16,7 +16,7 @@ class ActionHead(nn.Module):
     """Whether the distribution is over choices (maskable, comparable with the uniform one)."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """Distribution parameters ``[..., P]`` from features ``[..., H]``."""
+        """Return the distribution parameters ``[..., P]`` from features ``[..., H]``."""
         raise NotImplementedError
 
     def sample(
@@ -30,7 +30,7 @@ class ActionHead(nn.Module):
         raise NotImplementedError
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log-probability (density) ``[...]`` of actions, summed over components."""
+        """Return the log-probability (density) ``[...]`` of actions, summed over components."""
         raise NotImplementedError
 
     def decide(
@@ -45,7 +45,7 @@ class ActionHead(nn.Module):
         return action, self.log_prob(params, action, mask)
 
     def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Entropy ``[...]`` in nats, summed over components."""
+        """Return the entropy ``[...]`` in nats, summed over components."""
         raise NotImplementedError
 
     def kl(self, params_old: Tensor, params_new: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -32,7 +32,7 @@ from rollmill.models.settings import ModelSettings
 
 
 def build_head(spec: ActionSpec, input_size: int, settings: ModelSettings) -> ActionHead:
-    """The head for this action space, reading features ``[..., input_size]``."""
+    """Return the head for this action space, reading features ``[..., input_size]``."""
     if spec.kind == "mixed":
         return MixedHead(spec, input_size, settings)
     if spec.kind == "continuous":

@@ -117,7 +117,7 @@ def made_at() -> str:
 
 
 def header(title: str, *lines: Html) -> Html:
-    """The page's title and a few lines below it."""
+    """Return the page's title and a few lines below it."""
     return element("header", element("h1", title), *lines)
 
 
@@ -132,7 +132,7 @@ def section(title: str, *body: Html) -> Html:
 
 
 def subsection(title: str, *body: Html) -> Html:
-    """The same within a section."""
+    """Return the same within a section."""
     inside = join(*body)
     return join(element("h3", title), inside) if inside else NOTHING
 

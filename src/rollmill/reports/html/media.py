@@ -21,12 +21,12 @@ _KINDS = {".mp4": "video/mp4", ".png": "image/png"}
 
 
 def data_url(data: bytes, kind: str) -> Html:
-    """Bytes as an address for ``src``; ``kind``: their media type, ``image/png``."""
+    """Return the bytes as an address for ``src``; ``kind``: their media type, ``image/png``."""
     return Html(f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}")
 
 
 def filmstrip(title: str, shots: Iterable[tuple[bytes, tuple[int, int], str]]) -> Html:
-    """Images beside each other: (PNG file, its width and height, words below it)."""
+    """Show images beside each other: (PNG file, its width and height, words below it)."""
     figures = []
     for png, (width, height), words in shots:
         kind = "small" if width < SMALL else ""

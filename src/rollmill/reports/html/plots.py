@@ -70,7 +70,7 @@ def log_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def spread(values: Sequence[float], log: bool = False) -> tuple[float, float]:
-    """A range with a little room around all values."""
+    """Return a range with a little room around all values."""
     low, high = min(values), max(values)
     if log:
         factor = (high / low) ** MARGIN
@@ -134,7 +134,7 @@ class Plot:
         self._parts.append(element("path", class_=kind.strip(), d=path))
 
     def axes(self, x_labels: Sequence[tuple[float, str]] | None = None) -> Plot:
-        """Grid lines and numbers; ``x_labels`` instead of numbers below."""
+        """Draw grid lines and numbers; ``x_labels`` instead of numbers below."""
         left, right = self._left, self.width - self._right
         for value in self._y_ticks:
             y = self.y(value)
@@ -180,7 +180,7 @@ class Plot:
         return draw(points, f"{kind} {colour}")
 
     def band(self, low: Points, high: Points, kind: str = "band") -> Plot:
-        """The area between two lines."""
+        """Draw the area between two lines."""
         if low:
             self._path(kind, f"M{self._corners([*low, *reversed(high)])}Z")
         return self
@@ -189,7 +189,7 @@ class Plot:
         return "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
 
     def mark(self, value: float, text: str) -> Plot:
-        """A vertical line at ``value`` with a word beside it."""
+        """Draw a vertical line at ``value`` with a word beside it."""
         x = self.x(value)
         after = x < self.width * 0.7
         self._path("mark", f"M{x:.1f} {self._top}V{self.height - self._bottom}")
@@ -197,12 +197,12 @@ class Plot:
         return self
 
     def note(self, x: float, y: float, text: str, before: bool = True) -> Plot:
-        """A word above the point, ending there (``before``) or beginning there."""
+        """Write a word above the point, ending there (``before``) or beginning there."""
         self._text(self.x(x), self.y(y) - 4, text, "tick", "end" if before else "start")
         return self
 
     def svg(self) -> Html:
-        """The plot for a page."""
+        """Return the plot for a page."""
         return self._element(self.height, *self._parts)
 
     def file(self, legend: Sequence[str] = ()) -> Html:
@@ -317,7 +317,7 @@ def legend(labels: Sequence[str]) -> Html:
 
 
 def key(k: int) -> Html:
-    """A square of the colour of curve ``k``."""
+    """Return a square of the colour of curve ``k``."""
     return element("span", class_=f"key c{k % len(HUES)}")
 
 

@@ -104,5 +104,5 @@ def whole(found: int | None) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """``1 session``, ``2 sessions``."""
+    """Return text such as ``1 session``, ``2 sessions``."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -77,7 +77,7 @@ def _worth(results: Results) -> Html:
 
 
 def render_offline(facts: RunFacts) -> Html:
-    """The page about one offline training."""
+    """Return the page about one offline training."""
     saved = facts.results
     drawn = {*LOSSES.values(), *(name for _, name, _ in CURVES)}
     every: sections.Sections = {
@@ -102,7 +102,7 @@ def _captions(facts: RunFacts) -> dict[Path, str]:
 def _tiles(facts: RunFacts) -> Html:
     saved, last, best = facts.results, sections.last(facts.rows), _lowest(facts)
     data, seconds, sessions = saved.get("data") or {}, last.get("time/seconds"), facts.diary.get("sessions") or []
-    metrics = [(whole(int(facts.state.get("frames") or last.get("frames") or 0)), UNIT)]
+    metrics = [(whole(int(facts.state.get("frames") or sections.reached(facts.rows))), UNIT)]
     if best is not None:
         metrics.append((number(best[1]), f"lowest held-out loss, at update {best[0]:,.0f}"))
     own = [row for row in saved.get("rows") or [] if row["policy"] == (saved.get("config") or {}).get("algorithm")]

@@ -62,7 +62,7 @@ FAULTS = (
 
 
 def render_online(facts: RunFacts) -> Html:
-    """The whole page."""
+    """Return the whole page."""
     drawn = {name for _, name, _ in CURVES}
     every: sections.Sections = {
         "Curves": lambda: _curves(facts),

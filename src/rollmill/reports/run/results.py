@@ -142,12 +142,12 @@ class Results:
         return [row for row in own if not row.policy.startswith("data") and not row.policy.endswith(LAST)]
 
     def text(self) -> str:
-        """The table for a terminal."""
+        """Return the table for a terminal."""
         head, lines = self.table()
         return "\n".join([self.title, *columns([head, *lines], right=True), *self.sentences()])
 
     def markdown(self) -> str:
-        """The table for a page of documentation."""
+        """Return the table for a page of documentation."""
         head, rows = self.table()
         lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
         lines += ["| " + " | ".join(cells) + " |" for cells in rows]

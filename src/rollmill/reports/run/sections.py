@@ -13,6 +13,7 @@ from typing import Any
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.text import bytes_text
+from rollmill.monitor.jsonl import position
 from rollmill.reports.html.document import (
     Kind,
     card,
@@ -82,12 +83,12 @@ def _state(facts: RunFacts, kind: Kind) -> Html:
 
 
 def points(rows: Sequence[Row], name: str) -> Points:
-    """(frames, value) of the rows that have a finite value."""
+    """Return (frames or steps, value) of the rows that have a finite value."""
     found = []
     for row in rows:
         y = row.get(name)
         if isinstance(y, int | float) and math.isfinite(y):
-            found.append((float(row["frames"]), float(y)))
+            found.append((float(position(row) or 0), float(y)))
     return found
 
 
@@ -231,8 +232,13 @@ def configuration(facts: RunFacts) -> Html:
 # -- small things ---------------------------------------------------------------------------------------------
 
 
+def reached(rows: Sequence[Row]) -> int:
+    """Return how far the run was at its last row, in its own unit."""
+    return (position(rows[-1]) or 0) if rows else 0
+
+
 def last(rows: Sequence[Row]) -> Row:
-    """The newest finite number of every metric."""
+    """Return the newest finite number of every metric."""
     found: dict[str, Any] = {}
     for row in rows:
         found.update({name: y for name, y in row.items() if isinstance(y, int | float) and math.isfinite(y)})
@@ -240,6 +246,6 @@ def last(rows: Sequence[Row]) -> Row:
 
 
 def metric_names(rows: Sequence[Row]) -> list[str]:
-    """Every metric, in the order of first appearance."""
+    """Return every metric, in the order of first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name not in ("frames", "time")]
+    return [name for name in names if name not in ("frames", "step", "unit", "time")]

@@ -43,7 +43,7 @@ MAX_BARS = 64
 
 
 def render(metrics: Metrics, sheets: Sequence[ContactSheet], json_name: str) -> Html:
-    """The whole page."""
+    """Return the whole page."""
     return document(
         "store",
         f"{metrics['store']['env_id']}: {metrics['store']['name']}",

@@ -1,4 +1,4 @@
-"""Images made larger, made smaller and laid side by side: RGB uint8 ``[height, width, 3]``."""
+"""Makes images larger and smaller and lays them side by side: RGB uint8 ``[height, width, 3]``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def shrink(image: Array, side: int) -> Array:
 
 
 def framed(image: Array, colour: Colour, width: int = GAP) -> Array:
-    """The image with a frame around it."""
+    """Return the image with a frame around it."""
     height, across = image.shape[:2]
     whole = _filled(height + 2 * width, across + 2 * width, colour)
     whole[width : width + height, width : width + across] = image
@@ -56,7 +56,7 @@ def framed(image: Array, colour: Colour, width: int = GAP) -> Array:
 
 
 def tiled(images: Sequence[Array], columns: int, gap: int = GAP, ground: Colour = BLACK) -> Array:
-    """Images of any sizes side by side, each in the middle of a cell as large as the largest one."""
+    """Lay images of any sizes side by side, each in the middle of a cell as large as the largest one."""
     height, width = (max(p.shape[axis] for p in images) for axis in (0, 1))
     rows = -(-len(images) // columns)
     whole = _filled(rows * (height + gap) - gap, columns * (width + gap) - gap, ground)
@@ -68,7 +68,7 @@ def tiled(images: Sequence[Array], columns: int, gap: int = GAP, ground: Colour 
 
 
 def contact_sheet(rows: Sequence[Array], scale: int = 2) -> Array:
-    """Rows of images ``[n, height, width, channels]``, all of one size, on white; each pixel a square."""
+    """Lay out rows of images ``[n, height, width, channels]``, all of one size, on white; each pixel a square."""
     images = [image for row in rows for image in to_rgb(row)]
     return enlarge(framed(tiled(images, len(rows[0]), GAP // 2, WHITE), WHITE, GAP // 2), scale)
 

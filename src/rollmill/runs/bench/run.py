@@ -122,7 +122,7 @@ class Simulators:
             raise
 
     def frames_per_s(self, seconds: float) -> float:
-        """Frames per second of all together, all at the same time."""
+        """Return the frames per second of all together, all at the same time."""
         for simulator in self._all:
             simulator.go(seconds)
         answers = [json.loads(simulator.line()) for simulator in self._all]

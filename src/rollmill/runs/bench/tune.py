@@ -231,7 +231,7 @@ class Search:
 
 
 def changes_between(start: TrainConfig, config: TrainConfig) -> dict[str, Any]:
-    """Keys that differ, with the values of ``config``."""
+    """Return the keys that differ, with the values of ``config``."""
     return {key: new for key, (_, new) in differences(start, config).items()}
 
 

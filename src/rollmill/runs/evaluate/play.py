@@ -193,7 +193,7 @@ class EpisodeCounter:
         return [row for agent in range(self._agents) if (row := self._rows.get((number, agent))) is not None]
 
     def scores(self) -> list[Score]:
-        """One for each target."""
+        """Return one for each target."""
         return [self._score(k, len(self._plan.targets)) for k in range(len(self._plan.targets))]
 
     def _score(self, k: int, targets: int) -> Score:

@@ -212,7 +212,7 @@ def _in_env(name: str, env: str, envs: Sequence[str]) -> str:
 
 
 def row_of(name: str, score: Score, target: float | None = None, frames: int | None = None) -> Row:
-    """A score as a row of a table."""
+    """Return a score as a row of a table."""
     s = score.summary()
     mean, median, low, high, length = (s[key] or 0.0 for key in ("mean", "median", "min", "max", "mean_length"))
     error, episodes = s["standard_error"], int(s["episodes"] or 0)
@@ -220,7 +220,7 @@ def row_of(name: str, score: Score, target: float | None = None, frames: int | N
 
 
 def table(results: Sequence[EvalResult]) -> str:
-    """The results as text: a paragraph for one policy, a table for several."""
+    """Return the results as text: a paragraph for one policy, a table for several."""
     text = _paragraph(results[0]) if len(results) == 1 else [comparison(results).text()]
     return "\n".join([*text, *(line for result in results for line in _where(result))])
 

@@ -1,4 +1,4 @@
-"""Videos of evaluated episodes, made by playing them once more: the same seed and actions, this time with images.
+"""Makes videos of evaluated episodes by playing them once more: the same seed and actions, this time with images.
 
 The evaluation itself renders nothing, and a video may be larger than what the agent sees. Rewards and the end are
 compared on the way: what does not repeat is not shown.

@@ -139,7 +139,7 @@ class LoadedPolicy:
             self._acting.begin(lanes)
 
     def act(self, obs: Any, reward: ArrayLike = 0.0) -> Array:
-        """The action for an observation, or the actions ``[n, ...]`` for ``n`` of them side by side.
+        """Return the action for an observation, or the actions ``[n, ...]`` for ``n`` of them side by side.
 
         ``obs``: as ``spec.observation`` says, an array or a dict of them. Each of the ``n`` lanes has a memory of its
         own, which ``reset`` clears; how many there are is settled by the first call. ``reward``: what came of the last

@@ -1,4 +1,4 @@
-"""Controllers of world models: few weights behind an encoder and a memory."""
+"""Loads controllers of world models: few weights behind an encoder and a memory."""
 
 from __future__ import annotations
 

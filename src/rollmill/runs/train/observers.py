@@ -142,7 +142,7 @@ def ask_summaries(observer: Observer, run: OnlineRun, taken: Mapping[str, float]
     if not isinstance(found, Mapping):
         raise ObserverError(f"observer {name}: extra_summaries returned {type(found).__name__}, expected a dict")
     for key in found:
-        if key in taken or key in ("frames", "time"):
+        if key in taken or key in ("frames", "step", "unit", "time"):
             raise ObserverError(f"observer {name}: extra_summaries: there is a metric called {key!r} already")
     try:
         return {str(key): float(value) for key, value in found.items()}

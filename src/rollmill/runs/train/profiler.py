@@ -195,7 +195,7 @@ def name_threads(trace: dict[str, Any], names: Mapping[int | None, str]) -> dict
 
 
 def find_py_spy() -> Path:
-    """The program beside this interpreter, or else on the path."""
+    """Return the program beside this interpreter, or else on the path."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.is_file() else shutil.which("py-spy")
     if found is None:
@@ -217,7 +217,7 @@ def require_permission(py_spy: Path, pid: int) -> None:
 
 
 def first_line(text: str) -> str:
-    """What a program complains about first."""
+    """Return what a program complains about first."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
 
 

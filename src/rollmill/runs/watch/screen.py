@@ -73,7 +73,7 @@ class TerminalScreen:
 
 
 def half_blocks(image: Array, columns: int, lines: int) -> str:
-    """The image as text of at most ``columns`` x ``lines`` characters, its shape kept."""
+    """Return the image as text of at most ``columns`` x ``lines`` characters, its shape kept."""
     height, width = image.shape[:2]
     scale = min(columns / width, 2 * lines / height)
     across, down = max(1, int(width * scale)), max(2, int(height * scale) // 2 * 2)

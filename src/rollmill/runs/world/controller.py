@@ -304,7 +304,7 @@ class _SearchRun:
         self.life.report(row.generation, metrics, of=self.settings.generations)
 
     def finish(self) -> Score | None:
-        """The last evaluation, and the files."""
+        """Make the last evaluation, and write the files."""
         if self.rows and self.rows[-1].evaluated_mean is None:
             # Generations since the last evaluation must not be in vain. The checkpoint does not learn of it: a search
             # that goes on from there is the one that would have gone on at once.

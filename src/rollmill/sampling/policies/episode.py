@@ -1,4 +1,4 @@
-"""Policies for collecting data: random, smoothed random, and the user's own.
+"""Collects data with policies that are no networks: random, smoothed random, and the user's own.
 
 Their randomness belongs to the episode, not to the process: an episode's number (``sampling.schedule``) decides
 every draw in it, whichever lane plays it and whatever other lanes do meanwhile.
@@ -51,7 +51,7 @@ class EpisodePolicy(Policy):
         raise NotImplementedError
 
     def decide(self, lanes: Array, obs: Obs) -> Array:
-        """Actions ``[n, ...]`` for the lanes ``[n]`` that see ``obs``."""
+        """Return actions ``[n, ...]`` for the lanes ``[n]`` that see ``obs``."""
         raise NotImplementedError
 
 
@@ -68,7 +68,7 @@ class _Draws:
         self._next[lane] = AHEAD
 
     def take(self, lanes: Array) -> Array:
-        """``[n, width]``: the next numbers of these lanes."""
+        """Return ``[n, width]``: the next numbers of these lanes."""
         for lane in lanes[self._next[lanes] == AHEAD].tolist():
             rng = self._rng[lane]
             assert rng is not None, "every lane begins an episode first"
@@ -92,7 +92,7 @@ class _Uniform:
         self.width = self._choices + len(self._low)
 
     def actions(self, numbers: Array, obs: Obs) -> Array:
-        """``[n, ...]`` from ``[n, width]``."""
+        """Return ``[n, ...]`` from ``[n, width]``."""
         first, second = numbers[:, : self._choices], numbers[:, self._choices :]
         choice = self._masked_choice(first, obs[MASK_FIELD]) if self.masked else (first * self._nvec).astype(np.int64)
         number = self._low + second * (self._high - self._low)

@@ -56,7 +56,7 @@ class VerifyReport:
         return sum(len(shard.lost) for shard in self.shards)
 
     def lines(self) -> list[str]:
-        """One line per bad place."""
+        """Return one line per bad place."""
         return [_line(path, problem) for path, problem in self.problems]
 
 

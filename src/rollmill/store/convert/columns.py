@@ -54,7 +54,7 @@ def is_image(column: Column) -> bool:
 
 
 def as_image(rows: Array) -> Array:
-    """Rows of an image column as ``[n, height, width, 1 or 3]``."""
+    """Return the rows of an image column as ``[n, height, width, 1 or 3]``."""
     if rows.ndim == 3:
         return rows[..., None]
     if rows.shape[-1] in (1, 3):

@@ -119,7 +119,7 @@ def check_storable(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> 
 
 
 def as_numbers(array: Array, count: int, name: str, where: str) -> Array:
-    """``[N]`` from ``[N]`` or ``[N, 1]``."""
+    """Return ``[N]`` from ``[N]`` or ``[N, 1]``."""
     if array.shape not in ((count,), (count, 1)):
         raise StoreError(f"{where}: {name} has shape {list(array.shape)}, expected [{count}] or [{count}, 1]")
     return array.reshape(count)

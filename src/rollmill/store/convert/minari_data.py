@@ -1,4 +1,4 @@
-"""Minari datasets, both ways.
+"""Exports to Minari datasets, and imports them.
 
 Export: the target is the dataset's folder; Minari finds it by id when the target lies below its root
 (``MINARI_DATASETS_PATH``). Lossless (``jpeg_encoding=False``), HDF5, written through Minari's own storage, one episode
@@ -73,7 +73,7 @@ def _minari() -> Any:
 def export_episodes(
     store: Store, episodes: Array, target: Path, options: Options, progress: Progress | None = None
 ) -> Exported:
-    """A Minari dataset in the folder ``target``."""
+    """Write a Minari dataset into the folder ``target``."""
     minari = _minari()
     from minari.dataset.minari_storage import MinariStorage
 

@@ -30,7 +30,7 @@ class Options:
 def export_episodes(
     store: Store, episodes: Array, target: Path, options: Options, progress: Progress | None = None
 ) -> Exported:
-    """A folder of ``00000-<uid>.mp4`` files, numbered in the order of the episodes."""
+    """Write a folder of ``00000-<uid>.mp4`` files, numbered in the order of the episodes."""
     if options.fps <= 0 or options.scale < 0:
         raise StoreError("fps must be positive, scale 0 (automatic) or positive")
     column = image_column(store.schema, options.obs)

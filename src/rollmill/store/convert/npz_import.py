@@ -362,7 +362,7 @@ class NpyStream:
         return shape, dtype
 
     def read(self, rows: int) -> Array:
-        """The next rows ``[rows, ...]``."""
+        """Return the next rows ``[rows, ...]``."""
         row = self.shape[1:]
         wanted = rows * self.dtype.itemsize * math.prod(row)
         try:

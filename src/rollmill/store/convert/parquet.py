@@ -41,7 +41,7 @@ class Options:
 def export_episodes(
     store: Store, episodes: Array, target: Path, options: Options, progress: Progress | None = None
 ) -> Exported:
-    """A folder with ``data/``, ``episodes/`` and ``README.md``."""
+    """Write a folder with ``data/``, ``episodes/`` and ``README.md``."""
     if options.file_mb <= 0:
         raise StoreError(f"file_mb {options.file_mb} must be positive")
     steps = int(store.table.length[episodes].sum())
@@ -175,7 +175,7 @@ class _Rows:
         }
 
     def batches(self, i: int, number: int) -> Iterator[Any]:
-        """The n + 1 rows of episode ``i``, block by block."""
+        """Return the n + 1 rows of episode ``i``, block by block."""
         end = self._store.end_record(i)
         # A few megabytes at a time, whatever the length of the episode.
         size = end.block * max(1, (4 << 20) // (end.block * max(1, self._store.schema.row_bytes)))

@@ -1,4 +1,4 @@
-"""Images as PNG files, lossless, with nothing but zlib."""
+"""Writes images as PNG files, lossless, with nothing but zlib."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOUR = {1: 0, 3: 2}
 
 
 def encode_png(image: Array, level: int = 1) -> bytes:
-    """An image ``[height, width, 1 or 3]`` uint8 as a PNG file."""
+    """Return an image ``[height, width, 1 or 3]`` uint8 as a PNG file."""
     height, width, channels = image.shape
     # Each line as its difference to the one above (filter 2): neighbours are alike, and zlib likes zeros.
     lines = image.reshape(height, width * channels)

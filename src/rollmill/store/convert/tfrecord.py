@@ -49,7 +49,7 @@ class Options:
 def export_episodes(
     store: Store, episodes: Array, target: Path, options: Options, progress: Progress | None = None
 ) -> Exported:
-    """A folder of TFRecord files and ``features.json``."""
+    """Write a folder of TFRecord files and ``features.json``."""
     if options.file_mb <= 0:
         raise StoreError(f"file_mb {options.file_mb} must be positive")
     if not options.name or "/" in options.name:
@@ -121,7 +121,7 @@ def _sizes(schema: StoreSchema, lengths: Array) -> Array:
 
 
 def encode_episode(schema: StoreSchema, episode: Episode, end: EpisodeEnd) -> wire.Pieces:
-    """The SequenceExample of an episode, in pieces."""
+    """Return the SequenceExample of an episode, in pieces."""
     lists = {column.name: _features(column, episode.columns[column.name]) for column in schema.columns}
     lists["step"] = _features(STEP, episode.steps)
     return wire.sequence_example(_context(end), lists)

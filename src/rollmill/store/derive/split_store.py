@@ -47,7 +47,7 @@ def by_fraction(store: Store, episodes: Array, fractions: Mapping[str, float]) -
 
 
 def by_number(store: Store, episodes: Array, parts: int) -> dict[str, Array]:
-    """``parts`` parts of about the same number of bytes, named ``part-00000-of-00004`` and so on."""
+    """Return ``parts`` parts of about the same number of bytes, named ``part-00000-of-00004`` and so on."""
     if parts < 1:
         raise StoreError(f"{parts} parts: at least 1 is needed")
     if parts > len(episodes):

@@ -99,7 +99,7 @@ def check_rows(schema: StoreSchema, columns: Mapping[str, Any]) -> tuple[dict[st
 
 
 def check_final(schema: StoreSchema, final: Mapping[str, Any]) -> dict[str, Array]:
-    """One row of every observation column."""
+    """Check one row of every observation column."""
     checked = {}
     for column in schema.obs_columns:
         if column.name not in final:

@@ -1,4 +1,4 @@
-"""From a block record to arrays."""
+"""Turns a block record into arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmill.store.format.schema import Column, StoreSchema
 
 
 def block_rows(block: Block, column: Column) -> int:
-    """Rows of a column in a block."""
+    """Return the rows of a column in a block."""
     return block.obs_rows if column.per == "obs" else block.steps
 
 

@@ -44,7 +44,7 @@ class CodecError(Exception):
 
 
 def make_encoder(column: Column) -> Encode:
-    """A function from C-contiguous rows ``[n, *shape]`` to (codec id, bytes)."""
+    """Return a function from C-contiguous rows ``[n, *shape]`` to (codec id, bytes)."""
     kind, _, parameter = column.codec.partition(":")
     if kind == "raw":
         return lambda rows: (RAW, rows.tobytes())

@@ -67,7 +67,7 @@ def masked_crc(*parts: bytes) -> int:
 
 
 def frame(parts: Sequence[bytes]) -> list[bytes]:
-    """The pieces of a frame around a payload given in parts, ready for ``os.writev``."""
+    """Return the pieces of a frame around a payload given in parts, ready for ``os.writev``."""
     length = _LENGTH.pack(sum(map(len, parts)))
     head = length + _CRC.pack(masked_crc(length))
     return [head, *parts, _CRC.pack(masked_crc(*parts))]
@@ -114,7 +114,7 @@ def _pread(fd: int, size: int, offset: int) -> bytes:
 
 
 def walk(fd: int, file_bytes: int, offset: int = 0, number: int = 0) -> Iterator[Frame]:
-    """Every record from ``offset`` on, damaged ones as frames with a problem.
+    """Return every record from ``offset`` on, damaged ones as frames with a problem.
 
     A frame with ``torn`` is the last one: the file ends within it, as it does after a kill or while the
     record is being written.

@@ -181,7 +181,7 @@ class IndexBuilder:
 
 
 def build_index(scan: ShardScan) -> ShardIndex:
-    """The index of a scanned shard."""
+    """Return the index of a scanned shard."""
     builder = IndexBuilder(scan.name, scan.header.layout if scan.header else "")
     for episode in scan.episodes:
         builder.add(episode.end, episode.blocks, episode.place)

@@ -15,7 +15,7 @@ from rollmill.core.fields import Array
 
 
 def make_encoder(quality: int) -> Callable[[Array], bytes]:
-    """A function from images ``[n, H, W, C]`` uint8 (RGB or grey) to a buffer."""
+    """Return a function from images ``[n, H, W, C]`` uint8 (RGB or grey) to a buffer."""
     cv2 = load_opencv()
     options = [cv2.IMWRITE_JPEG_QUALITY, quality]
 

@@ -189,12 +189,12 @@ def split(payload: bytes) -> tuple[bytes, dict[str, Any], memoryview]:
 
 
 def pack(tag: bytes, header: Mapping[str, Any]) -> list[bytes]:
-    """A payload without buffers."""
+    """Return a payload without buffers."""
     return _encode(tag, header)
 
 
 def check_stats(stats: Stats) -> dict[str, float | int | bool | str]:
-    """The statistics as plain Python values; ``StoreError`` for what cannot be stored."""
+    """Return the statistics as plain Python values; ``StoreError`` for what cannot be stored."""
     plain: dict[str, float | int | bool | str] = {}
     for name, value in stats.items():
         item = value.item() if isinstance(value, np.generic) else value

@@ -104,7 +104,7 @@ class Column:
 
     @classmethod
     def of(cls, field: Field, per: Literal["obs", "step"] = "step", codec: str = "auto", prefix: str = "") -> Column:
-        """The column of a field."""
+        """Return the column of a field."""
         return cls(prefix + field.name, np.dtype(field.dtype).name, tuple(field.shape), per, codec)
 
     @cached_property

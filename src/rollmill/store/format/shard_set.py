@@ -155,7 +155,7 @@ class ShardSet:
 
 
 def parse_sync(text: str) -> float:
-    """Seconds between syncs: 0 for every episode, infinity for sealing only."""
+    """Return the seconds between syncs: 0 for every episode, infinity for sealing only."""
     if text == "episode":
         return 0.0
     if text == "seal":

@@ -61,7 +61,7 @@ class Shape:
 
 
 def outputs(shape: Shape, features: Tensor, weights: Tensor) -> Tensor:
-    """``[n, outputs]`` of n controllers ``[n, P]``, each for its own features ``[n, F]``, in one pass."""
+    """Return ``[n, outputs]`` of n controllers ``[n, P]``, each for its own features ``[n, F]``, in one pass."""
     if not shape.hidden:
         return _layer(features, weights, shape.outputs)
     first = (shape.features + 1) * shape.hidden
@@ -77,7 +77,7 @@ def _layer(x: Tensor, weights: Tensor, size: int) -> Tensor:
 
 
 def feature_count(settings: ControllerSettings, dynamics: Dynamics | None, latent: int) -> int:
-    """Features of a controller with these settings."""
+    """Return the features of a controller with these settings."""
     memory = dynamics.memory_size if dynamics is not None and settings.inputs == "zh" else 0
     if memory and settings.components:
         memory = settings.components
@@ -148,7 +148,7 @@ class ControllerState:
 
 
 class ControllerAgent:
-    """A mind behind an encoder: images in, actions out."""
+    """Acts on images: an encoder, and a controller with its memory behind it."""
 
     def __init__(self, encoder: ImageEncoder, state: ControllerState) -> None:
         self._encoder, self.state = encoder, state
@@ -158,7 +158,7 @@ class ControllerAgent:
 
     @torch.inference_mode()
     def decide(self, lanes: Array, images: Array) -> Array:
-        """Actions ``[n, ...]`` of lanes ``[n]`` that see uint8 ``[n, H, W, C]``."""
+        """Return actions ``[n, ...]`` of lanes ``[n]`` that see uint8 ``[n, H, W, C]``."""
         device = self.state.device
         latents, _ = self._encoder.encode(torch.from_numpy(images).to(device))
         actions: Array = self.state.decide(torch.from_numpy(lanes).to(device), latents).cpu().numpy()

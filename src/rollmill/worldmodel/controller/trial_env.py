@@ -23,7 +23,7 @@ NO_INFO: Mapping[str, Any] = {}
 
 
 def parked(action: ActionSpec) -> float:
-    """The value that parks an environment when an action consists of it alone."""
+    """Return the value that parks an environment when an action consists of it alone."""
     return -1 if action.discrete else np.nan
 
 

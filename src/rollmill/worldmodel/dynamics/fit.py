@@ -242,7 +242,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
 
     @torch.inference_mode()
     def axes(self) -> Axes | None:
-        """The directions in which memories of training sequences vary; None for a model without memory."""
+        """Return the directions in which memories of training sequences vary; None for a model without memory."""
         if not self.model.memory_size:
             return None
         found = []

@@ -32,7 +32,7 @@ def split_mixture(numbers: Tensor, size: int, components: int) -> Mixture:
 
 
 def log_likelihood(x: Tensor, mixture: Mixture) -> Tensor:
-    """``[..., Z]``: logarithm of the density of ``x`` ``[..., Z]``, number by number."""
+    """Return ``[..., Z]``: logarithm of the density of ``x`` ``[..., Z]``, number by number."""
     standard = (x[..., None] - mixture.mean) * (-mixture.log_std).exp()
     log_normal = -0.5 * standard.square() - mixture.log_std - HALF_LOG_2PI
     return torch.logsumexp(functional.log_softmax(mixture.logits, -1) + log_normal, -1)

@@ -269,7 +269,7 @@ class Dynamics(nn.Module):
     # -- acting --------------------------------------------------------------------------------
 
     def begin(self, lanes: int) -> LaneMemory:
-        """Empty memory for so many lanes."""
+        """Return empty memory for so many lanes."""
         return self.core.begin(lanes)
 
     def forget(self, memory: LaneMemory, lanes: Tensor) -> None:

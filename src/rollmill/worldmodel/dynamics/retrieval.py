@@ -35,7 +35,7 @@ class RetrievalIndex:
     neighbours: int
 
     def recall(self, latents: Tensor, h: Tensor | None) -> Tensor:
-        """``[n, Z + 1]`` for the present latents ``[n, Z]`` and memories ``[n, H]``."""
+        """Return ``[n, Z + 1]`` for the present latents ``[n, Z]`` and memories ``[n, H]``."""
         query = (latents if h is None else torch.cat([latents, h], -1)) / self.scale
         distance = torch.cdist(query, self.keys)
         near, index = distance.topk(self.neighbours, largest=False)

@@ -74,7 +74,7 @@ def squared_error(painted: Tensor, images: Tensor) -> Tensor:
 
 
 def to_bytes(painted: Tensor) -> Tensor:
-    """``[n, C, H, W]`` with pixels from 0 to 1 as uint8 ``[n, H, W, C]``."""
+    """Return ``[n, C, H, W]`` with pixels from 0 to 1 as uint8 ``[n, H, W, C]``."""
     pixels = painted.float().clamp(0.0, 1.0).mul(255.0).round().to(torch.uint8)
     return pixels.permute(0, 2, 3, 1).contiguous()
 

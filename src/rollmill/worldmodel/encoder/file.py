@@ -71,7 +71,7 @@ class ImageEncoder(nn.Module):
         raise NotImplementedError
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images uint8 ``[n, H, W, C]`` of latents ``[n, size]``."""
+        """Return the images uint8 ``[n, H, W, C]`` of latents ``[n, size]``."""
         raise NotImplementedError
 
     def loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Metrics]:
@@ -87,7 +87,7 @@ class ImageEncoder(nn.Module):
 
 
 def build_encoder(kind: str, image_shape: tuple[int, int, int], **arguments: Any) -> ImageEncoder:
-    """A new encoder of a kind; ``arguments`` as of its class."""
+    """Return a new encoder of a kind; ``arguments`` as of its class."""
     if kind not in KINDS:
         raise ConfigError(f"unknown encoder {kind!r} (known: {', '.join(KINDS)})")
     encoder = import_object(KINDS[kind], "encoder")(image_shape, **arguments)
