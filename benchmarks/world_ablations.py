@@ -45,9 +45,8 @@ from rollmill.models.actor_critic import build_model
 from rollmill.reports.html.plots import Plot
 from rollmill.reports.run.world import TABLE
 from rollmill.runs.settings import TrainConfig
-from rollmill.runs.world.control_settings import ControllerConfig
 from rollmill.runs.world.controller import FINAL
-from rollmill.runs.world.settings import WorldConfig
+from rollmill.runs.world.settings import ControllerConfig, WorldConfig
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.model import load_controller
 

@@ -72,10 +72,8 @@ def actions(model: ValuePolicy, seen: list[float]) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("algorithm", "distance"), [("iql", 0.35), ("td3bc", 0.35)])
-def test_the_best_action_is_found_although_the_data_act_at_random(
-    store: Store, algorithm: str, distance: float
-) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_best_action_is_found_although_the_data_act_at_random(store: Store, algorithm: str) -> None:
     fitter = fitter_for(store, algorithm, alpha=20.0)
     for _ in range(400):
         fitter.train_step()

@@ -125,8 +125,7 @@ class Resuming:
         if self._run is None:
             parts = build_parts(self._config, self._spec, {})
             life = Life("online", self._folder, self._config)
-            metrics = TrainMetrics(self._config, self._folder, life.reporter, "off")
-            self._run = OnlineRun(self._config, parts, life, metrics, ())
+            self._run = OnlineRun(self._config, parts, life, TrainMetrics(self._config, life), ())
         state_before = self._run.parts.sampler.steps
         try:
             self._run.load_state(loaded)

@@ -12,7 +12,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
-TOLD = ("env=dialled_env:Told", "env.variables.progress=1", "sampling.rollout=4", "learning.batch_size=16")
+TOLD = ("env=variable_env:Told", "env.variables.progress=1", "sampling.rollout=4", "learning.batch_size=16")
 
 
 def told(journal: Path) -> dict[int, list[float]]:

@@ -14,8 +14,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.monitor import reporter as reporter_module
 from rollmill.monitor.console import count_text
 from rollmill.monitor.jsonl import JsonlSink, read_jsonl
-from rollmill.monitor.reporter import Reporter
-from rollmill.runs.lifecycle import Request
+from rollmill.runs.lifecycle import Life, Request
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train import run as train_module
 from rollmill.runs.train.loop import OnlineRun
@@ -65,8 +64,7 @@ def test_how_often_by_default(tmp_path: Path, stop: str, every: int, expected: i
 
 def metrics_of(config: TrainConfig) -> TrainMetrics:
     """What collects metrics, without a run and without sinks."""
-    folder = RunFolder(config.folder)
-    return TrainMetrics(config, folder, Reporter(folder), "off")
+    return TrainMetrics(config, Life("online", RunFolder(config.folder), config))
 
 
 # -- what stands in them -----------------------------------------------------------------------------------

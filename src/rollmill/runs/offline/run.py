@@ -31,7 +31,12 @@ from rollmill.monitor.console import count_text, duration_text
 from rollmill.monitor.metrics import Progress
 from rollmill.monitor.reporter import Display
 from rollmill.monitor.wandb import WandbRun
+from rollmill.offline.actor_critic import ValuePolicy
+from rollmill.offline.data import Selection, WindowLoader, fit_normaliser
+from rollmill.offline.fit import PolicyFitter
 from rollmill.offline.held_out import HeldOut
+from rollmill.offline.model import Scales
+from rollmill.offline.value_fit import TransitionLoader, ValueFitter
 from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.reports.run.offline import Video
 from rollmill.reports.run.results import LAST, Results, Row, data_rows
@@ -39,12 +44,12 @@ from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Ended, Life, Request, live
-from rollmill.runs.offline.networks import build_fitter
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
 from rollmill.runs.offline_settings import OfflineConfig, check_offline
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
-from rollmill.runs.policies.offline import Choice, Network, OfflinePolicy, require_offline
+from rollmill.runs.policies.offline import Choice, Network, OfflinePolicy, build_network, require_offline
+from rollmill.store.reader import Store
 
 log = logging.getLogger("rollmill")
 
@@ -353,3 +358,19 @@ class OfflineRun:
             if self.held_out.weights is not None:
                 load_weights(copy.deepcopy(self.model), self.held_out.weights)  # or they fail after hours of fitting
         self._evaluations = list(state["evaluations"])
+
+
+def build_fitter(
+    config: OfflineConfig, store: Store, selection: Selection, scales: Scales, seeds: Seeds, device: torch.device
+) -> PolicyFitter | ValueFitter:
+    """A new network on ``device``, with moments of the data, and the fit that is to come."""
+    spec, fit = store.schema.env, config.fit
+    torch.manual_seed(seeds.branch("weights").integer())
+    network = build_network(config, spec, scales)
+    fit_normaliser(network.normaliser, store, selection.training, seeds.branch("moments").integer())
+    network.to(device)
+    order, seed = seeds.branch("data").integer(), seeds.branch("fit").integer()
+    if isinstance(network, ValuePolicy):
+        return ValueFitter(network, TransitionLoader(store, selection, spec, fit.batch_size, order), fit, seed)
+    loader = WindowLoader(store, selection, spec, config.data, config.model, fit.batch_size, order, device)
+    return PolicyFitter(network, loader, fit, seed)

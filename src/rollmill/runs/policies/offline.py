@@ -37,11 +37,10 @@ from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name
+from rollmill.runs.resume import CHECKPOINT_FORMAT, KINDS
 from rollmill.sampling.schedule import EpisodeSchedule
 
 Network = SequencePolicy | ValuePolicy
-KIND = "offline"
-CHECKPOINT_FORMAT = 1
 STATE_SHAPE: Shape = {
     "config": MAPPING,
     "env": MAPPING,
@@ -85,7 +84,7 @@ class Choice:
 def require_offline(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an offline training has written it."""
     kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
-    if kind != KIND:
+    if kind != KINDS["offline"].saved_as:
         raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
     require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
     with restoring(loaded.path):

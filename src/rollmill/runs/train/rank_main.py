@@ -31,7 +31,7 @@ def follow(setup: RankSetup, parent: Parent) -> None:
     parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks=ranks)
     life = Life("online", RunFolder(config.folder), config)
     life.interrupt = Interrupt(signals=())  # rank 0 hears them, and says so
-    run = OnlineRun(config, parts, life, TrainMetrics(config, life.folder, life.reporter, "off"), ())
+    run = OnlineRun(config, parts, life, TrainMetrics(config, life), ())
     if setup.checkpoint is not None:
         run.load_state(load_checkpoint(setup.checkpoint))
     parent.tell("ready", {})

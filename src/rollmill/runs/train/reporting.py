@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.config.plain import changed_settings, to_dict
-from rollmill.core.run_folder import RunFolder
 from rollmill.core.shapes import Shape, check_shape
-from rollmill.monitor.console import RECORDING_ROWS, ROWS, USAGE_ROWS, ConsoleMode, Row, count_text, number_text
+from rollmill.monitor.console import RECORDING_ROWS, ROWS, USAGE_ROWS, Row, count_text, number_text
 from rollmill.monitor.metrics import EPISODES_SHAPE, WINDOW_SHAPE, EpisodeStats, MetricWindow, Progress
-from rollmill.monitor.reporter import Display, Reporter
+from rollmill.monitor.reporter import Display
 from rollmill.monitor.usage import Usage
 from rollmill.monitor.wandb import WandbRun
 from rollmill.recording.played_log import PlayedLog
 from rollmill.recording.recorder import recorder_metrics
+from rollmill.runs.lifecycle import Life
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.observers import ask_summaries
 from rollmill.sampling.pool import ProcessPool
@@ -74,13 +74,13 @@ class Phases:
 class TrainMetrics:
     """Collects metrics between rows, and makes the rows."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, reporter: Reporter, console: ConsoleMode) -> None:
+    def __init__(self, config: TrainConfig, life: Life) -> None:
         self.episodes = EpisodeStats(config.report.window)
         self.checkpoint_failures = 0
         self.last_row: Mapping[str, float] = {}
         """The metrics that were written last, in this session."""
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics
-        self._config, self._folder, self._reporter, self._console = config, folder, reporter, console
+        self._config, self._folder, self._reporter, self._console = config, life.folder, life.reporter, life.console
         self._workers = MetricWindow(config.report.window)  # returns, by worker
         self._progress = Progress(config.stop.frames, config.stop.seconds, max_batches=config.stop.batches)
         self._usage = Usage()

@@ -148,7 +148,7 @@ def _build(
     from rollmill.runs.train.loop import OnlineRun
 
     parts = build_parts(share_of(config), spec, environment, ranks=ranks)
-    return OnlineRun(config, parts, life, TrainMetrics(config, life.folder, life.reporter, life.console), observers)
+    return OnlineRun(config, parts, life, TrainMetrics(config, life), observers)
 
 
 class _Rescue(contextlib.AbstractContextManager["_Rescue"]):
