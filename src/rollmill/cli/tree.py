@@ -31,7 +31,7 @@ class Verb:
 
 _TRAIN = "runs.settings:TrainConfig"
 _WHOLE_WORLD = "runs.world.settings:WorldConfig"
-_CONTROLLER = "runs.world.control_settings:ControllerConfig"
+_CONTROLLER = "runs.world.settings:ControllerConfig"
 _DREAMS = "runs.world.control_settings:DreamVideo"
 _LAUNCHES = "launch.settings:LaunchSettings"
 
