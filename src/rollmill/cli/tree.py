@@ -32,7 +32,7 @@ class Verb:
 _TRAIN = "runs.settings:TrainConfig"
 _WHOLE_WORLD = "runs.world.settings:WorldConfig"
 _CONTROLLER = "runs.world.settings:ControllerConfig"
-_DREAMS = "runs.world.control_settings:DreamVideo"
+_DREAMS = "runs.world.settings:DreamVideo"
 _LAUNCHES = "launch.settings:LaunchSettings"
 
 _DATA = {
