@@ -203,3 +203,17 @@ def test_a_closed_sink_refuses_rows(tmp_path: Path) -> None:
     sink.close()
     with pytest.raises(ValueError, match="is closed"):
         sink.write(1, {})
+
+
+def test_metrics_of_version_0_1_have_their_new_names(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"frames": 1, "time/main_answer": 0.5, "time/pictures_per_s": 2, "dial/length": 3}\n')
+    (row,) = read_jsonl(path)
+    assert row == {"frames": 1, "time/main_inference": 0.5, "time/images_per_s": 2, "variable/length": 3}
+
+
+def test_other_units_are_steps(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl", clock=lambda: 1.0, unit="updates")
+    sink.write(7, {"learn/loss": 1.0})
+    sink.close()
+    assert read_jsonl(tmp_path / "metrics.jsonl") == [{"step": 7, "unit": "updates", "time": 1.0, "learn/loss": 1.0}]

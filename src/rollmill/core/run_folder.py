@@ -50,7 +50,7 @@ _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "pool", "data", "videos", "report.html", "profile", "eval"),
     *("data_report.html", "data_report.json", "wandb", "images", "encoder.bin", "cache"),
-    "images",  # the images of version 0.1
+    "pictures",  # the images of version 0.1
     *_LOGS,
 }
 _STAGES = "stages"

@@ -25,7 +25,7 @@ from rollmill.core.opening import MOST_LINE_BYTES, parse_json, plain_file, read_
 
 _LOG = logging.getLogger("rollmill")
 _RESERVED = ("frames", "step", "unit", "time")
-_OLD_METRICS = {"time/main_inference": "time/main_inference", "time/images_per_s": "time/images_per_s"}
+_OLD_METRICS = {"time/main_answer": "time/main_inference", "time/pictures_per_s": "time/images_per_s"}
 """Name in files of version 0.1 -> name now."""
 _BLOCK = 1 << 16
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -116,7 +116,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _new_name(metric: str) -> str:
-    own = metric.removeprefix("variable/")
+    own = metric.removeprefix("dial/")
     return f"variable/{own}" if own != metric else _OLD_METRICS.get(metric, metric)
 
 

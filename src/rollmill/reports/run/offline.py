@@ -95,7 +95,7 @@ def render_offline(facts: RunFacts) -> Html:
 
 
 def _captions(facts: RunFacts) -> dict[Path, str]:
-    videos = facts.results.get("videos") or facts.results.get("videos") or []  # videos: version 0.1
+    videos = facts.results.get("videos") or facts.results.get("films") or []  # films: version 0.1
     return {facts.folder / "videos" / video["file"]: video["caption"] for video in videos}
 
 

@@ -150,7 +150,7 @@ def _tiles(facts: RunFacts, unit: str) -> Html:
 
 def reconstructions(folder: Path, media: Media) -> Html:
     """Sheets of images and what encoding leaves of them, from early to late."""
-    found = sorted(path for name in ("images", "images") for path in (folder / name).glob("reconstructions-*.png"))
+    found = sorted(path for name in ("images", "pictures") for path in (folder / name).glob("reconstructions-*.png"))
     if not found:
         return NOTHING
     chosen = dict.fromkeys([found[0], found[len(found) // 2], found[-1]])
