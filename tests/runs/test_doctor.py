@@ -170,7 +170,7 @@ def test_an_extra_that_does_not_exist(tmp_path: Path) -> None:
 
 def test_every_extra_is_known() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(EXTRAS) >= set(project["optional-dependencies"]) - {"dev", "docs"}
+    assert set(EXTRAS) >= set(project["optional-dependencies"]) - {"dev", "docs", "demo"}
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "minari": ("minari", "h5py"),
     "parquet": ("pyarrow",),
     "video": ("av",),
+    "export": ("safetensors", "onnx", "onnxscript", "onnxruntime"),
+    "notebook": ("ipykernel", "matplotlib", "pandas"),
 }
 """Extras of the package, with what they install by the names it is imported under."""
 PROGRAMS = {"py_spy": "py-spy"}

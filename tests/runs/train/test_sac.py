@@ -135,7 +135,7 @@ def test_actions_must_be_numbers(action: ActionSpec, what: str) -> None:
 
 def test_the_replay_buffer_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     action = ActionSpec("continuous", shape=(1,), low=(0,), high=(1,))
-    spec = EnvSpec("film", (Field("image", "uint8", (100, 100, 10)),), action, frames_per_step=4)
+    spec = EnvSpec("video", (Field("image", "uint8", (100, 100, 10)),), action, frames_per_step=4)
     monkeypatch.setattr(sac_checks, "available_memory", lambda: 4e7)
     segments_per_batch(config_of(Path(), *SAC, "stop.frames=1200"), spec)  # 300 rows will ever be there
     with pytest.raises(ConfigError, match=r"sac.capacity=1000: 1,000 rows of video take 100 MB, 40.0 MB of memory"):

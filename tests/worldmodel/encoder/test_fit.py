@@ -149,6 +149,6 @@ def test_closing_ends_all_threads(store: Store) -> None:
     before = set(threading.enumerate())
     fitter = make_fitter(store, threads=2)
     fitter.train_step()
-    assert {thread.name[:3] for thread in set(threading.enumerate()) - before} == {"pic", "fit"}
+    assert {thread.name[:3] for thread in set(threading.enumerate()) - before} == {"ima", "fit"}
     fitter.close()
     assert set(threading.enumerate()) <= before
