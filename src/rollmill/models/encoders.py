@@ -244,15 +244,22 @@ def image_layout(field: Field) -> Literal["HWC", "CHW"]:
     return "CHW" if field.shape[0] < field.shape[2] else "HWC"
 
 
-def _check_image_size(field: Field, name: str) -> None:
+def smallest_image(name: str) -> int:
+    """Pixels that both sides of an image need at least for a convnet."""
     smallest = 1
     for _, kernel, stride in reversed(CONVNETS[name]):
         smallest = (smallest - 1) * stride + kernel
+    return smallest
+
+
+def _check_image_size(field: Field, name: str) -> None:
     height, width = field.shape[:2] if image_layout(field) == "HWC" else field.shape[1:]
-    if min(height, width) < smallest:
+    side, smallest = min(height, width), smallest_image(name)
+    if side < smallest:
+        fitting = [other for other in CONVNETS if smallest_image(other) <= side]
         raise ConfigError(
             f"image field {field.name!r} is {height}x{width} (height x width), {name} needs at least "
-            f"{smallest}x{smallest}; use model.encoder=impala (any size) or model.encoder=mlp"
+            f"{smallest}x{smallest}; use model.encoder={', '.join([*fitting, 'impala'])} or mlp"
         )
 
 
