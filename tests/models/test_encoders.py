@@ -260,7 +260,8 @@ def test_the_smallest_allowed_image_works_and_a_smaller_one_is_named(name):
     model = ModelSettings(encoder=name, fc=(4,))
     build_encoder((Field("eye", "uint8", (36, 36, 3)),), model)
     for shape in ((35, 100, 3), (100, 35, 3), (3, 35, 100)):
-        with pytest.raises(ConfigError, match=r"'eye' is (35x100|100x35).*at least 36x36; use model.encoder=convnet_small, impala or mlp"):
+        fitting = "use model.encoder=convnet_small, impala or mlp"
+        with pytest.raises(ConfigError, match=rf"'eye' is (35x100|100x35).*at least 36x36; {fitting}"):
             build_encoder((Field("eye", "uint8", shape),), model)
 
 
