@@ -26,6 +26,7 @@ def text_of(cell: Any) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # packages that other tests import set one that shows nothing
     return tmp_path
 
 

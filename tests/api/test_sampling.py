@@ -25,16 +25,17 @@ SERIAL = {**SMALL, "mode": "serial"}
 def test_segments_come_until_the_loop_is_left(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen, workers = set(), 0
+    before = set(psutil.Process().children(recursive=True))  # of other tests: Python's resource tracker, for instance
     for segment in rollmill.sample("toy_target", sampling={**SMALL, "mode": mode}):
         assert segment.actions.shape == segment.rewards.shape == (8, 2)
         assert segment.obs["obs"].shape[:2] == (9, 2)
         seen.add((segment.worker, segment.lanes))
-        workers = max(workers, len(psutil.Process().children()))
+        workers = max(workers, len(set(psutil.Process().children()) - before))
         if len(seen) == 4:  # two groups of each worker
             break
     assert {worker for worker, _ in seen} == {0, 1}
     assert workers >= (3 if mode == "async" else 1), "two workers, and the janitor"
-    assert not psutil.Process().children(recursive=True)
+    assert set(psutil.Process().children(recursive=True)) <= before
     assert not list(tmp_path.iterdir())
 
 

@@ -26,7 +26,7 @@ def test_rows_reach_every_sink_and_those_beyond_the_step_are_written_again(tmp_p
         for step in range(start + 1, 4):
             reporter.write(step, {"learn/loss": 1.0 / step})
         reporter.close()
-    assert [row["frames"] for row in read_jsonl(folder.metrics)] == [1, 2, 3]
+    assert [row["step"] for row in read_jsonl(folder.metrics)] == [1, 2, 3]
     assert len(list(folder.tensorboard.iterdir())) == 2
 
 

@@ -74,7 +74,7 @@ def test_a_run_begins_goes_on_and_says_how_it_ended(tmp_path: Path) -> None:
         (0, 4, "finished: counted"),
         (4, 6, "finished: counted"),
     ]
-    assert [json.loads(line)["frames"] for line in folder.metrics.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+    assert [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
     assert "continuing from" in folder.log.read_text()
     assert (folder.path / "report.html").is_file()
 
