@@ -18,7 +18,6 @@ from rollmill.cli.help import explain, usage
 from rollmill.cli.tree import MOVED, Verb, command, find
 from rollmill.core.errors import ConfigError, Interrupted, RollmillError, exit_code_of
 from rollmill.core.exits import leave
-from rollmill.core.run_log import told_on_console
 from rollmill.core.terminal import printable
 from rollmill.core.text import nearest
 from rollmill.runs.out_of_memory import refused_by_system
@@ -129,6 +128,8 @@ def _hint(error: RollmillError, verb: Verb, words: Sequence[str]) -> str:
 
 def _once(message: str) -> str:
     """A message, without its traceback where the log has just shown that on the same console."""
+    from rollmill.core.run_log import told_on_console  # a third of the time of `rollmill --help`
+
     return message.partition("\nTraceback (most recent call last)")[0] if told_on_console(message) else message
 
 
