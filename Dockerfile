@@ -1,6 +1,6 @@
 # docker build -t rollmill .                          for the CPU
 # docker build -t rollmill --build-arg TORCH=cuda .   with PyTorch's CUDA libraries (gigabytes); run it with --gpus all
-# docker run --rm --shm-size=2g -v "$PWD/runs:/work/runs" rollmill train -f doom_basic
+# docker run --rm --shm-size=2g -v "$PWD/runs:/app/runs" rollmill train -f doom_basic
 FROM python:3.12-slim
 
 ARG TORCH=cpu
@@ -19,8 +19,8 @@ RUN if [ "$TORCH" = cpu ]; then \
     fi \
  && pip install --no-cache-dir --constraint constraints.txt ".[$EXTRAS]"
 
-RUN useradd --create-home --uid 1000 agent && mkdir -p /work/runs && chown -R agent /work
+RUN useradd --create-home --uid 1000 agent && mkdir -p /app/runs && chown -R agent /app
 USER agent
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["rollmill"]
 CMD ["--help"]
