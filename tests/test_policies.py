@@ -15,7 +15,7 @@ from rollmill.runs.policies.find import TRAINED, find_checkpoints, shipped_polic
 from rollmill.runs.policies.load import load_policy
 
 NAMES = sorted(path.stem for path in TRAINED.glob("*.ckpt"))
-EPISODES = {"pendulum": 40}
+EPISODES = {"pendulum": 40, "doom_basic": 20}
 
 
 def test_every_policy_has_a_card_and_all_are_small() -> None:
@@ -48,5 +48,5 @@ def test_names_stand_for_policies_wherever_one_is_expected(tmp_path: Path) -> No
     assert export_policy(Path("policy:toy_memory"), "safetensors", tmp_path / "p.safetensors").nbytes > 1000
     with pytest.raises(ConfigError, match="no policy of this name comes with rollmill; did you mean 'cartpole'"):
         shipped_policy(Path("policy:cartpol"))
-    with pytest.raises(ConfigError, match="there are cartpole, pendulum, toy_memory"):
+    with pytest.raises(ConfigError, match="there are cartpole, doom_basic, pendulum, toy_memory"):
         load_policy("policy:xyz")

@@ -24,6 +24,7 @@ POLICIES = {
     "cartpole": ("train", "-f", "cartpole", "stop.frames=150_000", "stop.mean_return=null"),
     "toy_memory": ("train", "-f", "toy_memory", "stop.frames=100_000"),
     "pendulum": ("train", "-f", "pendulum_sac"),
+    "doom_basic": ("train", "-f", "doom_basic"),
 }
 EPISODES = 100
 
