@@ -324,6 +324,20 @@ print([name for name in ("torch", "tensorboardX") if name in sys.modules], file=
     assert done.stderr.splitlines()[-1] == "[]"
 
 
+def test_the_list_of_verbs_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+    script = """
+import sys
+before = set(sys.modules)
+from rollmill.cli.main import main
+
+main(["--help"])
+slow = {"ast", "dataclasses", "difflib", "inspect", "logging", "pathlib", "shutil", "typing"} - before
+print(sorted(slow & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize(
     ("words", "unbuffered"), [(["envs"], ""), (["envs"], "1"), (["--help"], ""), (["train", "--help"], "")]
 )

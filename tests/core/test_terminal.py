@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from rollmill.core.terminal import CleanFormatter, CleanStream, clean_output, drawing, printable
+from rollmill.core.run_log import CleanFormatter
+from rollmill.core.terminal import CleanStream, clean_output, drawing, printable
 
 NASTY = "\x1b]0;title\x07\x1b[2J\r\x9b31mred\x00\u202eabc\ud800"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\x0d\x9b31mred\x00\u202eabc\ud800"

@@ -5,8 +5,8 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from rollmill.core.config.load import load_config
+from rollmill.core.config.types import field_docs
 from rollmill.core.errors import ConfigError
-from rollmill.core.text import field_docs
 from rollmill.models.settings import ModelSettings
 
 

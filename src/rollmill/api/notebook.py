@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rollmill.core.terminal import CleanFormatter, printable
+from rollmill.core.run_log import CleanFormatter
+from rollmill.core.terminal import printable
 from rollmill.monitor.console import count_text, duration_text, number_text
 from rollmill.runs.train.observers import Observer
 

@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from rollmill.core.config.schema import keys_of
-from rollmill.core.text import alternatives, field_docs
+from rollmill.core.config.types import alternatives, field_docs
 
 KEY_VALUE = ("overrides", "filters")
 _SILENT_DEFAULTS = ("None", "False", "", "()")

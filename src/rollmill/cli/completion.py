@@ -12,8 +12,8 @@ from rollmill.cli.arguments import arguments_of
 from rollmill.cli.tree import VERBS, all_verbs
 from rollmill.core.config.schema import Key, keys_of
 from rollmill.core.config.shipped import shipped_names
+from rollmill.core.config.types import choices
 from rollmill.core.imports import import_object
-from rollmill.core.text import choices
 from rollmill.envs.make import NAMED
 from rollmill.envs.settings import EnvSettings
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
-from typing import TYPE_CHECKING
 
 from rollmill.cli.tree import Verb, command
 from rollmill.core.text import columns
 
+TYPE_CHECKING = False  # as in ``rollmill/__init__.py``
 if TYPE_CHECKING:
     from rollmill.cli.arguments import Argument
 
@@ -33,6 +30,9 @@ def usage(name: Sequence[str], verb: Verb) -> str:
 
 def explain(function: Callable[..., int], prog: str, verbs: Mapping[str, Verb]) -> str:
     """Of a verb that can be run: what it does, its words, its options, and its own verbs where it has some."""
+    import shutil
+    from dataclasses import MISSING
+
     from rollmill.cli.arguments import arguments_of, documentation
 
     arguments = arguments_of(function)
@@ -69,6 +69,7 @@ def _entry(head: str, about: str, width: int) -> list[str]:
 
 def _wrap(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
     """Lines of this width; a command in backticks stays whole, where a line holds it."""
+    import textwrap
 
     def whole(found: re.Match[str]) -> str:
         return found[0].replace(" ", _SPACE) if len(indent) + len(found[0]) < width else found[0]

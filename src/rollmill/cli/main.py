@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import select
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -88,6 +87,8 @@ def _no_verb(name: Sequence[str], verb: Verb, rest: Sequence[str]) -> str:
     """What to type instead of a verb that there is not."""
     moved = MOVED.get((*name, rest[0]))
     if moved:
+        import shlex
+
         return f"{rest[0]!r} is now `{command((moved, shlex.join(rest[1:]))).rstrip()}`"
     hint = "did you mean `rollmill train`?" if "=" in rest[0] else nearest(rest[0], verb.verbs)
     return f"no verb {rest[0]!r}; {f'{hint} ' if hint else ''}`{command(name)} --help` lists them"

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
 class Verb:
-    """A word that can be typed behind ``rollmill``, or behind another verb."""
+    """A word that can be typed behind ``rollmill``, or behind another verb.
 
-    target: str
-    """``module:function`` below ``rollmill.cli``; empty where one of its own verbs must follow."""
-    summary: str
-    verbs: Mapping[str, Verb] = field(default_factory=dict)
-    settings: str = ""
-    """``module:class`` below ``rollmill``: what its KEY=VALUE words set."""
+    ``target`` is ``module:function`` below ``rollmill.cli``, empty where one of its own verbs must follow; ``settings``
+    is ``module:class`` below ``rollmill``: what its KEY=VALUE words set. No dataclass: importing those takes longer
+    than all the rest of ``rollmill --help``.
+    """
+
+    def __init__(self, target: str, summary: str, verbs: Mapping[str, Verb] | None = None, settings: str = "") -> None:
+        self.target = target
+        self.summary = summary
+        self.verbs = verbs or {}
+        self.settings = settings
 
     def load(self) -> Callable[..., int]:
         """The function of this verb; imports its module."""

@@ -4,12 +4,16 @@
 ``exit_code``. Anything else that reaches the CLI is a bug and keeps its traceback.
 """
 
-import functools
+from __future__ import annotations
+
 import signal
 import traceback
-from typing import Any
 
 from rollmill.core.text import cut
+
+TYPE_CHECKING = False  # as in ``rollmill/__init__.py``: every command imports this
+if TYPE_CHECKING:
+    from typing import Any
 
 MESSAGE_CHARACTERS = 1000
 TRACE_CHARACTERS = 20_000
@@ -108,6 +112,8 @@ class BadBlock(StoreError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its parts: it comes home from worker processes."""
+        import functools
+
         make = functools.partial(
             BadBlock, shard=self.shard, record=self.record, offset=self.offset, episode=self.episode
         )

@@ -9,7 +9,10 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
+
+TYPE_CHECKING = False  # as in ``rollmill/__init__.py``: every command imports this
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 FAREWELL_SECONDS = 1.0
 """What functions registered with ``atexit`` may take, all together."""

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from rollmill.core.errors import RunFolderError
 from rollmill.core.run_folder import LOG_FILES, RunFolder
-from rollmill.core.terminal import CleanFormatter
+from rollmill.core.terminal import printable
 
 LOG_BYTES = 20_000_000
 WARNING_BURST = 5
@@ -19,6 +19,13 @@ WARNING_SECONDS = 60.0
 """At most so many warnings of one kind within so many seconds are shown on the console."""
 
 _LOG = logging.getLogger("rollmill")
+
+
+class CleanFormatter(logging.Formatter):
+    """For every log: what is written of a message is ``printable``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class LogHandle:

@@ -1,18 +1,21 @@
 """Cleans text on its way to a terminal or a log.
 
 Names and messages of environments, policies and files of others may hold escape sequences, which would move the cursor,
-hide lines or change the title of the window. Commands print through ``clean_output``, logs are written with a
-``CleanFormatter``; whoever draws (a bar, a panel) asks for the stream below with ``drawing`` and cleans what it shows.
+hide lines or change the title of the window. Commands print through ``clean_output``, logs are written with
+``run_log.CleanFormatter``; whoever draws (a bar, a panel) asks for the stream below with ``drawing`` and cleans what it
+shows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, TextIO, cast
+
+TYPE_CHECKING = False  # as in ``rollmill/__init__.py``: every command imports this
+if TYPE_CHECKING:
+    from typing import Any, TextIO
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and line feed, marks that turn the direction of text, and halves of characters."""
@@ -26,13 +29,6 @@ def printable(text: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-
-
-class CleanFormatter(logging.Formatter):
-    """For every log: what is written of a message is ``printable``."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
 
 
 class CleanStream:
@@ -73,5 +69,5 @@ def clean_output() -> Iterator[None]:
             (sys.stderr, contextlib.redirect_stderr),
         ):
             if stream is not None and not isinstance(stream, CleanStream):  # None: the process was started without it
-                stack.enter_context(redirect(cast(TextIO, CleanStream(stream))))
+                stack.enter_context(redirect(CleanStream(stream)))
         yield

@@ -22,7 +22,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rollmill.core.terminal import CleanFormatter, drawing, printable
+from rollmill.core.run_log import CleanFormatter
+from rollmill.core.terminal import drawing, printable
 from rollmill.core.text import bytes_text, three_digits
 from rollmill.monitor.metrics import Clock, Progress
 

@@ -7,10 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from types import FrameType, TracebackType
-from typing import Any
 
 from rollmill.core.errors import Interrupted
+
+TYPE_CHECKING = False  # as in ``rollmill/__init__.py``: every command imports this
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_SECONDS = 1.0

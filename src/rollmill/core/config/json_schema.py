@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollmill.core.config.schema import Key, keys_of
-from rollmill.core.text import field_docs
+from rollmill.core.config.types import field_docs
 
 _UNDERSCORES = {"type": "string", "pattern": r"^-?\d[\d_]*$"}
 """``200_000``: a number for us, text for an editor."""

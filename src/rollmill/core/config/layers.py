@@ -12,9 +12,10 @@ from rollmill.core.config.old_names import OLD_NAMES, is_saved, renamed
 from rollmill.core.config.other_names import keys_called
 from rollmill.core.config.schema import KeyPath, dotted_keys, keys_of
 from rollmill.core.config.shipped import find_file
+from rollmill.core.config.types import alternatives
 from rollmill.core.errors import ConfigError
 from rollmill.core.opening import MOST_DEPTH
-from rollmill.core.text import alternatives, closest, cut, did_you_mean, show
+from rollmill.core.text import closest, cut, did_you_mean, show
 
 MOST_PROBLEMS = 50
 """Unknown keys that are told at once: a file with more was not written for us."""

@@ -29,8 +29,9 @@ from rollmill.core.config.layers import Layer, Stack, file_layer, override_layer
 from rollmill.core.config.old_names import renamed
 from rollmill.core.config.plain import plain
 from rollmill.core.config.schema import Key, KeyPath, instance_of, keys_of
+from rollmill.core.config.types import alternatives, choices, type_text
 from rollmill.core.errors import ConfigError
-from rollmill.core.text import alternatives, choices, closest, did_you_mean, show, type_text
+from rollmill.core.text import closest, did_you_mean, show
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints, overload
 
 from rollmill.core.config.plain import plain
-from rollmill.core.text import alternatives, field_docs, type_text
+from rollmill.core.config.types import alternatives, field_docs, type_text
 
 T = TypeVar("T")
 KeyPath = tuple[str, ...]
