@@ -259,6 +259,11 @@ def test_every_built_in_environment_is_described() -> None:
     assert [name for name in NAMED if f"`{name}`" not in text] == []
 
 
+def test_every_public_name_has_its_place_in_the_reference() -> None:
+    shown = re.findall(r"^::: rollmill\.(\w+)$", text_of(DOCS / "reference.md"), re.MULTILINE)
+    assert sorted(shown) == sorted(name for name in rollmill.__all__ if not name.startswith("__"))
+
+
 def test_every_verb_is_mentioned() -> None:
     assert [verb for verb in VERBS if f"`{verb}`" not in text_of(DOCS / "index.md")] == []
 
