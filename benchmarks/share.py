@@ -34,7 +34,8 @@ from rollmill.core.config.load import load_config
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import may_have_gpu, usable_cores
 from rollmill.core.process_scope import process_scope
-from rollmill.runs.bench.run import WARM_UP_STEPS, Alone, Simulators
+from rollmill.runs.bench.alone import Alone
+from rollmill.runs.bench.run import WARM_UP_STEPS, Simulators
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig

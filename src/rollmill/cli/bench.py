@@ -19,7 +19,7 @@ from rollmill.runs.bench.tune import tune as run_tune
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train.profiler import Profiler
 
-Kind = Literal["sim", "sample", "policy", "train", "bound", "all", "tune"]
+Kind = Literal["sim", "sample", "policy", "learn", "train", "bound", "all", "tune"]
 
 
 def bench(
@@ -33,7 +33,7 @@ def bench(
     tune_batch: bool = False,
     json_: Json = False,
 ) -> int:
-    """Measure speed: the bare simulator, our sampling, sampling with the network, and training.
+    """Measure speed: the bare simulator, our sampling, sampling with the network, the learner alone, and training.
 
     ``rollmill bench all -f doom_basic``. Shares are of the bare simulator and of the bound that the
     cores set (see ``rollmill bench bound``). Settings are those of ``rollmill train``.
@@ -148,6 +148,7 @@ MEANINGS = {
     "sim": "bare simulators, one process per core, nothing else",
     "sample": "the same through our workers, with random actions",
     "policy": "with the network that answers",
+    "learn": "the learner by itself, on segments sampled beforehand: more than this no sampling can feed it",
     "train": "with the learner: what `rollmill train` reaches",
     "bound": "what these cores would reach in training if nothing ever waited, every part timed alone",
 }
@@ -156,7 +157,7 @@ MEANINGS = {
 def _table(results: dict[str, Measurement]) -> str:
     lines = []
     for result in results.values():
-        others = {"sim": result.kind not in ("sim", "bound"), "bound": result.kind == "train"}
+        others = {"sim": result.kind not in ("sim", "learn", "bound"), "bound": result.kind == "train"}
         shares = [
             f"{100 * result.frames_per_s / results[other].frames_per_s:.0f} % of {other}"
             for other, compares in others.items()
@@ -172,6 +173,6 @@ def _phase(name: str, value: float) -> str:
     """A part of a measurement with its unit: most are shares of the time, of a worker or of the main process."""
     if name.endswith(" ms/step"):
         return f"{name.removesuffix(' ms/step'):18} {value:.3f} ms per step"
-    if name == "main rounds":
+    if name in ("main rounds", "main batches"):
         return f"{name:18} {value:,.0f} per second"
     return f"{name:18} {100 * value:.1f} % of the time"

@@ -1,11 +1,13 @@
 """The benchmark: every kind gives metrics that can be true, and a failing simulator is named."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from running import SERIAL, Run, command_words, config_of, wait_until
@@ -13,6 +15,7 @@ from running import SERIAL, Run, command_words, config_of, wait_until
 from rollmill.core.errors import ConfigError, EnvError, RollmillError
 from rollmill.envs.make import make_env
 from rollmill.runs.bench import run as bench
+from rollmill.runs.bench.alone import LearnerAlone
 from rollmill.runs.bench.run import KINDS, Measurement, bench_bound, bench_sim, load_of_others
 from rollmill.runs.settings import TrainConfig
 from rollmill.runs.train import build as build_module
@@ -39,6 +42,7 @@ PHASES = {
     "sim": set(),
     "sample": {"worker env", "worker wait", "main inference", "main rounds"},
     "policy": {"worker env", "worker wait", "main inference", "main rounds"},
+    "learn": {"main gather", "main learn", "main batches"},
     "train": {"worker env", "worker wait", "main inference", "main rounds", "main gather", "main learn"},
     "bound": {"env ms/step", "forward ms/step", "train ms/step"},
 }
@@ -109,6 +113,38 @@ def test_the_policy_is_detached_only_after_it_was_measured(tmp_path: Path, monke
     assert alone[-1] == "detach"
     assert len(alone) > 1
     assert set(alone[:-1]) == {"decide"}
+
+
+def test_a_learner_alone_gets_every_segment_as_if_it_were_new(tmp_path: Path) -> None:
+    """Weights stand still, no batch is cut short by ``target_kl``, and none is too old for replay."""
+    replayed = ("replay.capacity=64", "replay.samples_per_insert=2", "learning.targets=vtrace")
+    for words in ((), ("learning.epochs=3", "learning.target_kl=1e-6"), replayed):
+        config = config_of(tmp_path, *SERIAL, *TARGET, *words)
+        with contextlib.closing(LearnerAlone(config, make_env(config.env).spec, os.environ)) as alone:
+            before = weights(alone)
+            learner = alone._parts.learners[0]
+            found = alone.run(SECONDS)
+            assert found.batches > 0
+            assert 0 < found.steps <= found.batches * config.learning.batch_size
+            assert found.gather + found.learn <= found.seconds
+            metrics = learner.train(alone._parts.gather(alone._slots))
+            assert metrics["epochs"] == config.learning.epochs, words
+            np.testing.assert_allclose(weights(alone), before, atol=1e-6)
+
+
+def weights(alone: LearnerAlone) -> Any:
+    learner: Any = alone._parts.learners[0]
+    return np.concatenate([p.detach().numpy().ravel() for p in learner.model.parameters()])
+
+
+def test_the_time_of_a_learner_alone_begins_when_its_buffer_is_filled(tmp_path: Path) -> None:
+    sac = ("env=Pendulum-v1", "learning.algorithm=sac", "model.action_distribution=tanh_gaussian")
+    buffer = ("sac.warmup=200", "sac.minibatch=16", "sac.capacity=1000")
+    config = config_of(tmp_path, *SERIAL, *sac, "model.log_std=state", *buffer)
+    with contextlib.closing(LearnerAlone(config, make_env(config.env).spec, os.environ)) as alone:
+        learner = alone._parts.learners[0]
+        alone.run(1e-9)
+        assert learner.version > 0
 
 
 def _noted(calls: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@
 sim       bare simulator processes, one per core, random actions: the upper bound
 sample    our workers and slots with a random policy, no network
 policy    the same with the real network, no learner
+learn     the learner by itself, on segments that were sampled beforehand
 train     everything
 bound     what the cores could do if nothing but env, forward and training cost time (for CPUs)
 ========  =============================================================================================
@@ -24,14 +25,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rollmill.core.errors import RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.machine import usable_cores
 from rollmill.core.process import start_module
 from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
+from rollmill.runs.bench.alone import Alone, LearnerAlone
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings import TrainConfig, segments_per_batch
@@ -42,7 +42,7 @@ from rollmill.runs.train.run import train
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 
-KINDS = ("sim", "sample", "policy", "train", "bound")
+KINDS = ("sim", "sample", "policy", "learn", "train", "bound")
 WARM_UP_SECONDS = 2.0
 WARM_UP_STEPS = 5
 
@@ -73,6 +73,7 @@ def bench(
             "sim": lambda: bench_sim(config, spec, environment, seconds),
             "sample": lambda: bench_sampling(config, spec, environment, seconds, network=False),
             "policy": lambda: bench_sampling(config, spec, environment, seconds, network=True),
+            "learn": lambda: bench_learn(config, spec, environment, seconds),
             "train": lambda: bench_train(config, spec, seconds, profiler),
             "bound": lambda: bench_bound(config, spec, environment, results, seconds),
         }
@@ -239,6 +240,19 @@ def _run_rounds(sampler: Sampler, seconds: float) -> float:
     return now - begun
 
 
+# -- the learner alone -------------------------------------------------------------------------------
+
+
+def bench_learn(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
+    """The learner as a training drives it (copy a batch, learn, publish) on canned segments, with nothing beside it."""
+    with contextlib.closing(LearnerAlone(config, spec, environment)) as learner:
+        found = learner.run(seconds)
+    steps = found.steps / found.seconds
+    phases = {"main gather": found.gather / found.seconds, "main learn": found.learn / found.seconds}
+    phases["main batches"] = found.batches / found.seconds
+    return Measurement("learn", steps * spec.frames_per_step, steps, phases)
+
+
 # -- everything --------------------------------------------------------------------------------------
 
 
@@ -319,53 +333,3 @@ def bench_bound(
     steps = cores / (t_env + t_forward + t_train)
     phases = {"env ms/step": 1e3 * t_env, "forward ms/step": 1e3 * t_forward, "train ms/step": 1e3 * t_train}
     return Measurement("bound", steps * spec.frames_per_step, steps, phases)
-
-
-class Alone:
-    """The network's two jobs with nothing beside them, on one thread and with real data."""
-
-    def __init__(self, config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str]) -> None:
-        from rollmill.runs.train.build import build_parts
-
-        # One thread, or the seconds would be those of several cores.
-        parts = build_parts(replace(config, learning=replace(config.learning, threads=1)), spec, environment)
-        self._sampler = sampler = parts.sampler
-        try:
-            sampler.start()
-            while (slots := sampler.take(parts.segments_per_batch, timeout=0)) is None:
-                sampler.round()
-            batch = parts.gather(slots)
-            sampler.dismiss()  # not stopped: on a GPU, the graphs of the policy read the arena
-        except BaseException:
-            sampler.stop()
-            raise
-        self._rows = config.learning.batch_size
-        self._learn = lambda: parts.learners[0].train(batch)
-        # Row 0 of the slots that groups hold has real observations; as many groups as share a forward pass.
-        groups = np.arange(int(sampler.box.wanted[0]))
-        slots_held, rows = sampler.box.slot[groups], np.zeros(groups.size, np.int64)
-        self._decide = lambda: sampler.inference.decide(groups, slots_held, rows, None)
-        self._lanes = groups.size * sampler.arena.layout.lanes
-
-    def train_seconds(self, seconds: float) -> float:
-        """Seconds of training per step, found in so many seconds."""
-        return _repeat(self._learn, seconds) / self._rows
-
-    def forward_seconds(self, seconds: float) -> float:
-        """Seconds of the forward pass per step, for as many lanes as share one in training."""
-        return _repeat(self._decide, seconds) / self._lanes
-
-    def close(self) -> None:
-        self._sampler.stop()
-
-
-def _repeat(action: Callable[[], object], seconds: float) -> float:
-    """Median seconds of one call, over as many calls as fit."""
-    action()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
-        begun = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - begun)
-    return sorted(times)[len(times) // 2]
