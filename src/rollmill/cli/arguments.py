@@ -1,8 +1,9 @@
 """What a verb takes, read from its function: the one description that parsing, help and shell completion share.
 
 Parameters before the ``/`` are words, all others are options. A parameter whose type is a dataclass stands for the
-fields of it, so options that some other function wants together are written once, in their dataclass. A parameter or
-field called ``overrides`` or ``filters`` takes the KEY=VALUE words.
+fields of it, so options that some other function wants together are written once, in their dataclass; a field with
+``option=False`` in its metadata is none: the verb works it out. A parameter or field called ``overrides`` or
+``filters`` takes the KEY=VALUE words.
 """
 
 from __future__ import annotations
@@ -149,7 +150,10 @@ def _read(function: Callable[..., int]) -> Iterator[Argument]:
 
 def _fields(block: str, cls: Any) -> Iterator[Argument]:
     docs = field_docs(cls)
+    hidden = {field.name for field in dataclasses.fields(cls) if not field.metadata.get("option", True)}
     for key in keys_of(cls).values():
+        if key.name in hidden:
+            continue
         about = docs[key.name].replace("``", "`")
         yield Argument(key.name, key.type, key.default(), about, key.name in KEY_VALUE, block)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.core.errors import ConfigError
@@ -13,21 +14,12 @@ from rollmill.runs.watch.run import watch as run_watch
 
 
 def watch(
-    overrides: tuple[str, ...],
     policy: str,
     /,
+    options: WatchOptions,
     window: bool = False,
     terminal: bool = False,
     browser: bool = False,
-    episodes: int = 0,
-    deterministic: bool = False,
-    best: bool = False,
-    random: bool = False,
-    target: float | None = None,
-    seed: int = 1,
-    fps: float | None = None,
-    port: int = 0,
-    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Watch an agent play: ``rollmill watch runs/default/doom_basic-s0``.
@@ -36,20 +28,10 @@ def watch(
     A run that is still training is followed: newer checkpoints are taken over between episodes. Ctrl-C ends it.
 
     Args:
-        overrides: Settings that differ from the run's own.
         policy: A run folder, a checkpoint or controller file, RUN@FRAMES, or your own as module:callable with env=...
         window: Open a window on this machine's display.
         terminal: Draw in the terminal, with coloured half blocks.
         browser: Serve a page for the browser on this machine (loopback only).
-        episodes: Episodes to play; 0 goes on until it is ended.
-        deterministic: Take the most likely action instead of sampling one.
-        best: Take the run's checkpoint with the highest training return instead of the newest.
-        random: Watch a random policy in the run's environment.
-        target: Return to ask a Decision Transformer for (unset: the highest of its run's own).
-        seed: Seed of environments and actions.
-        fps: Images per second (unset: the simulator's own speed, frame skip included; 0: as fast as it goes).
-        port: TCP port of the page; 0 takes a free one.
-        trust_code: Run the code that the checkpoint names; else your own words have to name it (env=my_env.py:MyEnv).
         json_: Print the address of the page as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -66,18 +48,6 @@ def watch(
         text = json.dumps({"url": url}) if json_ else f"watch it at {url} (Ctrl-C ends it)"
         print(text, file=stdout, flush=True)
 
-    options = WatchOptions(
-        where=chosen[0] if chosen else "auto",
-        episodes=episodes,
-        deterministic=deterministic,
-        best=best,
-        random=random,
-        target=target,
-        seed=seed,
-        fps=fps,
-        port=port,
-        overrides=overrides,
-        trust_code=trust_code,
-    )
+    options = replace(options, where=chosen[0] if chosen else "auto")
     with keep_stdout(json_):
         return run_watch(policy, options, announce)

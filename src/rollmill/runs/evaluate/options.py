@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,63 +19,69 @@ MAX_CELLS = 64
 TYPICAL_OF = 8
 """Episodes of which a video shows the one whose return is nearest to their median."""
 
+_NO_OPTION = {"option": False}
+"""Of fields that ``rollmill eval`` works out: ``--record`` may be given with a folder and without one."""
+
 
 @dataclass(frozen=True)
 class EvalOptions:
     """How to evaluate, and what to keep of it."""
 
     episodes: int | None = None
-    """Whole episodes to play; unset: 100, or as many as ``steps`` asks for."""
+    """How many episodes to play, for every policy and target (unset: 100)."""
     steps: int | None = None
-    """Play episodes 0, 1, 2 ... until they have this many steps together."""
+    """Instead of --episodes: play episodes 0, 1, 2 ... until they have so many steps together."""
     deterministic: bool = False
-    """Take the most likely action instead of sampling; else as the run itself was judged."""
+    """Take the most likely action instead of sampling one."""
     seed: int = 1
+    """Seed of environments and actions; the same seed gives the same metrics, with any number of workers."""
     workers: int = 0
-    """Worker processes; 0 takes one per core. Metrics do not depend on it."""
+    """Worker processes; 0 takes one per core."""
     envs: int = ENVS
-    """Environments that play side by side."""
+    """Environments that play side by side; sampled actions depend on it."""
     best: bool = False
-    """Evaluate the checkpoint with the highest training return instead of the newest."""
+    """Take a run's checkpoint with the highest training return instead of the newest."""
     all_checkpoints: bool = False
     """Evaluate every checkpoint of a run."""
     random: bool = False
-    """Evaluate a random policy in the same way, beside the trained one."""
-    behaviour: str | Path | None = None
-    """A policy that counts as 100 %, where random play is 0 %: the run that made the data, or any other."""
+    """Evaluate a random policy beside it, on the same episodes."""
+    behaviour: str | None = None
+    """The policy that made the data, or any other that shall count as 100 %: it plays beside them."""
     targets: tuple[float, ...] = ()
-    """Returns that Decision Transformers are asked for; none: those of each run."""
+    """Returns to ask Decision Transformers for; none: those of each run."""
     last: bool = False
-    """Of offline runs, evaluate the last weights instead of those with the lowest held-out loss."""
+    """Of offline runs, take the last weights instead of those with the lowest held-out loss."""
     device: str | None = None
-    """cpu, cuda, cuda:N or auto; None: as each was trained."""
+    """cpu, cuda, cuda:N or auto (unset: as each was trained; offline runs take a GPU where there is one)."""
     encoder: Path | None = None
     """The encoder of a controller, where it is no longer where it was."""
     dynamics: Path | None = None
-    """The dynamics model of a controller, likewise."""
+    """The dynamics model of a controller, where it is no longer where it was."""
     overrides: tuple[str, ...] = ()
+    """Settings that differ from the run's own."""
     trust_code: bool = False
-    """Run the code that a checkpoint names (``runs.trust``)."""
-    record: bool = False
+    """Run the code that checkpoints name; else your own words have to name it (env=my_env.py:MyEnv)."""
+    record: bool = field(default=False, metadata=_NO_OPTION)
     """Write the episodes into a store."""
-    record_dir: Path | None = None
+    record_dir: Path | None = field(default=None, metadata=_NO_OPTION)
     """The store; None: ``eval/<checkpoint>`` in the run's folder."""
     out: Path | None = None
-    """JSON file for the result."""
+    """Write the result as JSON into this file."""
     csv: Path | None = None
-    """CSV file with a row for each episode."""
+    """Write a row for each episode into this file, as they end."""
     video: Path | None = None
-    """Folder for videos."""
+    """Make videos of episodes in this folder (mp4), from the environment's RGB render."""
     video_count: int | None = None
-    """Episodes to show in a video, from number 0 on; unset: 3, for a report a single one as they usually are."""
+    """How many episodes to show, each in a video of its own (unset: 3; for a report a typical one)."""
     grid: str = ""
-    """``ROWSxCOLUMNS``: that many episodes in one video."""
+    """ROWSxCOLUMNS: as many episodes in one video, for example 3x3."""
     fps: float | None = None
-    """Images per second; unset: as fast as it would happen."""
+    """Images per second (unset: the simulator's own speed, frame skip included)."""
     no_captions: bool = False
-    """Leave out step and return below the images."""
+    """Leave out the line with step and return."""
     report: Path | None = None
-    """Page with table, plot and videos."""
+    """Write a page with table, plot and videos here; another kind of page of that name stays, this one gets a name
+    beside it."""
 
     @property
     def wanted(self) -> int | None:

@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -55,23 +55,27 @@ END_SECONDS = 0.7
 class WatchOptions:
     """What to watch, and how."""
 
-    where: Where = "auto"
+    where: Where = field(default="auto", metadata={"option": False})  # --window, --terminal or --browser
     episodes: int = 0
     """Episodes to play; 0 goes on until it is ended."""
     deterministic: bool = False
+    """Take the most likely action instead of sampling one."""
     best: bool = False
+    """Take the run's checkpoint with the highest training return instead of the newest."""
     random: bool = False
-    """Watch a random policy in the run's environment instead."""
+    """Watch a random policy in the run's environment."""
     target: float | None = None
-    """The return to ask a Decision Transformer for; unset: the highest of its run's own."""
+    """Return to ask a Decision Transformer for (unset: the highest of its run's own)."""
     seed: int = 1
+    """Seed of environments and actions."""
     fps: float | None = None
-    """Images per second; unset: the simulator's own speed; 0: as fast as it goes."""
+    """Images per second (unset: the simulator's own speed, frame skip included; 0: as fast as it goes)."""
     port: int = 0
-    """TCP port of the page in the browser; 0 takes a free one."""
+    """TCP port of the page; 0 takes a free one."""
     overrides: tuple[str, ...] = ()
+    """Settings that differ from the run's own."""
     trust_code: bool = False
-    """Run the code that the checkpoint names (``runs.trust``)."""
+    """Run the code that the checkpoint names; else your own words have to name it (env=my_env.py:MyEnv)."""
 
     def check(self) -> None:
         for is_wrong, reason in (
