@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollmill.core.errors import ConfigError, StoreError
+from rollmill.core.errors import StoreError
 from rollmill.store.convert.pickled import ImportOptions, import_episodes
 from rollmill.store.reader import Store
 
@@ -38,12 +38,15 @@ def dump(path: Path, *items: Any) -> str:
     return str(path)
 
 
-def test_nothing_is_unpickled_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_refused_by_its_name_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = dump(tmp_path / "x.pkl", [Bomb()])
-    with pytest.raises(ConfigError, match="--unsafe-pickle"):
+    with pytest.raises(StoreError, match=r"it names \S*Path.*--unsafe-pickle"):
         import_episodes([file], tmp_path / "out", ImportOptions())
     assert not (tmp_path / "exploded").exists()
+    with pytest.raises(StoreError, match="is a "):
+        import_episodes([file], tmp_path / "out", TRUSTED)
+    assert (tmp_path / "exploded").exists(), "the bomb was a real one"
 
 
 def test_episodes_with_and_without_a_final_observation(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_episodes_with_and_without_a_final_observation(tmp_path: Path) -> None:
         [episode(4, 5, terminated=True), episode(5, 5, next_observations=following, terminals=flags)],
         episode(6, 6, timeouts=[False] * 5 + [True]),
     )
-    done = import_episodes([file], tmp_path / "out", TRUSTED)
+    done = import_episodes([file], tmp_path / "out", ImportOptions())
     assert (done.episodes, done.steps) == (3, 15)
     store = Store(tmp_path / "out")
     assert store.table["terminated"].tolist() == [True, True, False]

@@ -246,7 +246,7 @@ def import_(
         format: npz, minari or pickle; without it, by the ending of the names.
         env: Env id to note in the store.
         choices: npz, pickle: number of discrete actions; without it, the highest one seen plus 1.
-        unsafe_pickle: pickle: read the files although they can run any code; only from people you trust.
+        unsafe_pickle: pickle: read objects that can run any code, too; only from people you trust.
         json_: Print JSON on stdout.
     """
     if not sources:

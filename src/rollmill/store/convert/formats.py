@@ -39,7 +39,7 @@ EXPORTS = {
 IMPORTS = {
     "minari": Format("rollmill.store.convert.minari_data", "a Minari dataset: its folder or its id"),
     "npz": Format("rollmill.store.convert.npz_import", "npz files, made here or elsewhere"),
-    "pickle": Format("rollmill.store.convert.pickled", "pickled lists of episodes; needs --unsafe-pickle"),
+    "pickle": Format("rollmill.store.convert.pickled", "pickled lists of episodes: mappings of numpy arrays"),
 }
 
 

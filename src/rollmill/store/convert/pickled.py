@@ -1,4 +1,6 @@
-"""Pickled episodes, only when asked for: unpickling a file runs whatever code its author put into it.
+"""Pickled episodes. Numbers, containers and numpy arrays are read from any file (``safe_pickle``).
+
+Other objects are read only when asked for: unpickling them runs whatever code the file's author put into it.
 
 A file holds a list of episodes, or several pickled one after another. An episode is a mapping with ``observations`` (an
 array, or arrays by name; n + 1 rows, or n), ``actions`` and ``rewards`` ``[n]``, and flags: ``terminated``,
@@ -16,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.errors import ConfigError, StoreError
+from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
 from rollmill.core.opening import plain_file
 from rollmill.core.slots import OBS
+from rollmill.store.convert import safe_pickle
 from rollmill.store.convert.intake import (
     ActionGuess,
     Imported,
@@ -41,7 +44,7 @@ class ImportOptions:
     """Knobs of the import of pickled episodes."""
 
     unsafe_pickle: bool = False
-    """Unpickle the files: they come from somebody you trust to run code on this machine."""
+    """Unpickle whatever is in the files: they come from somebody you trust to run code on this machine."""
     env: str = "unknown"
     choices: int | None = None
     """Number of discrete actions; without it, the highest one seen plus 1."""
@@ -51,13 +54,9 @@ def import_episodes(
     sources: Sequence[str], target: Path, options: ImportOptions, progress: Progress | None = None
 ) -> Imported:
     """A new store with the episodes of all files. One file at a time is held in memory."""
-    if not options.unsafe_pickle:
-        raise ConfigError(
-            "pickled files can run any code when they are read; if you trust where they come from, say --unsafe-pickle"
-        )
     guess, layout = ActionGuess(options.choices), None
     total = 0
-    for where, found in _episodes(sources):
+    for where, found in _episodes(sources, options.unsafe_pickle):
         guess.where = where
         guess.take(found.actions)
         layout = layout or found.layout(where)
@@ -69,7 +68,7 @@ def import_episodes(
     done = Imported(Path(target))
     repeated = 0
     with new_store(target, make_schema(options.env, layout, guess.spec(), "pickle")) as writer:
-        for number, (_, found) in enumerate(_episodes(sources)):
+        for number, (_, found) in enumerate(_episodes(sources, options.unsafe_pickle)):
             writer.add_episode(_episode(number, found, guess, done.steps))
             repeated += found.repeated
             done.episodes += 1
@@ -110,20 +109,24 @@ def _episode(number: int, found: _Found, guess: ActionGuess, before: int) -> Epi
     return Episode(columns, info, found.terminated, found.truncated, stats)
 
 
-def _episodes(sources: Sequence[str]) -> Iterator[tuple[str, _Found]]:
+def _episodes(sources: Sequence[str], unsafe: bool) -> Iterator[tuple[str, _Found]]:
     for source in sources:
-        for number, item in enumerate(_unpickled(Path(source))):
+        for number, item in enumerate(_unpickled(Path(source), unsafe)):
             where = f"{source}, episode {number}"
             yield where, _read(item, where)
 
 
-def _unpickled(path: Path) -> Iterator[Any]:
+def _unpickled(path: Path, unsafe: bool) -> Iterator[Any]:
+    load = pickle.load if unsafe else safe_pickle.load
+    hint = "" if unsafe else "; --unsafe-pickle reads everything, from people whose code you would run"
     try:
         with open(path, "rb", opener=plain_file) as file:
             while file.peek(1):
-                loaded = pickle.load(file)  # noqa: S301 - asked for with --unsafe-pickle
+                loaded = load(file)
                 yield from [loaded] if isinstance(loaded, Mapping) else loaded
-    except (OSError, pickle.UnpicklingError, EOFError, TypeError) as error:
+    except pickle.UnpicklingError as error:
+        raise StoreError(f"{path} cannot be read as pickled episodes: {error}{hint}") from error
+    except (OSError, EOFError, TypeError) as error:
         raise StoreError(f"{path} cannot be read as pickled episodes: {error}") from error
 
 
