@@ -17,8 +17,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 MAX_DEPTH = 100
-_FAULTS = (pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, IndexError, KeyError)
-_FAULTS += (OverflowError, RecursionError, MemoryError, ImportError)
+_FAULTS: tuple[type[Exception], ...] = (
+    *(EOFError, TypeError, ValueError, AttributeError, IndexError, KeyError),
+    *(OverflowError, RecursionError, MemoryError, ImportError),
+)
 
 
 def load(file: BinaryIO) -> Any:
@@ -97,7 +99,9 @@ class _Dtype:
             what = "an array of objects" if self.code.startswith("O") else f"an array of dtype {self.code}"
             raise pickle.UnpicklingError(f"it has {what}; arrays of numbers are read")
         dtype = np.dtype(self.code)
-        return dtype.newbyteorder(self.order) if self.order in ("<", ">") else dtype
+        if self.order == ">":
+            return dtype.newbyteorder(">")
+        return dtype.newbyteorder("<") if self.order == "<" else dtype
 
 
 class _Array:
