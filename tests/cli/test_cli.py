@@ -124,7 +124,10 @@ def test_the_version(call: Call) -> None:
 # -- verbs and flags ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "verb"), [(n, v) for n, v in all_verbs() if v.target], ids=lambda x: str(x)[:40])
+VERBS = [(name, verb) for name, verb in all_verbs() if verb.target]
+
+
+@pytest.mark.parametrize(("name", "verb"), VERBS, ids=[" ".join(name) for name, _ in VERBS])
 def test_every_verb_resolves_and_explains_itself(
     call: Call, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...], verb: Verb
 ) -> None:

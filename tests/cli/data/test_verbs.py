@@ -92,7 +92,6 @@ def test_every_verb_takes_a_run_folder_for_its_recording(call: Call, tmp_path: P
         ("export store --out x --format mp4 --compress", "--compress is for npz, not for mp4"),
         ("import --out x", "name what to import"),
         ("import a.npz b.pkl --out x", "sources of several formats"),
-        ("import a.pkl --out x", "--unsafe-pickle"),
         ("import a.npz --out x --unsafe-pickle", "--unsafe-pickle is for pickle, not for npz"),
     ],
 )
