@@ -124,10 +124,10 @@ def test_the_version(call: Call) -> None:
 # -- verbs and flags ---------------------------------------------------------------------------------------
 
 
-VERBS = [(name, verb) for name, verb in all_verbs() if verb.target]
+CALLABLE = [(name, verb) for name, verb in all_verbs() if verb.target]
 
 
-@pytest.mark.parametrize(("name", "verb"), VERBS, ids=[" ".join(name) for name, _ in VERBS])
+@pytest.mark.parametrize(("name", "verb"), CALLABLE, ids=[" ".join(name) for name, _ in CALLABLE])
 def test_every_verb_resolves_and_explains_itself(
     call: Call, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...], verb: Verb
 ) -> None:
