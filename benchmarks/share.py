@@ -38,8 +38,8 @@ from rollmill.runs.bench.alone import Alone
 from rollmill.runs.bench.run import WARM_UP_STEPS, Simulators
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.probing import probe_in_child
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.sizing import size
+from rollmill.runs.settings.sizing import size
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train
 

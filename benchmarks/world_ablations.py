@@ -44,9 +44,9 @@ from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.models.actor_critic import build_model
 from rollmill.reports.html.plots import Plot
 from rollmill.reports.run.world import TABLE
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.settings.world import ControllerConfig, WorldConfig
 from rollmill.runs.world.controller import FINAL
-from rollmill.runs.world.settings import ControllerConfig, WorldConfig
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.model import load_controller
 

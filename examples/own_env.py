@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from rollmill.core.config.load import load_config
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.run import train
 
 

@@ -17,7 +17,7 @@ from rollmill.core.fields import EnvSpec
 from rollmill.models.encoders import CustomEncoder, Observations
 from rollmill.models.settings import ModelSettings
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.run import train
 
 

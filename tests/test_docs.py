@@ -33,8 +33,8 @@ from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.settings import TrainConfig, check
+from rollmill.runs.settings.offline import OfflineConfig
+from rollmill.runs.settings.train import TrainConfig, check
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train
 from rollmill.store.filters import Filter

@@ -13,9 +13,9 @@ from pathlib import Path
 from rollmill.core.config.schema import KeyInfo, describe
 from rollmill.core.text import show
 from rollmill.launch.settings import LaunchSettings
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.world.settings import WorldConfig
+from rollmill.runs.settings.offline import OfflineConfig
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.settings.world import WorldConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config_keys.md"
 

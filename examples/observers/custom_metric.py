@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from rollmill.core.config.load import load_config
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train

@@ -10,7 +10,7 @@ import sys
 
 from rollmill.core.config.load import load_config
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train

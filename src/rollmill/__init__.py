@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollmill.core.errors import RollmillError as RollmillError
     from rollmill.launch.experiment import Experiment as Experiment
     from rollmill.learning.custom import CustomLearner as CustomLearner
-    from rollmill.runs.settings import TrainConfig as TrainConfig
+    from rollmill.runs.settings.train import TrainConfig as TrainConfig
     from rollmill.runs.train.observers import Observer as Observer
     from rollmill.store.reader import Store as Store
     from rollmill.store.views import Transitions as Transitions
@@ -41,7 +41,7 @@ _PLACES = {
     "make_env": "rollmill.api.envs",
     "Run": "rollmill.api.run",
     "Metrics": "rollmill.api.metrics",
-    "TrainConfig": "rollmill.runs.settings",
+    "TrainConfig": "rollmill.runs.settings.train",
     "Observer": "rollmill.runs.train.observers",
     "CustomLearner": "rollmill.learning.custom",
     "Store": "rollmill.store.reader",

@@ -12,8 +12,8 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.schema import settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.reports.html.document import document, write_page
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.sizing import Machine, resolve
+from rollmill.runs.settings.sizing import Machine, resolve
+from rollmill.runs.settings.train import TrainConfig
 
 FOLDER = Path("runs/x")
 

@@ -20,7 +20,7 @@ from rollmill.cli.arguments import arguments_of
 from rollmill.cli.tree import MOVED, VERBS, Verb, all_verbs
 from rollmill.core.config.schema import describe
 from rollmill.runs.bench import run as bench
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 TINY = (*SERIAL, "env=toy_target", "stop.batches=2")
 

@@ -75,9 +75,9 @@ def kind_of(name: str) -> str:
 @pytest.fixture(name="schemas", scope="module")
 def make_schemas() -> dict[str, Any]:
     from rollmill.core.config.json_schema import json_schema
-    from rollmill.runs.offline_settings import OfflineConfig
-    from rollmill.runs.settings import TrainConfig
-    from rollmill.runs.world.settings import WorldConfig
+    from rollmill.runs.settings.offline import OfflineConfig
+    from rollmill.runs.settings.train import TrainConfig
+    from rollmill.runs.settings.world import WorldConfig
 
     classes = {"train": TrainConfig, "offline": OfflineConfig, "world": WorldConfig}
     return {kind: json_schema(cls, kind) for kind, cls in classes.items()}

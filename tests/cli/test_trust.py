@@ -22,7 +22,7 @@ from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import train_offline
-from rollmill.runs.offline_settings import OfflineConfig
+from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.runs.world.controller import train_controller
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.settings import ControllerSettings

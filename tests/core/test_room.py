@@ -11,11 +11,11 @@ from running import SERIAL, config_of, train_here
 from rollmill.core import room
 from rollmill.core.errors import ConfigError, MemoryFull
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.core.out_of_memory import memory_is_named
 from rollmill.core.room import WORKER_BYTES, check_room
 from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.out_of_memory import memory_is_named
-from rollmill.runs.settings import check
+from rollmill.runs.settings.train import check
 from rollmill.sampling import pool
 from rollmill.sampling.sampler import SamplerPlan
 from rollmill.sampling.settings import SamplingSettings

@@ -18,10 +18,10 @@ from rollmill.core.config.load import load_config
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import train_offline
-from rollmill.runs.offline_settings import OfflineConfig
+from rollmill.runs.settings.offline import OfflineConfig
+from rollmill.runs.settings.world import VaeConfig
 from rollmill.runs.world.dynamics import train_dynamics
 from rollmill.runs.world.encoder import train_vae
-from rollmill.runs.world.settings import VaeConfig
 from rollmill.worldmodel.dynamics.model import load_dynamics
 from rollmill.worldmodel.encoder.file import load_encoder
 

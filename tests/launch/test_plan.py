@@ -14,7 +14,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.launch.experiment import Expect, Experiment
 from rollmill.launch.params import ParamGrid, ParamList, RandomSearch, Uniform
 from rollmill.launch.plan import Measured, PlannedRun, RunFacts, make_plan, override, total_of
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 ROOT = Path("runs")
 

@@ -19,7 +19,7 @@ from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.targets import gae
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import Parts, build_parts
 
 Segments = dict[str, Array]

@@ -15,7 +15,7 @@ from rollmill.core.errors import ConfigError, NonFiniteError, UntrustedCodeError
 from rollmill.core.given import give
 from rollmill.learning.batch import Batch
 from rollmill.learning.custom import CustomLearner, LearnerParts
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.trust import load_saved
 
 

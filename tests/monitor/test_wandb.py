@@ -12,7 +12,7 @@ from running import SERIAL, train_here
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.monitor.wandb import WandbRun, WandbSettings, WandbSink, require_wandb
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 pytest.importorskip("wandb")
 

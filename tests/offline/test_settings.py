@@ -2,7 +2,7 @@ import pytest
 
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
-from rollmill.runs.offline_settings import OfflineConfig, check_offline
+from rollmill.runs.settings.offline import OfflineConfig, check_offline
 
 
 @pytest.mark.parametrize(

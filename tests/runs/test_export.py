@@ -25,7 +25,7 @@ from rollmill.models.saving import load_weights
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
 from rollmill.runs.export import CARD, Format, export_policy
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 onnxruntime = pytest.importorskip("onnxruntime")
 safetensors = pytest.importorskip("safetensors")

@@ -28,12 +28,13 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.runs.lifecycle import Life, Request, open_diary
 from rollmill.runs.offline.run import OfflineRun, train_offline
 from rollmill.runs.offline.task import prepare
-from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.policies.offline import require_offline
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.offline import OfflineConfig
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.settings.world import VaeConfig
 from rollmill.runs.train.build import build_parts
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.reporting import TrainMetrics
@@ -41,7 +42,6 @@ from rollmill.runs.world import controller as world_controller
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dynamics import train_dynamics
 from rollmill.runs.world.encoder import train_vae
-from rollmill.runs.world.settings import VaeConfig
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.worldmodel.controller.model import load_controller
 from rollmill.worldmodel.controller.settings import ControllerSettings

@@ -15,10 +15,10 @@ from rollmill.core.tree_file import save_tree
 from rollmill.monitor.metrics import Progress
 from rollmill.monitor.reporter import Display
 from rollmill.runs.lifecycle import Ended, Life, Request, live, why_failed
-from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.resume import KINDS, compare, find_checkpoint, may_change, resumed_settings, stage_check
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.world.settings import VaeConfig
+from rollmill.runs.settings.offline import OfflineConfig
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.settings.world import VaeConfig
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 

@@ -22,7 +22,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import Outcome, train
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from rollmill.runs.policies.base import LoadedPolicy
 
 CONFIGS: dict[RunKind, str] = {
-    "online": "rollmill.runs.settings:TrainConfig",
-    "offline": "rollmill.runs.offline_settings:OfflineConfig",
-    "world": "rollmill.runs.world.settings:WorldConfig",
-    "encoder": "rollmill.runs.world.settings:VaeConfig",
+    "online": "rollmill.runs.settings.train:TrainConfig",
+    "offline": "rollmill.runs.settings.offline:OfflineConfig",
+    "world": "rollmill.runs.settings.world:WorldConfig",
+    "encoder": "rollmill.runs.settings.world:VaeConfig",
     "dynamics": "rollmill.worldmodel.dynamics.settings:DynamicsSettings",
     "controller": "rollmill.worldmodel.controller.settings:ControllerSettings",
 }

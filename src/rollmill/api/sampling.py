@@ -21,8 +21,8 @@ from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.runs.policies.base import LoadedPolicy
-from rollmill.runs.settings import TrainConfig, require_env
-from rollmill.runs.sizing import size
+from rollmill.runs.settings.sizing import size
+from rollmill.runs.settings.train import TrainConfig, require_env
 from rollmill.runs.train.observers import Trajectory, cut_trajectories
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.schedule import EpisodeSchedule

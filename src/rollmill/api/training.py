@@ -19,7 +19,7 @@ from rollmill.core.given import require_sendable
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.resume import resumed_settings
-from rollmill.runs.settings import TrainConfig, require_env
+from rollmill.runs.settings.train import TrainConfig, require_env
 from rollmill.runs.train import run as runs
 from rollmill.runs.train.observers import Observer
 

@@ -16,7 +16,7 @@ from rollmill.runs.bench.run import KINDS, Measurement, load_of_others
 from rollmill.runs.bench.run import bench as run_bench
 from rollmill.runs.bench.tune import Trial, TuneOptions, TuneResult
 from rollmill.runs.bench.tune import tune as run_tune
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.profiler import Profiler
 
 Kind = Literal["sim", "sample", "policy", "learn", "train", "bound", "all", "tune"]

@@ -17,10 +17,10 @@ from rollmill.cli.help import explain, usage
 from rollmill.cli.tree import MOVED, Verb, command, find
 from rollmill.core.errors import ConfigError, Interrupted, RollmillError, exit_code_of
 from rollmill.core.exits import leave
+from rollmill.core.out_of_memory import refused_by_system
+from rollmill.core.stopping import CommandSignals
 from rollmill.core.terminal import printable
 from rollmill.core.text import nearest
-from rollmill.runs.out_of_memory import refused_by_system
-from rollmill.runs.stopping import CommandSignals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

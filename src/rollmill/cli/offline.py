@@ -14,8 +14,8 @@ from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.resume import resumed_settings
+from rollmill.runs.settings.offline import OfflineConfig
 
 
 def offline(

@@ -16,8 +16,8 @@ from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.monitor.console import live_panel
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.resume import resumed_settings
-from rollmill.runs.settings import TrainConfig, require_env
-from rollmill.runs.sizing import size
+from rollmill.runs.settings.sizing import size
+from rollmill.runs.settings.train import TrainConfig, require_env
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import Outcome
 from rollmill.runs.train.run import train as run_training

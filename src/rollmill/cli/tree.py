@@ -31,10 +31,10 @@ class Verb:
         return found
 
 
-_TRAIN = "runs.settings:TrainConfig"
-_WHOLE_WORLD = "runs.world.settings:WorldConfig"
-_CONTROLLER = "runs.world.settings:ControllerConfig"
-_DREAMS = "runs.world.settings:DreamVideo"
+_TRAIN = "runs.settings.train:TrainConfig"
+_WHOLE_WORLD = "runs.settings.world:WorldConfig"
+_CONTROLLER = "runs.settings.world:ControllerConfig"
+_DREAMS = "runs.settings.world:DreamVideo"
 _LAUNCHES = "launch.settings:LaunchSettings"
 
 _DATA = {
@@ -50,7 +50,7 @@ _DATA = {
 }
 _WORLD = {
     "run": Verb("world.run:run", "all stages in turn; what is done is skipped", settings=_WHOLE_WORLD),
-    "vae": Verb("world.encoder:vae", "learn an image encoder from a store", settings="runs.world.settings:VaeConfig"),
+    "vae": Verb("world.encoder:vae", "learn an image encoder from a store", settings="runs.settings.world:VaeConfig"),
     "encode": Verb("world.encoder:encode", "a store of images into a store of latents"),
     "dynamics": Verb(
         "world.control:dynamics",
@@ -90,7 +90,7 @@ VERBS: dict[str, Verb] = {
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal", settings=_TRAIN),
     "collect": Verb("collect:collect", "write episodes of a policy into a store", settings=_TRAIN),
     "data": Verb("", "look at stores, check, repair, merge, split and convert them", _DATA),
-    "offline": Verb("offline:offline", "learn a policy from a store", settings="runs.offline_settings:OfflineConfig"),
+    "offline": Verb("offline:offline", "learn a policy from a store", settings="runs.settings.offline:OfflineConfig"),
     "world": Verb("", "world models: encoder, latents, dynamics, controller, dream", _WORLD),
     "bench": Verb("bench:bench", "measure speed", settings=_TRAIN),
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),

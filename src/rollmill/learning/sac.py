@@ -150,7 +150,7 @@ class Sac:
 
     def _set_rate(self, progress: float) -> None:
         s = self.settings
-        assert s.lr_schedule != "kl_adaptive", "runs.sac_checks refuses it"
+        assert s.lr_schedule != "kl_adaptive", "runs.settings.sac_checks refuses it"
         self._rate = Schedule(s.learning_rate, s.lr_end, s.lr_schedule).at(progress)
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:

@@ -33,7 +33,7 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.find import checkpoint_name, find_checkpoints
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.trust import load_saved
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def _offline(loaded: Loaded) -> Parts:
     import torch
 
     from rollmill.offline.actor_critic import ValuePolicy
-    from rollmill.runs.offline_settings import OfflineConfig
     from rollmill.runs.policies.offline import load_network, require_offline
+    from rollmill.runs.settings.offline import OfflineConfig
 
     state = require_offline(loaded).state
     config = saved_settings(OfflineConfig, state["config"], loaded.path)

@@ -13,20 +13,20 @@ from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan
 from rollmill.launch.records import LaunchRecords
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.verbs import verb_of
-from rollmill.runs.settings import TrainConfig, check
+from rollmill.runs.settings.train import TrainConfig, check
 
 
 def check_run(run: PlannedRun) -> RunFacts:
     """Load the settings of a run as its own process will, and refuse what that would refuse at once."""
     verb, files = verb_of(run.program), [Path(file) for file in run.files]
     if verb == ("offline",):
-        from rollmill.runs.offline_settings import OfflineConfig, check_offline
+        from rollmill.runs.settings.offline import OfflineConfig, check_offline
 
         offline = load_config(OfflineConfig, files, run.words)
         check_offline(offline)
         return RunFacts(offline.fit.steps)
     if verb == ("world", "run"):
-        from rollmill.runs.world.settings import WorldConfig
+        from rollmill.runs.settings.world import WorldConfig
 
         load_config(WorldConfig, files, run.words)
         return RunFacts()

@@ -32,13 +32,13 @@ from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, Interrupted, RollmillError, error_text
 from rollmill.core.run_folder import Mode, RunFolder, State
 from rollmill.core.run_log import LogHandle, open_log
+from rollmill.core.stopping import Interrupt
 from rollmill.core.tree_file import stored_checksum
 from rollmill.monitor.console import ConsoleMode, live_panel
 from rollmill.monitor.reporter import Reporter
 from rollmill.reports.run.report import write_run_report
 from rollmill.runs.resume import CHECKPOINT_FORMAT, KINDS, find_checkpoint, refuse_changes
-from rollmill.runs.settings import CheckpointSettings
-from rollmill.runs.stopping import Interrupt
+from rollmill.runs.settings.train import CheckpointSettings
 
 log = logging.getLogger("rollmill")
 

@@ -23,7 +23,7 @@ from rollmill.core.text import cut
 from rollmill.envs.code_words import code_words, odd_arguments
 from rollmill.envs.settings import EnvSettings
 from rollmill.models.settings import ModelSettings
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 T = TypeVar("T")
 

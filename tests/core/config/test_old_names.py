@@ -10,8 +10,8 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.old_names import OLD_NAMES, read_saved, renamed
 from rollmill.core.config.schema import dotted_keys
 from rollmill.core.errors import ConfigError
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.world.settings import VaeConfig, WorldConfig
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.settings.world import VaeConfig, WorldConfig
 
 SAVED = "learning: {lam: 0.5}\nsampling: {answer_share: 1.0}\nenv: {id: x, dials: {lam: 2.0}, args: {film: 1}}\n"
 

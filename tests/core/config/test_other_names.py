@@ -6,8 +6,8 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.other_names import OTHER_NAMES, keys_called
 from rollmill.core.config.schema import describe
 from rollmill.core.errors import ConfigError
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.offline import OfflineConfig
+from rollmill.runs.settings.train import TrainConfig
 
 KNOWN = {"env", *(key.key for cls in (TrainConfig, OfflineConfig) for key in describe(cls))}
 

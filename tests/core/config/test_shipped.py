@@ -7,7 +7,7 @@ import pytest
 from rollmill.core.config.load import load_config
 from rollmill.core.config.shipped import FOLDER, find_file, shipped_names
 from rollmill.core.errors import ConfigError
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 
 @pytest.fixture(autouse=True)

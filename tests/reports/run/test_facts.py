@@ -20,11 +20,11 @@ from rollmill.reports.html.media import FILE_BYTES
 from rollmill.reports.run.facts import read_run
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.sections import thinned
-from rollmill.runs.offline_settings import OfflineConfig
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.offline import OfflineConfig
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.settings.world import VaeConfig, WorldConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.world.settings import VaeConfig, WorldConfig
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 

@@ -17,7 +17,7 @@ from rollmill.envs.make import make_env
 from rollmill.runs.bench import run as bench
 from rollmill.runs.bench.alone import LearnerAlone
 from rollmill.runs.bench.run import KINDS, Measurement, bench_bound, bench_sim, load_of_others
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train import build as build_module
 from rollmill.runs.train.build import Parts, build_parts
 

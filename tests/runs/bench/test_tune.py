@@ -19,8 +19,8 @@ from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.bench.run import bench_train
 from rollmill.runs.bench.tune import Knob, Search, Trial, TuneOptions, TuneResult, all_knobs, tune, with_value
-from rollmill.runs.settings import TrainConfig, rows_in_flight, segments_per_batch
-from rollmill.runs.sizing import FRESH_BATCHES, Machine, resolve, size
+from rollmill.runs.settings.sizing import FRESH_BATCHES, Machine, resolve, size
+from rollmill.runs.settings.train import TrainConfig, rows_in_flight, segments_per_batch
 
 SPEC = make_env(EnvSettings(id="toy_target")).spec
 CPU, GPU = Machine(8), Machine(16, gpu=True)

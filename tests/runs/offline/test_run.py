@@ -34,9 +34,9 @@ from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.export import export_policy
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import OfflineOutcome, OfflineRun, train_offline
-from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.policies.find import find_checkpoints
 from rollmill.runs.policies.offline import load_network
+from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.store.reader import Store
 
 SMALL = (

@@ -21,8 +21,8 @@ from rollmill.runs.evaluate.run import evaluate, evaluate_all
 from rollmill.runs.evaluate.video import blank
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import train_offline
-from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.policies.load import load_policy
+from rollmill.runs.settings.offline import OfflineConfig
 
 SERIAL = ("sampling.mode=serial", "stop.batches=2", "learning.batch_size=64", "sampling.rollout=16")
 FEW = EvalOptions(episodes=4, workers=1, envs=4)

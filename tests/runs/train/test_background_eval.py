@@ -13,7 +13,7 @@ from running import SERIAL, Run, command_words, saved_state, train_here, wait_un
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
-from rollmill.runs.settings import EvaluationSettings
+from rollmill.runs.settings.train import EvaluationSettings
 from rollmill.runs.train import background_eval
 from rollmill.runs.train.background_eval import PROCESS, BackgroundEval
 from rollmill.runs.train.loop import OnlineRun

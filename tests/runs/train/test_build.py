@@ -14,7 +14,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.slots import Arena, SegmentLayout
 from rollmill.envs.make import make_env
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import HostGather, Parts, autocast_dtype, build_parts
 
 SPEC = EnvSpec("x", (Field("obs", "float32", (3,)),), ActionSpec("discrete", nvec=(4,), start=(0,)))

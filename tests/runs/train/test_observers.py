@@ -10,7 +10,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, ObserverError
 from rollmill.core.slots import SegmentLayout
 from rollmill.monitor.jsonl import read_jsonl
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer, ObserverSettings, build_observers
 

@@ -24,7 +24,7 @@ from rollmill.cli.main import main
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.envs.make import make_env
 from rollmill.runs.bench.run import bench_train
-from rollmill.runs.settings import ProfileSettings
+from rollmill.runs.settings.train import ProfileSettings
 from rollmill.runs.train import profiler as profile
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.profiler import Profiler, Spy, find_py_spy, first_line, name_threads, require_permission

@@ -12,7 +12,7 @@ from rollmill.core.errors import ConfigError, EnvError, RankError
 from rollmill.core.janitor import TOKEN_VARIABLE
 from rollmill.core.janitor_main import processes_of
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.settings import check
+from rollmill.runs.settings.train import check
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.ranks import share_cores, share_of, visible_gpus

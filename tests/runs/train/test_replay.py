@@ -12,8 +12,8 @@ from running import SERIAL, assert_same, config_of, rows_of, saved_state, train_
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.learning.off_policy import OffPolicyAppo
-from rollmill.runs import replay_checks
-from rollmill.runs.settings import check, segments_taken
+from rollmill.runs.settings import replay_checks
+from rollmill.runs.settings.train import check, segments_taken
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 

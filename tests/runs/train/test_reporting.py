@@ -15,7 +15,7 @@ from rollmill.monitor import reporter as reporter_module
 from rollmill.monitor.console import count_text
 from rollmill.monitor.jsonl import JsonlSink, read_jsonl
 from rollmill.runs.lifecycle import Life, Request
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train import run as train_module
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer

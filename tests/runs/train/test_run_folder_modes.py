@@ -12,7 +12,7 @@ from rollmill.cli.main import main
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 TARGET = (*SERIAL, "env=toy_target", "stop.batches=2")
 

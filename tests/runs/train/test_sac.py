@@ -11,8 +11,8 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.runs import sac_checks
-from rollmill.runs.settings import TrainConfig, check, segments_per_batch
+from rollmill.runs.settings import sac_checks
+from rollmill.runs.settings.train import TrainConfig, check, segments_per_batch
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 

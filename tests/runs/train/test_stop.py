@@ -12,7 +12,7 @@ from running import SERIAL, config_of, saved_state, train_here
 
 from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.stopping import Interrupt
+from rollmill.core.stopping import Interrupt
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
@@ -142,7 +142,7 @@ def test_a_forked_child_ends_by_a_signal_as_any_process() -> None:
 COMMAND = """
 import signal, sys, time
 from rollmill.core.errors import Interrupted
-from rollmill.runs.stopping import CommandSignals
+from rollmill.core.stopping import CommandSignals
 {before}
 signals = CommandSignals("rollmill test")
 {after}

@@ -12,8 +12,8 @@ from dreaming import corner_encoder, corner_model
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.reports.video.images import GAP
+from rollmill.runs.settings.world import DreamVideo
 from rollmill.runs.world.dream import ALONE, SHOWN, _dream, write_dream_video
-from rollmill.runs.world.settings import DreamVideo
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store

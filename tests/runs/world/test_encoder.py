@@ -23,9 +23,9 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.models.saving import weights_of
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings.world import VaeConfig
 from rollmill.runs.world import encoder as world_vae
 from rollmill.runs.world.encoder import VaeOutcome, train_vae
-from rollmill.runs.world.settings import VaeConfig
 from rollmill.store.writer import StoreWriter
 from rollmill.worldmodel.encoder.file import load_encoder
 

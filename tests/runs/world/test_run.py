@@ -15,9 +15,9 @@ from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, StoreError
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
+from rollmill.runs.settings.world import STAGES, CollectStage, WorldConfig
 from rollmill.runs.world.panel import StagePanel, metrics_text
 from rollmill.runs.world.run import Record, WorldOutcome, run_world, what_changed
-from rollmill.runs.world.settings import STAGES, CollectStage, WorldConfig
 from rollmill.store.reader import Store
 
 SMALL = (

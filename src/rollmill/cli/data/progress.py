@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rollmill.core.errors import Interrupted
+from rollmill.core.stopping import Interrupt
 from rollmill.core.terminal import drawing, printable
 from rollmill.core.text import bytes_text
 from rollmill.monitor.console import count_text, duration_text
-from rollmill.runs.stopping import Interrupt
 
 Tell = Callable[[int, int], None]
 

@@ -14,7 +14,7 @@ from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.world.settings import ControllerConfig, DreamVideo
+from rollmill.runs.settings.world import ControllerConfig, DreamVideo
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
 

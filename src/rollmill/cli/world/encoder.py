@@ -14,7 +14,7 @@ from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.resume import resumed_settings
-from rollmill.runs.world.settings import VaeConfig
+from rollmill.runs.settings.world import VaeConfig
 
 
 def vae(

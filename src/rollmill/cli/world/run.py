@@ -12,7 +12,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_kind import StageName
-from rollmill.runs.world.settings import WorldConfig
+from rollmill.runs.settings.world import WorldConfig
 
 
 def run(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollmill.core.fields import EnvSpec
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 if TYPE_CHECKING:
     from rollmill.runs.train.build import Parts

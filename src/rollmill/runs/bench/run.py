@@ -34,8 +34,8 @@ from rollmill.core.seeds import Seeds
 from rollmill.runs.bench.alone import Alone, LearnerAlone
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.probing import probe_in_child
-from rollmill.runs.settings import TrainConfig, segments_per_batch
-from rollmill.runs.sizing import size
+from rollmill.runs.settings.sizing import size
+from rollmill.runs.settings.train import TrainConfig, segments_per_batch
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.profiler import Profiler
 from rollmill.runs.train.run import train

@@ -2,7 +2,7 @@
 
 From the automatic settings on, one *knob* at a time is turned as long as that pays (coordinate search). What
 is searched changes how fast a run goes, not what it learns from: batch, rollout and epochs stay as they are unless
-the batch is asked for, and no more experience may be on its way at once than ``runs.sizing`` holds fresh.
+the batch is asked for, and no more experience may be on its way at once than ``runs.settings.sizing`` holds fresh.
 Short measurements are noisy: a gain below ``MARGIN`` is none, and in the end best and start are measured once more.
 """
 
@@ -19,8 +19,8 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
 from rollmill.runs.bench.run import bench_train
 from rollmill.runs.probing import probe_in_child
-from rollmill.runs.settings import TrainConfig, rows_in_flight, segments_per_batch
-from rollmill.runs.sizing import FRESH_BATCHES, Machine, size, thread_limit
+from rollmill.runs.settings.sizing import FRESH_BATCHES, Machine, size, thread_limit
+from rollmill.runs.settings.train import TrainConfig, rows_in_flight, segments_per_batch
 
 MARGIN = 1.03
 """A setting is faster when it is by this factor; less is within the noise."""

@@ -21,14 +21,14 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Policy
+from rollmill.core.stopping import Interrupt
 from rollmill.envs.probe import Probe, probe_here
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.series import EpisodeSeries, StoreContents, refuse_twins
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.load import load_each
-from rollmill.runs.settings import require_env
-from rollmill.runs.sizing import ENVS, GROUPS, SERIAL_ENVS
-from rollmill.runs.stopping import Interrupt
+from rollmill.runs.settings.sizing import ENVS, GROUPS, SERIAL_ENVS
+from rollmill.runs.settings.train import require_env
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings

@@ -45,10 +45,10 @@ from rollmill.runs.evaluate.results import EpisodeRow, row_of
 from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
-from rollmill.runs.offline_settings import OfflineConfig, check_offline
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.policies.offline import Choice, Network, OfflinePolicy, build_network, require_offline
+from rollmill.runs.settings.offline import OfflineConfig, check_offline
 from rollmill.store.reader import Store
 
 log = logging.getLogger("rollmill")

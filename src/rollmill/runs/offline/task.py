@@ -13,9 +13,9 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.offline.data import Selection, automatic_targets, check_spec, open_store, scales_of, select
 from rollmill.offline.model import Scales
 from rollmill.runs.evaluate.setup import EvalSetup
-from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
+from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.store.reader import Store
 

@@ -22,7 +22,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.trust import load_saved
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings

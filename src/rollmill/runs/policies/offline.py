@@ -34,10 +34,10 @@ from rollmill.offline.held_out import HELD_OUT_SHAPE
 from rollmill.offline.model import Scales, SequencePolicy
 from rollmill.offline.settings import VALUE_BASED, FitSettings
 from rollmill.optim.device import choose_device, matmul_dtype
-from rollmill.runs.offline_settings import OfflineConfig
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name
 from rollmill.runs.resume import CHECKPOINT_FORMAT, KINDS
+from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.sampling.schedule import EpisodeSchedule
 
 Network = SequencePolicy | ValuePolicy

@@ -12,7 +12,7 @@ from rollmill.core.protocols import Policy
 from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name, require_fit
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.trust import SavedEnv
 from rollmill.sampling.policies.per_agent import PolicyPerAgent
 from rollmill.sampling.schedule import EpisodeSchedule

@@ -10,7 +10,7 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import Policy
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.sampling.policies.episode import EpisodeRandom, OwnPolicy, SmoothedRandom, find_factory
 from rollmill.sampling.policies.random_controller import RandomController
 from rollmill.sampling.schedule import EpisodeSchedule

@@ -22,7 +22,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process import Child, OutputLog
 from rollmill.monitor.jsonl import JsonlSink
-from rollmill.runs.settings import EvaluationSettings
+from rollmill.runs.settings.train import EvaluationSettings
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.publishing import weights_only
 

@@ -27,7 +27,7 @@ from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.optim.device import choose_device
 from rollmill.recording.recorder import spare_slots
-from rollmill.runs.settings import TrainConfig, segments_per_batch, segments_taken
+from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segments_taken
 from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy

@@ -12,7 +12,7 @@ from rollmill.core.errors import RollmillError, error_text
 from rollmill.core.fields import EnvSpec
 from rollmill.core.text import bytes_text
 from rollmill.recording.forecast import Forecast, RunSize, Sample, describe, forecast
-from rollmill.runs.settings import TrainConfig, segments_per_batch
+from rollmill.runs.settings.train import TrainConfig, segments_per_batch
 from rollmill.runs.train.recording import store_schema
 from rollmill.runs.train.size_sample import SizeSample, sample_here
 

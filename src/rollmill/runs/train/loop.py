@@ -27,7 +27,7 @@ from rollmill.envs.variables import PROGRESS
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.lifecycle import Life
 from rollmill.runs.online_state import STATE_SHAPE
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
 from rollmill.runs.train.rank_sync import COUNTERS, RankSync

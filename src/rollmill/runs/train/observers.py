@@ -20,7 +20,7 @@ from rollmill.core.fields import Array
 from rollmill.core.imports import import_object
 from rollmill.core.slots import OBS
 from rollmill.core.text import nearest
-from rollmill.runs.settings import ObserverSettings
+from rollmill.runs.settings.train import ObserverSettings
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import ConfigError, MissingExtraError
-from rollmill.runs.settings import ProfileSettings
+from rollmill.runs.settings.train import ProfileSettings
 from rollmill.runs.train.observers import Observer
 from rollmill.sampling.pool import ProcessPool
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.model_pool import ModelPool
-from rollmill.runs.settings import PoolSettings
+from rollmill.runs.settings.train import PoolSettings
 from rollmill.runs.train.observers import Observer
 
 if TYPE_CHECKING:

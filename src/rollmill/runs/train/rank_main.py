@@ -19,9 +19,9 @@ from rollmill.runs.train.ranks import RankSetup, share_of
 
 def follow(setup: RankSetup, parent: Parent) -> None:
     """Build this rank's parts, join the others, and train with them until rank 0 says it is over."""
+    from rollmill.core.stopping import Interrupt
     from rollmill.learning.ranks import TorchRanks
     from rollmill.runs.lifecycle import Life
-    from rollmill.runs.stopping import Interrupt
     from rollmill.runs.train.build import build_parts
     from rollmill.runs.train.loop import OnlineRun
     from rollmill.runs.train.reporting import TrainMetrics

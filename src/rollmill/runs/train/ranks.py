@@ -22,7 +22,7 @@ from rollmill.core.errors import ConfigError, RankError, RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process import Child, Lines
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 
 if TYPE_CHECKING:
     from rollmill.learning.ranks import Ranks, TorchRanks

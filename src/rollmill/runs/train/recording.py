@@ -12,7 +12,7 @@ from rollmill.recording.forecast import Sample
 from rollmill.recording.pieces import PieceChooser
 from rollmill.recording.recorder import LocalRecorder, ProcessRecorder, Recorder
 from rollmill.recording.sink import SinkPlan
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.store.format.schema import Column, StoreSchema, create_store
 

@@ -19,7 +19,7 @@ from rollmill.monitor.wandb import WandbRun
 from rollmill.recording.played_log import PlayedLog
 from rollmill.recording.recorder import recorder_metrics
 from rollmill.runs.lifecycle import Life
-from rollmill.runs.settings import TrainConfig
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.observers import ask_summaries
 from rollmill.sampling.pool import ProcessPool
 from rollmill.sampling.sampler import EpisodeEnd

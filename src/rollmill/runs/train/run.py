@@ -16,16 +16,16 @@ from rollmill.core.config.plain import differences
 from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError, RunFolderLost, StoreError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
+from rollmill.core.out_of_memory import memory_is_named
 from rollmill.core.process_scope import process_scope
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.online_state import require_online
-from rollmill.runs.out_of_memory import memory_is_named
 from rollmill.runs.probing import probe_in_child
-from rollmill.runs.settings import TrainConfig
-from rollmill.runs.sizing import size
+from rollmill.runs.settings.sizing import size
+from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.background_eval import BackgroundEval
 from rollmill.runs.train.forecasting import start_forecast
 from rollmill.runs.train.observers import Observer, build_observers, call_hook

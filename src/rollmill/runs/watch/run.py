@@ -23,6 +23,7 @@ from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Env
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
+from rollmill.core.stopping import Interrupt
 from rollmill.runs.evaluate.options import check_chosen
 from rollmill.runs.evaluate.render_env import (
     has_display,
@@ -39,7 +40,6 @@ from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.find import find_checkpoints
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.policies.simple import RANDOM
-from rollmill.runs.stopping import Interrupt
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Screen, Shown, TerminalScreen, WindowScreen, has_pygame
 from rollmill.sampling.schedule import EpisodeSchedule

@@ -15,7 +15,7 @@ from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
 from rollmill.reports.video.images import enlarge, framed, tiled
-from rollmill.runs.world.settings import DreamVideo
+from rollmill.runs.settings.world import DreamVideo
 from rollmill.store.convert.h264 import VideoFile
 from rollmill.store.images import choose_image, read_images
 from rollmill.store.reader import Store

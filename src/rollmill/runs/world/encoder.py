@@ -28,7 +28,7 @@ from rollmill.reports.video.images import contact_sheet
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.lifecycle import Progress as Tell
 from rollmill.runs.resume import stage_check
-from rollmill.runs.world.settings import VaeConfig
+from rollmill.runs.settings.world import VaeConfig
 from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
 from rollmill.store.split import Split

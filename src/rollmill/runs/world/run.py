@@ -43,13 +43,13 @@ from rollmill.runs.policies.base import LoadOptions
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.policies.simple import SMOOTHED
 from rollmill.runs.resume import Changes, compare
+from rollmill.runs.settings.world import STAGES, VaeConfig, WorldConfig
 from rollmill.runs.world.controller import train_controller
 from rollmill.runs.world.dream import write_dream_video
 from rollmill.runs.world.dynamics import train_dynamics
 from rollmill.runs.world.encode import EncodeOptions, encode_store
 from rollmill.runs.world.encoder import train_vae
 from rollmill.runs.world.panel import StagePanel
-from rollmill.runs.world.settings import STAGES, VaeConfig, WorldConfig
 from rollmill.store.format.schema import STORE_FILE
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.settings import ControllerSettings

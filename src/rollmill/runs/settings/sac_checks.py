@@ -15,7 +15,7 @@ from rollmill.learning.settings import LearningSettings
 from rollmill.store.format.schema import StoreSchema
 
 if TYPE_CHECKING:
-    from rollmill.runs.settings import TrainConfig
+    from rollmill.runs.settings.train import TrainConfig
 
 SHARED = (
     *("algorithm", "device", "threads", "ranks", "precision", "batch_size", "gamma", "reward_scale", "reward_clip"),

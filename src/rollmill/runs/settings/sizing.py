@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from rollmill.core.fields import EnvSpec
 from rollmill.core.machine import available_cores, has_fast_bfloat16, may_have_gpu
-from rollmill.runs.settings import TrainConfig, check
+from rollmill.runs.settings.train import TrainConfig, check
 
 AUTOMATIC = (
     *(("sampling", "workers"), ("sampling", "envs_per_worker"), ("sampling", "groups")),

@@ -26,8 +26,8 @@ from rollmill.monitor.wandb import WandbSettings, require_wandb
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
 from rollmill.replay.settings import ReplaySettings
-from rollmill.runs.replay_checks import check_replay, check_replay_room
-from rollmill.runs.sac_checks import check_algorithm, check_sac_env
+from rollmill.runs.settings.replay_checks import check_replay, check_replay_room
+from rollmill.runs.settings.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
 
@@ -305,7 +305,7 @@ def check(config: TrainConfig) -> None:
     _check_ranks(config)
     _check_recording(config)
     require_wandb(config.wandb)
-    if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.sizing`` decides
+    if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.settings.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less
 
 
@@ -384,7 +384,9 @@ def _check_policies(config: TrainConfig, spec: EnvSpec) -> None:
 def _segments(config: TrainConfig, agents: int) -> int:
     s, learning = config.sampling, config.learning
     if not s.envs_per_worker or not s.groups:
-        raise ConfigError("sampling.envs_per_worker and sampling.groups are automatic: runs.sizing.size decides them")
+        raise ConfigError(
+            "sampling.envs_per_worker and sampling.groups are automatic: settings.sizing.size decides them"
+        )
     lanes = s.envs_per_worker // s.groups * agents
     rows = s.rollout * lanes
     if learning.batch_size % (rows * learning.ranks):

@@ -12,7 +12,7 @@ from rollmill.core.fields import EnvSpec
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.optim.device import choose_device
-from rollmill.runs.settings import TrainConfig, check, segments_per_batch
+from rollmill.runs.settings.train import TrainConfig, check, segments_per_batch
 
 
 def spec_of(name: str) -> EnvSpec:

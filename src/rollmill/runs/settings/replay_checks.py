@@ -11,7 +11,7 @@ from rollmill.core.text import bytes_text
 from rollmill.replay.settings import ReplaySettings
 
 if TYPE_CHECKING:
-    from rollmill.runs.settings import TrainConfig
+    from rollmill.runs.settings.train import TrainConfig
 
 LEAST_STEP_BYTES = 4
 """Of a packed step, whatever the environment shows: its value hardly shrinks."""
@@ -27,7 +27,7 @@ def check_replay(config: TrainConfig) -> None:
     for reason, wrong in _contradictions(config).items():
         if wrong:
             raise ConfigError(f"replay.capacity={replay.capacity}: {reason}")
-    if learning.batch_size:  # 0: ``runs.sizing`` decides
+    if learning.batch_size:  # 0: ``runs.settings.sizing`` decides
         _check_sizes(config, learning.batch_size // config.sampling.rollout)
 
 

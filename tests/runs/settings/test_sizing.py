@@ -15,10 +15,10 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec, Field
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs import sizing
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings import TrainConfig, check, rows_in_flight, segments_per_batch
-from rollmill.runs.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, resolve, size
+from rollmill.runs.settings import sizing
+from rollmill.runs.settings.sizing import ENVS, FRESH_BATCHES, Machine, is_automatic, resolve, size
+from rollmill.runs.settings.train import TrainConfig, check, rows_in_flight, segments_per_batch
 from rollmill.runs.train.run import train
 
 OTHER_VERBS = ("offline_", "carracing_world", "take_cover_world")

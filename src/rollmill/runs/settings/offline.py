@@ -20,7 +20,7 @@ from rollmill.offline.settings import (
     SequenceSettings,
     ValueSettings,
 )
-from rollmill.runs.settings import CheckpointSettings, RunSettings
+from rollmill.runs.settings.train import CheckpointSettings, RunSettings
 
 _VALUE_BASED = " and ".join(VALUE_BASED)
 

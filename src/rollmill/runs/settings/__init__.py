@@ -1,0 +1,1 @@
+"""The whole configuration of each kind of run, and the checks that need more than one room's settings."""
