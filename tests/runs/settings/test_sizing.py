@@ -260,7 +260,7 @@ def test_a_wrong_config_is_refused_before_the_machine_is_looked_at(monkeypatch: 
         size(config("env=toy_taget"))
     with pytest.raises(ConfigError, match="near: 128, 256"):
         size(config("learning.batch_size=200", "sampling.envs_per_worker=8", "sampling.groups=2"))
-    with pytest.raises(ConfigError, match=r"runs\.sizing\.size decides them"):
+    with pytest.raises(ConfigError, match=r"settings\.sizing\.size decides them"):
         segments_per_batch(config(), VECTOR)
 
 
