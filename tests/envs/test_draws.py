@@ -34,5 +34,18 @@ def test_a_list_goes_by_progress() -> None:
     ]
 
 
+def test_a_stage_draws_all_its_members_alike() -> None:
+    stages = [[0, 1], 5, [2, 7, 13]]
+    assert set(many(stages, 0.0, 200)) == {0, 1}
+    assert set(many(stages, 0.5, 20)) == {5}
+    drawn = many(stages, 1.0, 3000)
+    for member in (2, 7, 13):
+        assert abs((drawn == member).sum() - 1000) < 5 * np.sqrt(1000)
+
+
+def test_a_member_that_stands_twice_is_drawn_twice_as_often() -> None:
+    assert 0.6 < (many([[1, 13, 13]]) == 13).mean() < 0.73
+
+
 def test_a_number_is_itself() -> None:
     assert set(many(7, 0.5, 10)) == {7}

@@ -260,9 +260,19 @@ def test_the_smallest_allowed_image_works_and_a_smaller_one_is_named(name):
     model = ModelSettings(encoder=name, fc=(4,))
     build_encoder((Field("eye", "uint8", (36, 36, 3)),), model)
     for shape in ((35, 100, 3), (100, 35, 3), (3, 35, 100)):
-        fitting = "use model.encoder=convnet_small, impala or mlp"
+        fitting = "use model.encoder=convnet_small, convnet_grid, impala or mlp"
         with pytest.raises(ConfigError, match=rf"'eye' is (35x100|100x35).*at least 36x36; {fitting}"):
             build_encoder((Field("eye", "uint8", shape),), model)
+
+
+def test_convnet_grid_reads_the_maps_of_a_treasure_hunt():
+    field = Field("maps", "uint8", (4, 51, 51))
+    encoder = build_encoder((field,), ModelSettings(encoder="convnet_grid", fc=(7,)))
+    assert encoder.convnets[0].output_size == 32 * 3 * 3, "51 cells, 17, 8, 3"
+    assert encoder(random_obs((field,), 2)).shape == (2, 7)
+    build_encoder((Field("maps", "uint8", (4, 21, 21)),), ModelSettings(encoder="convnet_grid", fc=(4,)))
+    with pytest.raises(ConfigError, match="at least 21x21"):
+        build_encoder((Field("maps", "uint8", (4, 20, 20)),), ModelSettings(encoder="convnet_grid", fc=(4,)))
 
 
 def test_impala_reads_images_of_any_size():

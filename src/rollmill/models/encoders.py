@@ -36,6 +36,7 @@ CONVNETS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "convnet_small": ((16, 8, 4), (32, 4, 2)),
     "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
     "convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "convnet_grid": ((16, 3, 3), (32, 3, 2), (32, 3, 2)),
 }
 """(channels, kernel, stride) of each layer."""
 

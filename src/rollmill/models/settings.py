@@ -11,7 +11,7 @@ LOG_STD_BOUNDS = (-5.0, 2.0)
 """The logarithm of a Gaussian policy's standard deviation stays between these."""
 
 
-EncoderName = Literal["auto", "mlp", "convnet_small", "convnet_simple", "convnet_atari", "impala"]
+EncoderName = Literal["auto", "mlp", "convnet_small", "convnet_simple", "convnet_atari", "convnet_grid", "impala"]
 """How images are read (``encoders``), here and by offline policies."""
 
 
@@ -21,8 +21,9 @@ class ModelSettings:
 
     encoder: EncoderName = "auto"
     """How images are read: ``convnet_small`` (16 8x8/4, 32 4x4/2), ``convnet_simple`` (32 8x8/4, 64 4x4/2, 128 3x3/2),
-    ``convnet_atari`` (32 8x8/4, 64 4x4/2, 64 3x3/1), ``impala`` (residual 16/32/32) or ``mlp`` (flattened). ``auto`` is
-    ``convnet_simple`` for images; whatever is not an image always goes through an MLP."""
+    ``convnet_atari`` (32 8x8/4, 64 4x4/2, 64 3x3/1), ``convnet_grid`` (16 3x3/3, 32 3x3/2, 32 3x3/2: for maps of cells,
+    the cheapest), ``impala`` (residual 16/32/32) or ``mlp`` (flattened). ``auto`` is ``convnet_simple`` for images;
+    whatever is not an image always goes through an MLP."""
 
     mlp: tuple[int, ...] = (128, 128)
     """Layer sizes of the MLP that reads vectors; empty passes them on as they are."""

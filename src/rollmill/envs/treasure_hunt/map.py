@@ -57,6 +57,12 @@ class HuntMap:
         return np.stack([grid_distances(self.free, row, column) for row, column in self.sites.tolist()])
 
     @functools.cached_property
+    def between(self) -> Array:
+        """``[SITES, SITES]`` float64: steps between neighbouring cells from each site to each other one."""
+        rows, columns = self.sites.T
+        return self.distances[:, rows, columns].astype(np.float64)
+
+    @functools.cached_property
     def free_cells(self) -> Array:
         """``[n, 2]`` int64: row and column of every walkable cell."""
         return np.argwhere(self.free)

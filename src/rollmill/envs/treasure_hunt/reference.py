@@ -6,8 +6,8 @@ nearest now. Both walk; they neither flash nor go for the buff.
 
 from __future__ import annotations
 
+import functools
 import heapq
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import numpy as np
 
 from rollmill.core.fields import Array
 from rollmill.envs.treasure_hunt.map import CELL, HuntMap, load_map
+from rollmill.envs.treasure_hunt.route import Routes
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import DIRECTIONS, WALK, World, cells_of
 
@@ -79,27 +80,15 @@ class Guide:
 
     def oracle(self, start: int, end: int, treasures: Sequence[int]) -> Route:
         """Return the shortest route over all treasures (Held and Karp's dynamic programme)."""
-        n, between = len(treasures), self.between
-        if not n:
-            return Route((start, end), float(between[start, end]))
-        best = {(1 << k, k): (float(between[start, t]), -1) for k, t in enumerate(treasures)}
-        for size in range(2, n + 1):
-            for chosen in itertools.combinations(range(n), size):
-                bits = sum(1 << k for k in chosen)
-                for last in chosen:
-                    before = bits & ~(1 << last)
-                    best[bits, last] = min(
-                        (best[before, k][0] + float(between[treasures[k], treasures[last]]), k)
-                        for k in chosen
-                        if k != last
-                    )
-        bits = (1 << n) - 1
-        total, last = min((best[bits, k][0] + float(between[treasures[k], end]), k) for k in range(n))
-        order: list[int] = []
-        while last >= 0:
-            order.append(treasures[last])
-            bits, last = bits & ~(1 << last), best[bits, last][1]
-        return Route((start, *reversed(order), end), total)
+        routes = Routes(self.between, tuple(treasures), end)
+        left = np.zeros(len(self.between), bool)
+        left[list(treasures)] = True
+        length = float(routes.lengths(self.between[start][None], left[None])[0])
+        order = [start]
+        while left.any():
+            order.append(routes.first(self.between[order[-1]], left))
+            left[order[-1]] = False
+        return Route((*order, end), length)
 
     def nearest_first(self, start: int, end: int, treasures: Sequence[int]) -> Route:
         """Always to the treasure that is nearest, then to the end."""
@@ -137,6 +126,7 @@ class GuidedPlayer:
             raise ValueError(f"how={how!r}: 'oracle' or 'nearest-first'")
         self._world, self._how, self._guide = world, how, Guide(world.map)
         self._orders: dict[int, tuple[int, ...]] = {}
+        self._oracle = functools.cache(functools.partial(self._guide.oracle, world.settings.start, world.settings.end))
 
     def act(self) -> Array:
         """Return ``[n]`` int64: an action for each hunt."""
@@ -153,8 +143,7 @@ class GuidedPlayer:
             away = self._guide.fields[:, *world.cell[lane]]
             return int(left[away[left].argmin()])
         if world.step_no[lane] == 0 or lane not in self._orders:
-            route = self._guide.oracle(world.settings.start, end, left.tolist())
-            self._orders[lane] = route.sites[1:-1]
+            self._orders[lane] = self._oracle(tuple(left.tolist())).sites[1:-1]
         there = set(left.tolist())
         return next((site for site in self._orders[lane] if site in there), end)
 

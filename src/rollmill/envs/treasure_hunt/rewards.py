@@ -7,6 +7,7 @@ import numpy as np
 from rollmill.core.fields import Array
 from rollmill.envs.reward_terms import RewardTerms
 from rollmill.envs.treasure_hunt.map import SITES
+from rollmill.envs.treasure_hunt.route import Routes
 from rollmill.envs.treasure_hunt.world import SEEN_MOST, VIEW, Moved, World
 
 TERMS = {
@@ -16,6 +17,7 @@ TERMS = {
     "missed_buff": 1.0,  # -5 when the end is reached and the buff was never taken
     "end_distance": 1.0,  # cells that the end has come nearer
     "treasure_distance": 1.0,  # cells that a treasure has come nearer, at most; times 5 with a flash
+    "route": 0.0,  # cells by which the shortest way over all treasures that are left to the end has become shorter
     "treasure": 1.0,  # 100 for each treasure taken
     "wall": 1.0,  # -1 for walking into a wall
     "flash_wall": 1.0,  # -10 for flashing into one
@@ -41,11 +43,17 @@ class HuntRewards:
         self.terms = RewardTerms(TERMS, world.settings.rewards, world.lanes)
         self._missed, self._ended = np.zeros(SITES), 0
         self._distances = np.zeros((world.lanes, SITES))
+        self._route_left = np.zeros(world.lanes)
+        self._routes: Routes | None = None
+        if self.terms.weights["route"]:
+            self._routes = Routes(world.map.between, world.settings.places, world.settings.end)
 
     def begin(self, lanes: Array, distances: Array) -> None:
         """Episodes begin in these lanes; ``distances``: of all sites from all lanes."""
         self.terms.reset(lanes)
         self._distances[lanes] = distances[lanes]
+        if self._routes is not None:
+            self._route_left[lanes] = self._routes.lengths(distances[lanes], self._world.treasures[lanes])
 
     def step(self, moved: Moved, distances: Array, progress: float) -> Array:
         """``[n]`` float64: the reward; ``distances`` are those after the step."""
@@ -62,6 +70,7 @@ class HuntRewards:
             missed_buff=-5.0 * (moved.at_end & (world.buffs == 0)),
             end_distance=nearer[:, s.end],
             treasure_distance=best,
+            route=self._shortened(distances),
             treasure=100.0 * (moved.got * worth).sum(1),
             wall=-1.0 * moved.hit_wall,
             flash_wall=-10.0 * moved.hit_flashing,
@@ -70,6 +79,14 @@ class HuntRewards:
         )
         self._count(moved.at_end | moved.timed_out)
         return reward * s.reward_scale
+
+    def _shortened(self, distances: Array) -> Array | float:
+        """``[n]``: a difference of potentials, so that going back costs what going there has brought."""
+        if self._routes is None:
+            return 0.0
+        before, self._route_left = self._route_left, self._routes.lengths(distances, self._world.treasures)
+        shortened: Array = before - self._route_left
+        return shortened
 
     def _visited(self) -> Array:
         """``[n]``: 0.2 for every visit of the cell, or of those around it by their nearness."""
