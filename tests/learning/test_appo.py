@@ -256,15 +256,33 @@ def test_rows_that_do_not_count_have_no_influence() -> None:
 
 
 @pytest.mark.parametrize("targets", ["gae", "vtrace"])
-def test_a_batch_in_which_nothing_counts_changes_no_weights(targets: str) -> None:
+def test_a_batch_in_which_nothing_counts_changes_nothing(targets: str) -> None:
+    """Not by the momentum of earlier steps, either, and it is no new version."""
     rig = Rig(*KINDS["mlp"], f"learning.targets={targets}", "learning.lr_schedule=kl_adaptive")
+    rig.learner.train(rig.collect())
     segments = rig.collect()
     segments["policy_id"][:] = 1
-    before = rig.learner.state()["model"]
+    before = rig.learner.state()
     metrics = rig.learner.train(segments)
-    assert metrics["rows"] == 0
-    assert_same(before, rig.learner.state()["model"])
-    assert rig.learner.version == 1
+    assert metrics == {"rows": 0, "stale_rows": 0}
+    assert_same(before, rig.learner.state())
+
+
+def test_rows_that_are_too_old_are_left_out_one_by_one() -> None:
+    words = (*KINDS["mlp"], "learning.max_grad_norm=0", "learning.max_policy_lag=3")
+    rig = Rig(*words)
+    segments = rig.collect()
+    masked = {name: array.copy() for name, array in segments.items()}
+    masked["valid"][:3] = False
+    alone = rig.twin(*words)
+    rig.learner.version = alone.version = 10
+    segments["version"][:] = 7
+    segments["version"][:3] = 6
+    masked["version"][:] = 7
+    metrics, metrics_alone = rig.learner.train(segments), alone.train(masked)
+    assert_close(gradients(rig.learner), gradients(alone))
+    assert metrics["rows"] == metrics_alone["rows"] > 0
+    assert (metrics["policy_lag_max"], metrics["stale_rows"]) == (3, 3 * segments["valid"].shape[1])
 
 
 def test_gradients_are_scaled_down_to_the_limit_or_left_alone() -> None:

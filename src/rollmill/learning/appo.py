@@ -95,11 +95,16 @@ class Appo:
     # -- one training step ---------------------------------------------------------------------
 
     def train(self, segments: Mapping[str, Array | Tensor], progress: float = 0.0) -> dict[str, float]:
-        """Learn from segments ``[T + 1, B, ...]``; ``progress`` (0..1) moves the schedules."""
+        """Learn from segments ``[T + 1, B, ...]``; ``progress`` (0..1) moves the schedules.
+
+        Where not one row is its own to learn from, nothing moves: a step by momentum alone would be one nobody taught.
+        """
+        batch = load_batch(segments, self.settings, self.policy_id, self.version, self.device)
+        if not batch.rows and self._ranks.count == 1:  # ranks step together, each with what it has
+            return {"rows": 0.0, "stale_rows": float(batch.stale)}
         self.model.train()
         self._set_rates(progress)
         self._sums = Sums(METRICS)
-        batch = load_batch(segments, self.settings, self.policy_id, self.version, self.device)
         pieces = self._prepare(batch)
         # All ranks must take as many steps: they count columns, not what is in them.
         compact = self._step.compact and self._ranks.count == 1
@@ -197,6 +202,7 @@ class Appo:
             "learning_rate": self._rate,
             "epochs": float(epochs),
             "rows": rows,
+            "stale_rows": float(batch.stale),
             "policy_lag": lag,
             "policy_lag_max": lag_max,
         }

@@ -32,9 +32,17 @@ class Batch:
     log_prob: Tensor  # [T, B] of the acting policy
     reward: Tensor  # [T, B] scaled and clipped for learning
     terminated: Tensor  # [T, B] bool
-    valid: Tensor  # [T, B] bool: the action counted and was this policy's own
+    valid: Tensor  # [T, B] bool: the action counted, was this policy's own, and is not too long ago
     state: Tensor  # [T / R, B, S] recurrent states at the starts of the pieces
     lag: Tensor  # [T, B] how many batches older than the learner each row is
+    rows: int  # how many are valid
+    stale: int  # how many would be, if they were not too long ago
+
+
+def own_rows(segments: Mapping[str, Array | Tensor], policy_id: int) -> Array | Tensor:
+    """``[T, B]`` bool: the action counted and was this policy's own."""
+    own: Array | Tensor = segments["valid"][:-1] & (segments["policy_id"][:-1] == policy_id)
+    return own
 
 
 def load_batch(
@@ -44,12 +52,21 @@ def load_batch(
     version: int,
     device: torch.device,
 ) -> Batch:
-    """Bring gathered segments (``Arena.gather``) to the device in the form learning reads."""
+    """Bring gathered segments (``Arena.gather``) to the device in the form learning reads.
 
-    def tensor(name: str, rows: int | None = -1) -> Tensor:
-        values = segments[name][:rows]
+    Each row is judged by itself: beside it in a segment may stand rows of other policies, and older ones of its own.
+    """
+
+    def moved(values: Array | Tensor) -> Tensor:
         own = values if isinstance(values, Tensor) else torch.from_numpy(values)
         return own.to(device, non_blocking=True)
+
+    def tensor(name: str, rows: int | None = -1) -> Tensor:
+        return moved(segments[name][:rows])
+
+    own = own_rows(segments, policy_id)
+    valid = own & (segments["version"][:-1] >= version - settings.max_policy_lag)
+    rows = int(valid.sum())  # known on the host, which must not wait for a device
 
     reward = tensor("reward") * settings.reward_scale
     if settings.reward_clip:
@@ -64,9 +81,11 @@ def load_batch(
         log_prob=tensor("log_prob"),
         reward=reward,
         terminated=tensor("terminated"),
-        valid=tensor("valid") & (tensor("policy_id") == policy_id),
+        valid=moved(valid),
         state=state,
         lag=version - tensor("version"),
+        rows=rows,
+        stale=int(own.sum()) - rows,
     )
 
 

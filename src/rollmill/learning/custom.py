@@ -124,14 +124,17 @@ class CustomLearner:
 
     def train(self, segments: Mapping[str, Array | Tensor], progress: float = 0.0) -> dict[str, float]:
         """Learn once from segments ``[T + 1, B, ...]``."""
-        self.model.train()
         batch = load_batch(segments, self.settings, self.policy_id, self.version, self.device)
+        if not batch.rows:
+            return {"rows": 0.0, "stale_rows": float(batch.stale)}
+        self.model.train()
         metrics = {name: float(value) for name, value in self.learn(batch, progress).items()}
         # Only now may the scaling of observations change: acting and learning saw the same one.
         self.model.update_normalizer({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
         self.version += 1
         lag = batch.lag[batch.valid].float()
-        return {**metrics, "rows": float(len(lag)), "policy_lag": float(lag.mean()) if len(lag) else 0.0}
+        rows = {"rows": float(batch.rows), "stale_rows": float(batch.stale)}
+        return {**metrics, **rows, "policy_lag": float(lag.mean())}
 
     def counts(self) -> dict[str, float]:
         """There is no replay buffer here."""

@@ -130,6 +130,10 @@ class LearningSettings:
     max_policy_lag: int = 20
     """Batches by which experience may be older than the learner; older segments are dropped and counted."""
 
+    frozen: tuple[int, ...] = ()
+    """Policies (numbers of ``env.policies``) that act and never learn: their weights stay those the run began with, of
+    a checkpoint, for instance (``--restore``)."""
+
     collapse_patience: int = 200
     """Stop when the value function's errors vary more than the returns themselves for this many batches; 0 is off."""
 

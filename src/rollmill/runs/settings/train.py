@@ -294,6 +294,7 @@ def require_env(files: Sequence[Path], overrides: Sequence[str], command: str) -
 def check(config: TrainConfig) -> None:
     """Refuse what can be seen to be wrong before any process starts."""
     check_env_settings(config.env)
+    _check_frozen(config)
     check_algorithm(config)
     check_replay(config)
     s, learning = config.sampling, config.learning
@@ -307,6 +308,15 @@ def check(config: TrainConfig) -> None:
     require_wandb(config.wandb)
     if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.settings.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less
+
+
+def _check_frozen(config: TrainConfig) -> None:
+    frozen, policies = config.learning.frozen, config.env.policy_count
+    for k in frozen:
+        if not 0 <= k < policies:
+            raise ConfigError(f"learning.frozen={list(frozen)}: there is no policy {k}, env.policies has {policies}")
+    if frozen and len({*frozen}) == policies:
+        raise ConfigError(f"learning.frozen={list(frozen)}: nobody is left who learns")
 
 
 def _check_room(config: TrainConfig) -> None:

@@ -65,6 +65,7 @@ class OnlineRun:
         self.life = life
         """Its checkpoints, its signals, and how it will end."""
         self._metrics = metrics
+        self._learners = [learner for learner in parts.learners if learner.policy_id not in config.learning.frozen]
         self._rank_sync = RankSync(parts.ranks, parts.sampler)
         self._dropped = 0
         self._batch: Mapping[str, Any] = {}
@@ -257,9 +258,13 @@ class OnlineRun:
         return fresh
 
     def _drop_stale(self, slots: list[int]) -> list[int]:
-        versions = self.parts.sampler.arena["version"]
-        oldest = max(learner.oldest_useful for learner in self.parts.learners)
-        fresh = [slot for slot in slots if versions[slot, :-1].min() >= oldest]
+        """Segments in which somebody finds a row to learn from; each learner leaves out what is too old for it."""
+        arena = self.parts.sampler.arena
+        versions, owners = arena["version"][slots, :-1], arena["policy_id"][slots, :-1]
+        useful = np.zeros(versions.shape, bool)
+        for learner in self._learners:
+            useful |= (owners == learner.policy_id) & (versions >= learner.oldest_useful)
+        fresh = [slot for slot, found in zip(slots, useful, strict=True) if found.any()]
         if len(fresh) < len(slots):
             stale = [slot for slot in slots if slot not in fresh]
             self._dropped += len(stale)
@@ -289,7 +294,7 @@ class OnlineRun:
         self._give_back(slots)
         gathered = time.perf_counter()
         self._seconds_gather += gathered - begun
-        for learner in self.parts.learners:
+        for learner in self._learners:
             metrics = learner.train(self._batch, progress)
             learner.publish()
             self._metrics.add_learning(learner.policy_id, metrics)

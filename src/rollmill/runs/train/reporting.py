@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STATE_SHAPE: Shape = {
     "episodes": EPISODES_SHAPE,
+    "policies?": [EPISODES_SHAPE],
     "extras": WINDOW_SHAPE,
     "workers?": WINDOW_SHAPE,
     "checkpoint_failures": int,
@@ -76,6 +77,9 @@ class TrainMetrics:
 
     def __init__(self, config: TrainConfig, life: Life) -> None:
         self.episodes = EpisodeStats(config.report.window)
+        several = config.env.policy_count if config.env.policy_count > 1 else 0
+        self.policies = [EpisodeStats(config.report.window) for _ in range(several)]
+        """The episodes of every policy, where there are several."""
         self.checkpoint_failures = 0
         self.last_row: Mapping[str, float] = {}
         """The metrics that were written last, in this session."""
@@ -145,6 +149,8 @@ class TrainMetrics:
         while ended:
             episode = ended.popleft()
             self.episodes.add([episode.episode_return], [episode.length])
+            if self.policies:
+                self.policies[episode.policy_id].add([episode.episode_return], [episode.length])
             self._workers.add({f"worker{episode.lane // lanes}/return": episode.episode_return})
             new.append(episode)
         if self._played is not None:
@@ -163,6 +169,7 @@ class TrainMetrics:
             **self._extras.means(),
             **self._workers.means(),
             **self.episodes.metrics(),
+            **self._by_policy(),
             **{name: total / count for name, (total, count) in self._sums.items()},
             "sample/steps": counts["steps"],
             "sample/dropped_segments": run.dropped_segments,
@@ -187,6 +194,12 @@ class TrainMetrics:
         self.last_row = metrics
         self._reporter.write(frames, metrics)
 
+    def _by_policy(self) -> dict[str, float]:
+        """Returns and lengths of every policy, where there are several."""
+        return {
+            f"policy{k}/{name}": value for k, own in enumerate(self.policies) for name, value in own.metrics().items()
+        }
+
     def finish(self, run: OnlineRun) -> None:
         """The last metrics for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
         fresh = {**self.episodes.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
@@ -207,6 +220,7 @@ class TrainMetrics:
     def state(self) -> dict[str, Any]:
         return {
             "episodes": self.episodes.state(),
+            "policies": [own.state() for own in self.policies],
             "extras": self._extras.state(),
             "workers": self._workers.state(),
             "checkpoint_failures": self.checkpoint_failures,
@@ -217,6 +231,8 @@ class TrainMetrics:
     def load_state(self, state: Mapping[str, Any]) -> None:
         check_shape(state, STATE_SHAPE)
         self.episodes.load_state(state["episodes"])
+        for own, saved in zip(self.policies, state.get("policies", [])):
+            own.load_state(saved)
         self._extras.load_state(state["extras"])
         self._workers.load_state(state.get("workers", {}))
         self.checkpoint_failures = state["checkpoint_failures"]
