@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from appo_rig import KINDS, Rig
 from gpu_device import DEVICE
-from models.test_graph_policy import SPECS, run
+from graph_acting import SPECS, run
 from running import config_of
 
-from learning.test_appo import KINDS, Rig
 from rollmill.core.slots import OBS
 from rollmill.learning.appo import Appo
 from rollmill.models.acting.weights import WeightBoard

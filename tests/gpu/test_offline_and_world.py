@@ -11,8 +11,7 @@ from dreaming import line_store
 from gpu_device import DEVICE
 from image_stores import image_store
 from offlining import skilled_store
-from runs.test_world_controller import models, search  # noqa: F401 - a fixture
-from runs.test_world_dynamics import settings as dynamics_settings
+from world_stages import corner_models, dynamics_settings, search
 
 from rollmill.core.config.load import load_config
 from rollmill.monitor.jsonl import read_jsonl
@@ -54,8 +53,8 @@ def test_an_encoder(tmp_path: Path) -> None:
     assert rows[-1]["learn/reconstruction"] < rows[0]["learn/reconstruction"]
 
 
-def test_a_controller(models: Path, tmp_path: Path) -> None:  # noqa: F811
-    outcome = search(models, tmp_path / "out", generations=2, device=str(DEVICE))
+def test_a_controller(tmp_path: Path) -> None:
+    outcome = search(corner_models(tmp_path), tmp_path / "out", generations=2, device=str(DEVICE))
     assert outcome.generations == 2
     assert outcome.final is not None
     assert all(np.isfinite(row.episode_return) for row in outcome.final.rows)

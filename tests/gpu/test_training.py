@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, ON_GPU, WORDS
-from running import rows_of, saved_state, train_here
-from runs.test_sac import SAC
+from running import SAC, rows_of, saved_state, train_here
 
 from recording import Seen, check_stored
 from rollmill.core.errors import MemoryFull, NonFiniteError, ObserverError

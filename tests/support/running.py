@@ -48,6 +48,19 @@ SMALL = (
 """A run of tiny segments: 16 rows each, two of them a batch."""
 SERIAL = ("sampling.mode=serial",)
 
+SAC = (
+    "env=Pendulum-v1",
+    "learning.algorithm=sac",
+    "model.action_distribution=tanh_gaussian",
+    "model.log_std=state",
+    "learning.minibatches=4",
+    "learning.epochs=4",
+    "sac.warmup=100",
+    "sac.minibatch=16",
+    "sac.capacity=1000",
+    "sac.updates_per_step=0.25",
+)
+"""A tiny run; minibatches and epochs are put back to their defaults, which SAC wants untouched."""
 
 SYNC_BATCH = "learning.batch_size=64"
 """Sync mode learns from a segment of every group at once: four of them."""

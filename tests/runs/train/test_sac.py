@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import ROOT, SERIAL, assert_same, config_of, rows_of, saved_state, train_here
+from running import ROOT, SAC, SERIAL, assert_same, config_of, rows_of, saved_state, train_here
 
 from rollmill.core.config.load import load_config
 from rollmill.core.config.shipped import FOLDER
@@ -15,20 +15,6 @@ from rollmill.runs.settings import sac_checks
 from rollmill.runs.settings.train import TrainConfig, check, segments_per_batch
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-
-SAC = (
-    "env=Pendulum-v1",
-    "learning.algorithm=sac",
-    "model.action_distribution=tanh_gaussian",
-    "model.log_std=state",
-    "learning.minibatches=4",
-    "learning.epochs=4",
-    "sac.warmup=100",
-    "sac.minibatch=16",
-    "sac.capacity=1000",
-    "sac.updates_per_step=0.25",
-)
-"""A tiny run; minibatches and epochs are put back to their defaults, which SAC wants untouched."""
 
 
 class Watch(Observer):

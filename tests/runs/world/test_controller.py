@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dreaming import corner_encoder, corner_model
+from dreaming import corner_model
+from world_stages import TOY, controller_settings, corner_models, search
 
 from rollmill.core.errors import ConfigError, EnvError, RunFolderLost
 from rollmill.core.fields import Array, Obs
@@ -23,16 +24,13 @@ from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.evaluate.run import evaluate
 from rollmill.runs.world.controller import (
-    ControllerOutcome,
     EvalTarget,
     member_returns,
     train_controller,
 )
 from rollmill.worldmodel.controller.model import load_controller
-from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
+from rollmill.worldmodel.controller.settings import DreamSettings
 from rollmill.worldmodel.controller.trials import share_out
-
-TOY = EnvSettings(id="toy_image")
 
 
 class Fragile(Image):
@@ -46,24 +44,7 @@ class Fragile(Image):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    corner_encoder(folder / "encoder.bin")
-    corner_model(folder / "dynamics.bin")
-    return folder
-
-
-def settings(**values: Any) -> ControllerSettings:
-    usual = {"inputs": "z", "population": 8, "trials": 1, "generations": 3, "envs": 4, "sigma": 0.5, "mode": "serial"}
-    judged = {"evaluate_every": 2, "evaluate_episodes": 4, "final_episodes": 4, "lockstep": True}
-    return ControllerSettings(**{**usual, **judged, **values})
-
-
-def search(models: Path, out: Path, env: EnvSettings = TOY, **values: Any) -> ControllerOutcome:
-    dream = values.pop("dream", None)
-    progress = values.pop("progress", None)
-    chosen = settings(**values)
-    dynamics = models if chosen.inputs == "zh" or dream else None
-    return train_controller(chosen, env, models, dynamics, out, dream=dream, progress=progress)
+    return corner_models(tmp_path_factory.mktemp("models"))
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -167,7 +148,7 @@ def test_a_search_in_dreams_is_judged_outside(models: Path, tmp_path: Path) -> N
     assert len(outcome.final.returns) == 4
     assert 3 * 8 <= outcome.env_steps <= 3 * 8 * 8
     with pytest.raises(ConfigError, match="a dream needs"):
-        train_controller(settings(), TOY, models, None, tmp_path / "d", dream=dream)
+        train_controller(controller_settings(), TOY, models, None, tmp_path / "d", dream=dream)
 
 
 def test_a_saved_controller_plays_by_its_path(models: Path, tmp_path: Path) -> None:
@@ -190,14 +171,14 @@ def test_a_search_may_begin_at_a_saved_controller(models: Path, tmp_path: Path) 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(models: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="inputs=zh needs a dynamics model"):
-        train_controller(settings(inputs="zh"), TOY, models, None, tmp_path / "c")
+        train_controller(controller_settings(inputs="zh"), TOY, models, None, tmp_path / "c")
     with pytest.raises(ConfigError, match="one image"):
         search(models, tmp_path / "c", EnvSettings(id="toy_image", args={"size": 20}))
     with pytest.raises(ConfigError, match="one image"):
         search(models, tmp_path / "c", EnvSettings(id="toy_target"))
     corner_model(tmp_path / "dynamics.bin", memory="none")
     with pytest.raises(ConfigError, match="inputs=z"):
-        train_controller(settings(inputs="zh"), TOY, models, tmp_path, tmp_path / "c")
+        train_controller(controller_settings(inputs="zh"), TOY, models, tmp_path, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from dreaming import line_store, poison_store
+from world_stages import dynamics_settings as settings
 
 from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
@@ -20,20 +21,6 @@ from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.world.dynamics import choose_devices, train_dynamics
 from rollmill.worldmodel.dynamics.model import load_dynamics
-from rollmill.worldmodel.dynamics.settings import DynamicsSettings
-
-
-def settings(**values: object) -> DynamicsSettings:
-    chosen = {
-        "size": 8,
-        "mixtures": 2,
-        "sequence_length": 6,
-        "batch_size": 8,
-        "steps": 8,
-        "report_steps": 4,
-        "threads": 1,
-    }
-    return DynamicsSettings(**{**chosen, **values})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
