@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+INCARNATION_EPISODES = 1_000_000_000
+"""Episodes of a lane that belong to one incarnation of a sampler on another machine: number k of incarnation i is
+``i * INCARNATION_EPISODES + k``. Lower numbers are those of the run's own sampler."""
 POOL_WORDS = 4
 """numpy fills the root up to its pool size with zeros before a spawn key."""
 
@@ -24,6 +27,11 @@ class Seeds:
 
     def branch(self, *names: int | str) -> Seeds:
         return Seeds(self.root, self.path + tuple(_key(name) for name in names))
+
+    def of_incarnation(self, episode: int) -> Seeds:
+        """Where the environments grow from that play an episode: here, or in the branch of their incarnation."""
+        incarnation = episode // INCARNATION_EPISODES
+        return self.branch("incarnation", incarnation) if incarnation else self
 
     def integer(self) -> int:
         """This node's seed: below 2**31, which every simulator accepts."""

@@ -44,6 +44,10 @@ class LanePlan:
     seeds: Seeds | None
     """The sampler's branch of the seed tree; None where episodes have no seeds of their own."""
     workers_before: int = 0
+    own_groups: int | None = None
+    """Groups of the run's own sampler, numbered first; None: all of them."""
+    node_groups: int = 1
+    """Groups of every other machine that samples for the run, numbered behind those."""
     key: int = 0
     """What the numbers of episodes are drawn with (``choose.draw``)."""
 
@@ -55,9 +59,13 @@ class LanePlan:
         """What the env of a lane (numbered over all groups) was reset with for an episode."""
         if self.seeds is None:
             return None
+        own = (self.groups if self.own_groups is None else self.own_groups) * self.lanes
+        if lane >= own:  # a sampler knows its own lanes only
+            lane = (lane - own) % (self.node_groups * self.lanes)
         worker = lane // (self.lanes * self.groups_per_worker)
         env = lane // self.agents
-        return self.seeds.branch("worker", worker).branch(env).branch("episode", episode).integer()
+        seeds = self.seeds.of_incarnation(episode)
+        return seeds.branch("worker", worker).branch(env).branch("episode", episode).integer()
 
 
 class SegmentAssembler:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.shapes import check_shape
-from rollmill.models.acting.weights import WeightBoard
+from rollmill.models.acting.weights import Board
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor
 
@@ -29,7 +29,7 @@ class TorchPolicy(Policy):
     def __init__(
         self,
         model: ActorCritic,
-        board: WeightBoard,
+        board: Board,
         lanes: int,
         seed: int,
         deterministic: bool = False,

@@ -7,9 +7,21 @@ of an update. Only the version number is read without the lock.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+
+class Board(Protocol):
+    """Where who acts finds the newest weights."""
+
+    @property
+    def version(self) -> int: ...
+
+    def load_into(self, model: nn.Module) -> int:
+        """Copy the newest weights into ``model``; returns their version."""
 
 
 class WeightBoard:
@@ -17,21 +29,25 @@ class WeightBoard:
 
     def __init__(self, model: nn.Module, version: int = 0) -> None:
         self._lock = threading.Lock()
-        self._tensors = [tensor.detach().clone() for tensor in _tensors(model)]
+        self._tensors = [tensor.detach().clone() for tensor in tensors_of(model)]
         self.version = version
+        self.on_publish: Callable[[nn.Module, int], None] | None = None
+        """Told what was published, by the thread that did: for those who act elsewhere."""
 
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
         with self._lock:
-            torch._foreach_copy_(self._tensors, _tensors(model))
+            torch._foreach_copy_(self._tensors, tensors_of(model))
             self._wait(model)
             self.version = version
+        if self.on_publish is not None:
+            self.on_publish(model, version)
 
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> int:
         """Copy the newest weights into ``model``; returns their version."""
         with self._lock:
-            torch._foreach_copy_(_tensors(model), self._tensors)
+            torch._foreach_copy_(tensors_of(model), self._tensors)
             self._wait(model)
             return self.version
 
@@ -43,5 +59,6 @@ class WeightBoard:
             torch.cuda.current_stream(device).synchronize()
 
 
-def _tensors(model: nn.Module) -> list[Tensor]:
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    """All that makes a network what it is, always in the same order."""
     return [*model.parameters(), *model.buffers()]

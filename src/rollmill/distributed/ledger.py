@@ -1,0 +1,69 @@
+"""At most once: what has come from the incarnations of all nodes, and what is lost for good.
+
+A node numbers its segments 1, 2, 3, ... within an incarnation. No call is ever repeated, so a number comes once, later
+or never: what was passed over is lost, and counted. A number that has been there is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Account:
+    """One incarnation."""
+
+    last: int = 0
+    """The highest number so far."""
+    told: int = 0
+    """Segments that the node said it has finished, those under way to us included."""
+
+
+@dataclass
+class Ledger:
+    """All incarnations since the start. Every segment that was finished anywhere is in one of the counts."""
+
+    received: int = 0
+    lost: int = 0
+    """Finished on a node (as far as it told), and never received."""
+    refused: int = 0
+    """Came a second time, or from an incarnation that had been given up: not used."""
+
+    def __post_init__(self) -> None:
+        self._open: dict[int, Account] = {}
+
+    def open(self, incarnation: int) -> None:
+        self._open[incarnation] = Account()
+
+    def take(self, incarnation: int, number: int) -> int | None:
+        """A segment has come. None: it is not to be used. Else how many before it are lost: there is a hole."""
+        account = self._open.get(incarnation)
+        if account is None or number <= account.last:
+            self.refused += 1
+            return None
+        hole = number - account.last - 1
+        account.last = number
+        account.told = max(account.told, number)
+        self.received += 1
+        self.lost += hole
+        return hole
+
+    def hears(self, incarnation: int, finished: int) -> None:
+        """A node says how many segments it has finished."""
+        account = self._open.get(incarnation)
+        if account is not None:
+            account.told = max(account.told, finished)
+
+    def damaged(self) -> None:
+        """What was taken turned out to be unreadable."""
+        self.received -= 1
+        self.lost += 1
+
+    def close(self, incarnation: int) -> int:
+        """An incarnation is over; returns how many of its segments are lost with it."""
+        account = self._open.pop(incarnation, None)
+        if account is None:
+            return 0
+        rest = account.told - account.last
+        self.lost += rest
+        return rest
