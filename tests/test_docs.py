@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -32,9 +33,11 @@ from rollmill.core.imports import import_object
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.launch.settings import LaunchSettings
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.runs.settings.train import TrainConfig, check
+from rollmill.runs.settings.world import WorldConfig
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train
 from rollmill.store.filters import Filter
@@ -89,6 +92,12 @@ def is_key(text: str) -> bool:
     return text in KEYS or text in BLOCKS or text in OFFLINE_KEYS or text.startswith(FREE)
 
 
+def is_any_key(text: str) -> bool:
+    """A key of trainings, offline learning, world models or launching."""
+    others = (info.key for config in (WorldConfig, LaunchSettings) for info in describe(config))
+    return is_key(text) or text in others
+
+
 # -- configuration ------------------------------------------------------------------------------------
 
 
@@ -121,14 +130,25 @@ def test_keys_in_the_text_exist(page: Path) -> None:
     assert [key for key in keys if not is_key(key)] == []
 
 
-def test_keys_named_for_other_tools_exist() -> None:
-    targets = [cell for _, cell, *_ in table_rows(DOCS / "from_sample_factory.md")[1:]]
-    words = [word for cell in targets for word in re.findall(r"`([^`]+)`", cell)]
-    assert len(words) > 50, "the tables were read"
-    flags = {flag for verb in ("train", "eval") for flag in flags_of(verb)}
-    unknown = [w for w in words if not (w in flags if w.startswith("--") else is_key(w.partition("=")[0]))]
+FROM_OTHERS = sorted(DOCS.glob("from_*.md"))
+
+
+@pytest.mark.parametrize("page", FROM_OTHERS, ids=lambda p: p.stem)
+def test_what_pages_for_users_of_other_tools_name_exists(page: Path) -> None:
+    rows = [cells for cells in table_rows(page) if cells[1] not in ("here", "---")]
+    assert len(rows) > 30, "the tables were read"
+    words = [word for _, cell, _ in rows for word in re.findall(r"`([^`]+)`", cell)]
+    settings = [word for word in words if not word.startswith(("--", "rollmill "))]
+    unknown = [word for word in settings if not is_any_key(word.partition("=")[0])]
+    unknown += [word for word in words if word.startswith("--") and word not in flags_of_all_verbs()]
+    unknown += [word for word in words if word.startswith("rollmill ") and find(word.split()[1:])[2]]
     assert unknown == []
-    load_config(TrainConfig, [], [word for word in words if "=" in word])
+    load_config(TrainConfig, [], [word for word in settings if "=" in word and is_key(word.partition("=")[0])])
+
+
+@pytest.mark.parametrize("page", FROM_OTHERS, ids=lambda p: p.stem)
+def test_rows_for_users_of_other_tools_say_what_is_here_or_why_nothing_is(page: Path) -> None:
+    assert [cells for cells in table_rows(page) if not (cells[1] or cells[2])] == []
 
 
 # -- commands and code --------------------------------------------------------------------------------
@@ -141,8 +161,14 @@ def given_by(name: tuple[str, ...], verb: Verb, words: list[str]) -> dict[str, A
     return dict(itertools.chain(given.items(), *(block.items() for block in blocks)))
 
 
-def flags_of(verb: str) -> set[str]:
-    return {"--help", *(flag for argument in arguments_of(VERBS[verb].load()) for flag in argument.flags)}
+@functools.cache
+def flags_of_all_verbs() -> frozenset[str]:
+    verbs, flags = [*VERBS.values()], {"--help"}
+    for verb in verbs:
+        verbs.extend(verb.verbs.values())
+        if verb.target:
+            flags.update(flag for argument in arguments_of(verb.load()) for flag in argument.flags)
+    return frozenset(flags)
 
 
 def commands() -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """What other tools call our settings: for the "did you mean" of an unknown key, and for nothing else.
 
-``docs/from_sample_factory.md`` is the longer list, with what differs in meaning.
+The pages ``docs/from_*.md`` are the longer lists, with what differs in meaning.
 """
 
 from __future__ import annotations
