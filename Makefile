@@ -92,11 +92,21 @@ CHECK := -m pytest --noconftest -p no:cacheprovider
 	$(@D)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" d3rlpy "minari[hdf5]" pillow $(CONSUMED)
 	touch $@
 
-consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed ## exports opened by TensorFlow and d3rlpy, each in a venv of its own (minutes, 3 GB)
+# LeRobot asks for much that its reader never imports. torchvision's compiled half fits one build of torch; the reader needs none of it.
+.venv-lerobot/.installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" "datasets<5" "huggingface-hub<0.36" "av<16" \
+	  accelerate jsonlines pillow $(CONSUMED)
+	$(@D)/bin/python -m pip install --quiet --no-deps "lerobot>=0.4,<0.5" "torchvision>=0.23,<0.26"
+	touch $@
+
+consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed .venv-lerobot/.installed ## exports opened by TensorFlow, d3rlpy and LeRobot, each in a venv of its own (minutes, 5 GB)
 	.venv-tensorflow/bin/python -c "import tensorflow"
 	PYTHONPATH=src .venv-tensorflow/bin/python $(CHECK) tests/store/convert/test_tfrecord.py -k tensorflow
 	.venv-d3rlpy/bin/python -c "import d3rlpy, minari"
 	PYTHONPATH=src .venv-d3rlpy/bin/python $(CHECK) tests/store/convert/test_d3rlpy.py
+	.venv-lerobot/bin/python -c "import lerobot"
+	PYTHONPATH=src .venv-lerobot/bin/python $(CHECK) tests/store/convert/test_lerobot_reader.py
 
 pictures: $(STAMP) ## make the pictures of README and docs from what `make demo` has left (needs chromium)
 	$(BIN)/python tools/pictures.py

@@ -49,3 +49,24 @@ def write_store(path: Path, schema: StoreSchema, lengths: list[int]) -> tuple[St
         for episode in episodes:
             writer.add_episode(episode)
     return Store(path), episodes
+
+
+MANY_KINDS = (
+    Column("value", "float64", per="obs"),
+    Column("log_prob", "float32"),
+    Column("half", "float16", (2, 2)),
+    Column("big", "uint64"),
+)
+
+
+def smooth_store(path: Path, lengths: list[int], size: tuple[int, int] = (36, 40)) -> tuple[Store, list[Episode]]:
+    """Images without noise, so that a video shows what they were; every frame has its own shade."""
+    schema = schema_of((Field("image", "uint8", (*size, 3)), *IMAGES[1:]), extra=MANY_KINDS)
+    _, episodes = write_store(path.with_name("made"), schema, lengths)
+    with StoreWriter(path, schema, block=8) as writer:
+        for k, episode in enumerate(episodes):
+            shades = (40 * k + 5 * np.arange(episode.length + 1)) % 200
+            ramp = shades[:, None, None, None] + np.arange(size[1])[None, None, :, None]
+            episode.columns["obs:image"] = np.broadcast_to(ramp, (len(shades), *size, 3)).astype(np.uint8)
+            writer.add_episode(episode)
+    return Store(path), episodes

@@ -88,7 +88,7 @@ def test_every_verb_takes_a_run_folder_for_its_recording(call: Call, tmp_path: P
         ("split store --out x length_mn=5", "did you mean 'length_min'"),
         ("split store --out x length_min=500", "no episode of"),
         ("export store --out x --format npx", "did you mean 'npz'"),
-        ("export store --out x --format npz --fps 3", "--fps is for mp4, not for npz"),
+        ("export store --out x --format npz --fps 3", "--fps is for lerobot, mp4, not for npz"),
         ("export store --out x --format mp4 --compress", "--compress is for npz, not for mp4"),
         ("import --out x", "name what to import"),
         ("import a.npz b.pkl --out x", "sources of several formats"),

@@ -71,7 +71,7 @@ def test_arrays_of_any_shape_and_actions_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_several_files_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmill.store.convert.parquet._GROUP_BYTES", 30_000)
+    monkeypatch.setattr("rollmill.store.convert.arrow._GROUP_BYTES", 30_000)
     store, _ = write_store(tmp_path / "store", schema_of(), [12] * 12)
     export_episodes(store, np.arange(12), tmp_path / "x", Options(file_mb=0.1))
     names = sorted(file.name for file in (tmp_path / "x" / "data").iterdir())

@@ -173,6 +173,8 @@ def export(
     file_mb: float | None = None,
     fps: float | None = None,
     scale: int | None = None,
+    images: str | None = None,
+    task: str | None = None,
     dataset_id: str | None = None,
     author: str | None = None,
     description: str | None = None,
@@ -186,14 +188,16 @@ def export(
         filters: Conditions on episodes: return_min, partial, top and so on.
         store: The store's folder.
         out: The file or folder to write; must not exist.
-        format: minari, tfrecord, npz, parquet or mp4.
+        format: minari, tfrecord, npz, parquet, lerobot or mp4.
         obs: npz, mp4: the observation to take, if there are several.
         part_mb: npz: size limit per file in MB of arrays (default 1000).
         compress: npz: deflate the arrays.
         name: tfrecord: what the files are called (default episodes).
-        file_mb: tfrecord, parquet: size limit per file in MB (default 195 and 150).
-        fps: mp4: images per second (default 30).
+        file_mb: tfrecord, parquet, lerobot: size limit per file in MB (default 195, 150 and 100).
+        fps: mp4, lerobot: images per second (default 30).
         scale: mp4: enlarge by this factor.
+        images: lerobot: video (default), or png, which is exact.
+        task: lerobot: what the agent does, in words (default the environment's id).
         dataset_id: minari: (namespace/)name-v0, if the target's name does not say it.
         author: minari: noted in the dataset.
         description: minari: noted in the dataset.
@@ -207,6 +211,8 @@ def export(
         "file_mb": file_mb,
         "fps": fps,
         "scale": scale,
+        "images": images,
+        "task": task,
         "dataset_id": dataset_id,
         "author": author,
         "description": description,

@@ -34,6 +34,7 @@ EXPORTS = {
     "tfrecord": Format("rollmill.store.convert.tfrecord", "TFRecord files of SequenceExample, one per episode"),
     "npz": Format("rollmill.store.convert.npz", "npz files: observations, actions, rewards, dones, steps, gblsteps"),
     "parquet": Format("rollmill.store.convert.parquet", "a folder of Parquet files that Hugging Face datasets loads"),
+    "lerobot": Format("rollmill.store.convert.lerobot", "a LeRobot dataset, version 3: Parquet files and videos"),
     "mp4": Format("rollmill.store.convert.mp4", "one video per episode"),
 }
 IMPORTS = {

@@ -21,17 +21,24 @@ class VideoFile:
     """An mp4 file that takes RGB images ``[h, w, 3]`` uint8, all of the size of the first one.
 
     The file appears under its name when ``with`` has ended without an error, and replaces an earlier one. StoreError
-    where it cannot be written; folders on the way to it are made.
+    where it cannot be written; folders on the way to it are made. ``keyframe_every``: one of so many images stands for
+    itself, so that readers can begin there.
     """
 
-    def __init__(self, path: Path, fps: float) -> None:
+    def __init__(self, path: Path, fps: float, keyframe_every: int | None = None) -> None:
         if not 0 < fps <= 1000:
             raise StoreError(f"fps {fps}: images per second must be above 0 and at most 1000")
         self._av = _av()
         self._path = path
         self._draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         self._rate = Fraction(fps).limit_denominator(1000)
+        self._keyframe_every = keyframe_every
         self._stream: Any = None
+
+    @property
+    def bytes(self) -> int:
+        """What has been written so far."""
+        return self._draft.stat().st_size
 
     def __enter__(self) -> VideoFile:
         with self._writing():
@@ -53,6 +60,8 @@ class VideoFile:
         # One thread: as fast for images of this size, and the bytes do not depend on the machine.
         stream.codec_context.thread_count = 1
         stream.options = {"crf": "18", "preset": "veryfast"}
+        if self._keyframe_every:
+            stream.options |= {"g": str(self._keyframe_every)}
         return stream
 
     def __exit__(

@@ -19,15 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.errors import MissingExtraError, StoreError
+from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
+from rollmill.store.convert.arrow import GroupWriter, arrow, png_array, png_type, spans
 from rollmill.store.convert.columns import as_image, field_name, is_image, observation_columns
-from rollmill.store.convert.png import encode_png
 from rollmill.store.convert.target import Exported, Progress, new_folder, numbered
 from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.reader import Store
-
-_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,6 @@ def export_episodes(
     return done
 
 
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise MissingExtraError('Parquet files need pyarrow: pip install "rollmill[parquet]"') from error
-    return pyarrow, pyarrow.parquet
-
-
 def _write_steps(
     store: Store, episodes: Array, folder: Path, options: Options, total: int, progress: Progress | None
 ) -> list[str]:
@@ -78,7 +67,7 @@ def _write_steps(
             for batch in table.batches(i, number):
                 if writer is None:
                     drafts.append(folder / f"draft-{len(drafts)}")
-                    writer = _GroupWriter(drafts[-1], table.schema)
+                    writer = GroupWriter(drafts[-1], table.schema)
                 writer.write(batch)
                 if writer.bytes >= options.file_mb * 1e6:
                     writer.close()
@@ -91,54 +80,18 @@ def _write_steps(
             writer.close()
     if not drafts:
         drafts.append(folder / "draft-0")
-        _GroupWriter(drafts[0], table.schema).close()
+        GroupWriter(drafts[0], table.schema).close()
     names = [numbered("train", k, len(drafts), ".parquet") for k in range(len(drafts))]
     for draft, name in zip(drafts, names):
         draft.rename(folder / name)
     return names
 
 
-class _GroupWriter:
-    """A Parquet file in row groups of about 32 MB: what is held in memory."""
-
-    def __init__(self, path: Path, schema: Any) -> None:
-        arrow, parquet = _arrow()
-        self._arrow = arrow
-        self._file = open(path, "wb")  # noqa: SIM115 - closed in close
-        self._writer = parquet.ParquetWriter(self._file, schema, compression="zstd")
-        self._held: list[Any] = []
-        self._held_bytes = 0
-
-    @property
-    def bytes(self) -> int:
-        """In the file, and about what is held back will add."""
-        return int(self._file.tell()) + self._held_bytes // 2
-
-    def write(self, batch: Any) -> None:
-        self._held.append(batch)
-        self._held_bytes += batch.nbytes
-        if self._held_bytes >= _GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._held:
-            group = self._arrow.Table.from_batches(self._held)
-            self._writer.write_table(group, row_group_size=max(1, len(group)))
-        self._held, self._held_bytes = [], 0
-
-    def close(self) -> None:
-        try:
-            self._flush()
-            self._writer.close()
-        finally:
-            self._file.close()
-
-
 class _Rows:
     """Episodes as record batches."""
 
     def __init__(self, store: Store) -> None:
-        self._arrow = _arrow()[0]
+        self._arrow = arrow()[0]
         self._store = store
         self._names = _column_names(store.schema)
         fixed = [(name, self._arrow.int64()) for name in ("episode", "step")]
@@ -149,7 +102,7 @@ class _Rows:
 
     def _type(self, column: Column) -> Any:
         if is_image(column):
-            return self._arrow.struct([("bytes", self._arrow.binary()), ("path", self._arrow.string())])
+            return png_type()
         scalar = self._arrow.from_numpy_dtype(column.numpy)
         return self._arrow.list_(scalar, int(np.prod(column.shape))) if column.shape else scalar
 
@@ -177,10 +130,7 @@ class _Rows:
     def batches(self, i: int, number: int) -> Iterator[Any]:
         """Return the n + 1 rows of episode ``i``, block by block."""
         end = self._store.end_record(i)
-        # A few megabytes at a time, whatever the length of the episode.
-        size = end.block * max(1, (4 << 20) // (end.block * max(1, self._store.schema.row_bytes)))
-        for start in range(0, end.length, size):
-            stop = min(start + size, end.length)
+        for start, stop in spans(end, self._store.schema):
             last = stop == end.length
             rows = self._store.read(i, start, stop, next_obs=last)
             count = stop - start + last
@@ -200,8 +150,7 @@ class _Rows:
         """One column; step columns get a null where the episode's final observation stands."""
         missing = np.arange(count) >= len(rows)
         if is_image(column):
-            images = [{"bytes": encode_png(p), "path": None} for p in as_image(rows)]
-            return self._arrow.array(images + [None] * (count - len(rows)), type=self._type(column))
+            return png_array(as_image(rows), nulls=count - len(rows))
         padded = rows if not missing.any() else np.concatenate([rows, np.zeros((1, *column.shape), rows.dtype)])
         if not column.shape:
             return self._arrow.array(padded, mask=missing)
@@ -217,7 +166,7 @@ def _column_names(schema: StoreSchema) -> dict[str, str]:
 
 
 def _write_episodes(store: Store, episodes: Array, path: Path) -> None:
-    arrow, parquet = _arrow()
+    pa, parquet = arrow()
     hidden = ("block", "blocks", "shard", "bytes", "finished")
     columns: dict[str, Any] = {"episode": np.arange(len(episodes))}
     for name in store.table.names:
@@ -227,7 +176,7 @@ def _write_episodes(store: Store, episodes: Array, path: Path) -> None:
     columns["uid"] = [f"{uid:016x}" for uid in store.table.uid[episodes].tolist()]
     # Statistics are free-form: kept as JSON text.
     columns["stats"] = [json.dumps(store.stats(int(i))) for i in episodes]
-    parquet.write_table(arrow.table(columns), path, compression="zstd")
+    parquet.write_table(pa.table(columns), path, compression="zstd")
 
 
 def _card(store: Store, done: Exported) -> str:
