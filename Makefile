@@ -37,7 +37,7 @@ demo: $(DEMO_STAMP) ## train ViZDoom basic while recording, learn from the recor
 	  --report $(DEMO)/comparison.html
 
 # Tests that may be skipped on a machine like CI's: what needs a GPU, several cores, another user, or a package of its own.
-MAX_SKIPS ?= 12
+MAX_SKIPS ?= 14
 
 test: $(STAMP) ## run the tests (about 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-skips $(MAX_SKIPS)
@@ -84,7 +84,7 @@ CHECK := -m pytest --noconftest -p no:cacheprovider
 
 .venv-tensorflow/.installed:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet tensorflow-cpu protobuf $(CONSUMED)
+	$(@D)/bin/python -m pip install --quiet tensorflow-cpu tensorflow-datasets protobuf pillow $(CONSUMED)
 	touch $@
 
 .venv-d3rlpy/.installed: constraints.txt
@@ -103,6 +103,8 @@ CHECK := -m pytest --noconftest -p no:cacheprovider
 consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed .venv-lerobot/.installed ## exports opened by TensorFlow, d3rlpy and LeRobot, each in a venv of its own (minutes, 5 GB)
 	.venv-tensorflow/bin/python -c "import tensorflow"
 	PYTHONPATH=src .venv-tensorflow/bin/python $(CHECK) tests/store/convert/test_tfrecord.py -k tensorflow
+	.venv-tensorflow/bin/python -c "import tensorflow_datasets"
+	PYTHONPATH=src .venv-tensorflow/bin/python $(CHECK) tests/store/convert/test_tfds_reader.py
 	.venv-d3rlpy/bin/python -c "import d3rlpy, minari"
 	PYTHONPATH=src .venv-d3rlpy/bin/python $(CHECK) tests/store/convert/test_d3rlpy.py
 	.venv-lerobot/bin/python -c "import lerobot"

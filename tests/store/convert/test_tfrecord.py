@@ -10,64 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 from converting import schema_of, write_store
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
+from tf_messages import SequenceExample, records
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Field
 from rollmill.store.care.verify import verify
 from rollmill.store.convert import sequence_example as wire
 from rollmill.store.convert.tfrecord import Options, export_episodes
-from rollmill.store.format import framing as frames
 from rollmill.store.format.schema import Column
 
 LENGTHS = [9, 4, 1, 30, 12, 7]
 EXTRA = (Column("value", "float64", per="obs"), Column("big", "uint64"), Column("half", "float16", (2, 2)))
-
-
-def sequence_example_class() -> Any:
-    """``tensorflow.SequenceExample`` as protobuf knows it, from its published definition."""
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="t", syntax="proto3")
-    kinds = {"bytes": 12, "float": 2, "int64": 3, "string": 9}
-
-    def message(name: str, *fields: tuple[str, int, str, bool]) -> Any:
-        found = file.message_type.add(name=name)
-        for field, number, kind, repeated in fields:
-            item = found.field.add(name=field, number=number, label=3 if repeated else 1)
-            if kind in kinds:
-                item.type = kinds[kind]
-            else:
-                item.type, item.type_name = 11, f".t.{kind}"
-        return found
-
-    message("BytesList", ("value", 1, "bytes", True))
-    message("FloatList", ("value", 1, "float", True))
-    message("Int64List", ("value", 1, "int64", True))
-    feature = message(
-        "Feature",
-        ("bytes_list", 1, "BytesList", False),
-        ("float_list", 2, "FloatList", False),
-        ("int64_list", 3, "Int64List", False),
-    )
-    feature.oneof_decl.add(name="kind")
-    for item in feature.field:
-        item.oneof_index = 0
-    message("FeatureList", ("feature", 1, "Feature", True))
-    for holder, field, value in (("Features", "feature", "Feature"), ("FeatureLists", "feature_list", "FeatureList")):
-        entry_name = "".join(part.title() for part in field.split("_")) + "Entry"
-        found = message(holder, (field, 1, f"{holder}.{entry_name}", True))
-        entry = found.nested_type.add(name=entry_name)
-        entry.options.map_entry = True
-        entry.field.add(name="key", number=1, label=1, type=9)
-        entry.field.add(name="value", number=2, label=1, type=11, type_name=f".t.{value}")
-    message("SequenceExample", ("context", 1, "Features", False), ("feature_lists", 2, "FeatureLists", False))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.SequenceExample"))
-
-
-SequenceExample = sequence_example_class()
 
 
 def parse(pieces: list[bytes]) -> Any:
@@ -89,13 +44,6 @@ def test_protobuf_reads_what_was_written(ints: list[int], floats: list[float], t
     written = struct.pack(f"<{len(floats)}f", *floats)
     assert struct.pack(f"<{len(floats)}f", *message.context.feature[name + "f"].float_list.value) == written
     assert [feature.bytes_list.value[0] for feature in message.feature_lists.feature_list["x"].feature] == texts
-
-
-def records(path: Path) -> list[bytes]:
-    with open(path, "rb", buffering=0) as file:
-        found = list(frames.walk(file.fileno(), path.stat().st_size))
-    assert all(frame.payload is not None for frame in found)
-    return [frame.payload or b"" for frame in found]
 
 
 def test_every_episode_is_one_record(tmp_path: Path) -> None:

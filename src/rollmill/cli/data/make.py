@@ -188,12 +188,12 @@ def export(
         filters: Conditions on episodes: return_min, partial, top and so on.
         store: The store's folder.
         out: The file or folder to write; must not exist.
-        format: minari, tfrecord, npz, parquet, lerobot or mp4.
+        format: minari, tfrecord, tfds, npz, parquet, lerobot or mp4.
         obs: npz, mp4: the observation to take, if there are several.
         part_mb: npz: size limit per file in MB of arrays (default 1000).
         compress: npz: deflate the arrays.
-        name: tfrecord: what the files are called (default episodes).
-        file_mb: tfrecord, parquet, lerobot: size limit per file in MB (default 195, 150 and 100).
+        name: tfrecord, tfds: what the files are called (default episodes; the environment's id).
+        file_mb: tfrecord, tfds, parquet, lerobot: size limit per file in MB (default 195, 195, 150 and 100).
         fps: mp4, lerobot: images per second (default 30).
         scale: mp4: enlarge by this factor.
         images: lerobot: video (default), or png, which is exact.

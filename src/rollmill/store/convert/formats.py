@@ -32,6 +32,7 @@ class Format:
 EXPORTS = {
     "minari": Format("rollmill.store.convert.minari_data", "a Minari dataset (HDF5), lossless"),
     "tfrecord": Format("rollmill.store.convert.tfrecord", "TFRecord files of SequenceExample, one per episode"),
+    "tfds": Format("rollmill.store.convert.tfds", "a dataset for TensorFlow Datasets, in the layout of RLDS"),
     "npz": Format("rollmill.store.convert.npz", "npz files: observations, actions, rewards, dones, steps, gblsteps"),
     "parquet": Format("rollmill.store.convert.parquet", "a folder of Parquet files that Hugging Face datasets loads"),
     "lerobot": Format("rollmill.store.convert.lerobot", "a LeRobot dataset, version 3: Parquet files and videos"),

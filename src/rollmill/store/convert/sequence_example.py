@@ -1,8 +1,9 @@
-"""The wire format of ``tf.train.SequenceExample``, written by hand: no TensorFlow, no protobuf.
+"""The wire format of ``tf.train.Example`` and ``SequenceExample``, written by hand: no TensorFlow, no protobuf.
 
 Messages are given as lists of pieces, so that an image's bytes are not copied once per nesting. Everything here is a
 length-delimited field (tag, length as a varint, contents)::
 
+    Example { Features features = 1; }
     SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
     Features { map<string, Feature> feature = 1; }        FeatureLists { map<string, FeatureList> feature_list = 1; }
     FeatureList { repeated Feature feature = 1; }
@@ -30,6 +31,11 @@ def sequence_example(context: Mapping[str, Pieces], lists: Mapping[str, Iterable
         body = [piece for feature in items for piece in _delimited(1, feature)]
         steps += _entry(name, body)
     return _delimited(1, features) + _delimited(2, steps)
+
+
+def example(features: Mapping[str, Pieces]) -> Pieces:
+    """A whole message of features by name."""
+    return _delimited(1, [piece for name, feature in features.items() for piece in _entry(name, feature)])
 
 
 def bytes_feature(values: Sequence[bytes]) -> Pieces:

@@ -77,7 +77,7 @@ def describe(schema: StoreSchema) -> dict[str, dict[str, object]]:
     """How every feature list is written: the contents of ``features.json``."""
     return {
         column.name: {
-            "list": _kind(column),
+            "list": list_kind(column),
             "dtype": column.dtype,
             "shape": list(column.shape),
             "rows": "length + 1" if column.per == "obs" else "length",
@@ -103,7 +103,8 @@ def _lists(schema: StoreSchema) -> list[Column | _Step]:
     return [*schema.columns, STEP]
 
 
-def _kind(column: Column | _Step) -> str:
+def list_kind(column: Column | _Step) -> str:
+    """In which of the three lists of a feature a column's numbers go, so that none is rounded."""
     if column.dtype in ("float64", "uint64") or (column.dtype == "uint8" and column.shape):
         return "bytes"
     return "float" if np.dtype(column.dtype).kind == "f" else "int64"
@@ -114,7 +115,7 @@ def _sizes(schema: StoreSchema, lengths: Array) -> Array:
     row = 0
     for column in _lists(schema):
         numbers = math.prod(column.shape)
-        size = numbers * {"bytes": np.dtype(column.dtype).itemsize, "float": 4, "int64": 3}[_kind(column)]
+        size = numbers * {"bytes": np.dtype(column.dtype).itemsize, "float": 4, "int64": 3}[list_kind(column)]
         row += size + 6 + (4 if size > 127 else 0)
     sizes: Array = (lengths + 1) * row + 400
     return sizes
@@ -128,7 +129,7 @@ def encode_episode(schema: StoreSchema, episode: Episode, end: EpisodeEnd) -> wi
 
 
 def _features(column: Column | _Step, rows: Array) -> Iterator[wire.Pieces]:
-    kind = _kind(column)
+    kind = list_kind(column)
     if kind == "bytes":
         return (wire.bytes_feature([row.tobytes()]) for row in rows)
     if kind == "float":
