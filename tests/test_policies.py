@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollmill.core.errors import ConfigError
+from rollmill.runs.checkpoints.export import export_policy
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
-from rollmill.runs.export import export_policy
 from rollmill.runs.policies.find import TRAINED, find_checkpoints, shipped_policy
 from rollmill.runs.policies.load import load_policy
 

@@ -1,4 +1,4 @@
-"""``rollmill export``: flags, files and refusals; what is in the files: ``tests/runs/test_export.py``."""
+"""``rollmill export``: flags, files and refusals; what is in the files: ``tests/runs/checkpoints/test_export.py``."""
 
 from __future__ import annotations
 

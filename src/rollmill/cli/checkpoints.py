@@ -15,7 +15,7 @@ from rollmill.core.text import bytes_text, columns
 from rollmill.launch.listing import find_run
 from rollmill.launch.table import duration
 from rollmill.monitor.console import number_text
-from rollmill.runs.saved import Saved, export_checkpoint, list_saved, remove, surplus
+from rollmill.runs.checkpoints.saved import Saved, export_checkpoint, list_saved, remove, surplus
 
 _ROOT = Path("runs")
 

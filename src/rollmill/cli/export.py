@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rollmill.cli.options import Json
-from rollmill.runs.export import SUFFIX, Format, export_policy
+from rollmill.runs.checkpoints.export import SUFFIX, Format, export_policy
 
 
 def export(

@@ -25,13 +25,13 @@ from rollmill.offline.fit import PolicyFitter
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import Results, is_monotone
+from rollmill.runs.checkpoints.export import export_policy
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import collect
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.results import comparison
 from rollmill.runs.evaluate.run import evaluate_all
 from rollmill.runs.evaluate.setup import EvalSetup
-from rollmill.runs.export import export_policy
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import OfflineOutcome, OfflineRun, train_offline
 from rollmill.runs.policies.find import find_checkpoints

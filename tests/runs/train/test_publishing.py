@@ -14,7 +14,7 @@ from rollmill.core.checkpoints import Checkpoints, load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError, RollmillError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.online_state import require_online
+from rollmill.runs.policies.online_state import require_online
 from rollmill.runs.train import publishing
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer

@@ -9,9 +9,9 @@ from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import Policy
-from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name, require_fit
+from rollmill.runs.policies.online_state import require_online
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.trust import SavedEnv
 from rollmill.sampling.policies.per_agent import PolicyPerAgent

@@ -26,7 +26,7 @@ from rollmill.core.shapes import check_shape
 from rollmill.envs.variables import PROGRESS
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.lifecycle import Life
-from rollmill.runs.online_state import STATE_SHAPE
+from rollmill.runs.policies.online_state import STATE_SHAPE
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories

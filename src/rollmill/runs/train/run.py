@@ -22,7 +22,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Ended, Life, Request, live
-from rollmill.runs.online_state import require_online
+from rollmill.runs.policies.online_state import require_online
 from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig

@@ -22,9 +22,9 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.envs.make import make_env
 from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.models.saving import load_weights
+from rollmill.runs.checkpoints.export import CARD, Format, export_policy
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
-from rollmill.runs.export import CARD, Format, export_policy
 from rollmill.runs.settings.train import TrainConfig
 
 onnxruntime = pytest.importorskip("onnxruntime")

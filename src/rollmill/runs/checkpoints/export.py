@@ -31,8 +31,8 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings, saved_spec
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, MissingExtraError
-from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.find import checkpoint_name, find_checkpoints
+from rollmill.runs.policies.online_state import require_online
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.trust import load_saved
 

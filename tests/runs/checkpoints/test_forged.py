@@ -28,10 +28,10 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.runs.lifecycle import Life, Request, open_diary
 from rollmill.runs.offline.run import OfflineRun, train_offline
 from rollmill.runs.offline.task import prepare
-from rollmill.runs.online_state import require_online
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.policies.offline import require_offline
+from rollmill.runs.policies.online_state import require_online
 from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.settings.world import VaeConfig

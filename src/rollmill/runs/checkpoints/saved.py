@@ -12,8 +12,8 @@ from rollmill.core.checkpoints import Checkpoint, Checkpoints, load_checkpoint, 
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.online_state import playable_part
 from rollmill.runs.policies.find import find_checkpoints
+from rollmill.runs.policies.online_state import playable_part
 
 
 @dataclass(frozen=True)
