@@ -17,10 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rollmill.core.config.load import load_config
-from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.run import train
+from rollmill.cli.main import main
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):
@@ -69,11 +66,5 @@ SETTINGS = (
 )
 
 
-def main(overrides: list[str]) -> None:
-    config = load_config(TrainConfig, [], [*SETTINGS, *overrides])
-    outcome = train(config, Request(mode="overwrite", console="plain"))
-    print(f"{outcome.state} after {outcome.frames} frames, mean return {outcome.mean_return:.3f}, {outcome.folder}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(["train", "--overwrite", *SETTINGS, *sys.argv[1:]]))

@@ -11,13 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from rollmill import CustomLearner, TrainConfig
-from rollmill.core.config.load import load_config
+from rollmill import CustomLearner
+from rollmill.cli.main import main
 from rollmill.learning.batch import Batch
 from rollmill.learning.custom import LearnerParts
 from rollmill.learning.targets import gae
-from rollmill.runs.lifecycle import Request
-from rollmill.runs.train.run import train
 
 
 class A2C(CustomLearner):
@@ -58,11 +56,5 @@ SETTINGS = (
 )
 
 
-def main(overrides: list[str]) -> None:
-    config = load_config(TrainConfig, [], [*SETTINGS, *overrides])
-    outcome = train(config, Request(mode="overwrite", console="plain"))
-    print(f"{outcome.state} after {outcome.frames} frames, mean return {outcome.mean_return:.3f}, {outcome.folder}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(["train", "--overwrite", *SETTINGS, *sys.argv[1:]]))

@@ -12,13 +12,10 @@ import sys
 
 from torch import Tensor, nn
 
-from rollmill.core.config.load import load_config
+from rollmill.cli.main import main
 from rollmill.core.fields import EnvSpec
 from rollmill.models.encoders import CustomEncoder, Observations
 from rollmill.models.settings import ModelSettings
-from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.run import train
 
 
 class Patches(CustomEncoder):
@@ -56,11 +53,5 @@ SETTINGS = (
 )
 
 
-def main(overrides: list[str]) -> None:
-    config = load_config(TrainConfig, [], [*SETTINGS, *overrides])
-    outcome = train(config, Request(mode="overwrite", console="plain"))
-    print(f"{outcome.state} after {outcome.frames} frames, mean return {outcome.mean_return:.3f}, {outcome.folder}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(["train", "--overwrite", *SETTINGS, *sys.argv[1:]]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +20,23 @@ EXAMPLES = ROOT / "examples"
 
 
 def run_example(name: str, folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(rows of metrics, how it ended) of one example."""
-    command = [sys.executable, str(EXAMPLES / name), "sampling.mode=serial", f"run.dir={folder}", *overrides]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    """(rows of metrics, how it ended) of one example, run as a program by this interpreter."""
+    words = [str(EXAMPLES / name), "sampling.mode=serial", f"run.dir={folder}", *overrides]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", words)
+        runpy.run_path(words[0], run_name="__main__")
+    assert ended.value.code == 0
     run = folder / "examples" / Path(name).stem
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return rows, json.loads((run / "state.json").read_text())
+
+
+def test_an_example_is_a_program(tmp_path: Path) -> None:
+    words = [sys.executable, str(EXAMPLES / "own_env.py"), f"run.dir={tmp_path}", "stop.batches=1"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "examples/own_env/state.json").read_text())["state"] == "finished"
 
 
 def test_own_env_learns_to_walk_to_the_end(tmp_path: Path) -> None:

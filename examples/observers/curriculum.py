@@ -16,12 +16,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rollmill.core.config.load import load_config
-from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings.train import TrainConfig
+from rollmill.cli.main import main
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import train
 
 
 class Corridor(gym.Env):
@@ -76,6 +73,7 @@ class Longer(Observer):
 
 
 SETTINGS = (
+    f"observers=[{__file__}:Longer]",
     f"env={Path(__file__).resolve()}:Corridor",
     "env.variables.length=8",
     "sampling.mode=sync",
@@ -94,11 +92,5 @@ SETTINGS = (
 )
 
 
-def main(overrides: list[str]) -> None:
-    config = load_config(TrainConfig, [], [*SETTINGS, *overrides])
-    outcome = train(config, Request(mode="overwrite", console="plain"), observers=[Longer()])
-    print(f"{outcome.state} after {outcome.frames} frames: {outcome.reason}, {outcome.folder}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(["train", "--overwrite", *SETTINGS, *sys.argv[1:]]))

@@ -11,12 +11,9 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 
-from rollmill.core.config.load import load_config
-from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings.train import TrainConfig
+from rollmill.cli.main import main
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.run import train
 
 
 class HitRate(Observer):
@@ -42,6 +39,7 @@ class HitRate(Observer):
 
 SETTINGS = (
     "env=toy_target",
+    f"observers=[{__file__}:HitRate]",
     "sampling.mode=sync",
     "sampling.workers=2",
     "sampling.envs_per_worker=8",
@@ -58,11 +56,5 @@ SETTINGS = (
 )
 
 
-def main(overrides: list[str]) -> None:
-    config = load_config(TrainConfig, [], [*SETTINGS, *overrides])
-    outcome = train(config, Request(mode="overwrite", console="plain"), observers=[HitRate()])
-    print(f"{outcome.state} after {outcome.frames} frames: {outcome.reason}, {outcome.folder}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(["train", "--overwrite", *SETTINGS, *sys.argv[1:]]))
