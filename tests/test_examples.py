@@ -22,10 +22,11 @@ EXAMPLES = ROOT / "examples"
 def run_example(name: str, folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(rows of metrics, how it ended) of one example, run as a program by this interpreter."""
     words = [str(EXAMPLES / name), "sampling.mode=serial", f"run.dir={folder}", *overrides]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", words)
-        runpy.run_path(words[0], run_name="__main__")
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(words[0], run_name="__main__")
     assert ended.value.code == 0
     run = folder / "examples" / Path(name).stem
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

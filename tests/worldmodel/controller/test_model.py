@@ -13,7 +13,6 @@ from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.tree_file import load_tree, save_tree
 from rollmill.worldmodel.controller.model import (
-    VERSION,
     ControllerAgent,
     ControllerState,
     SavedController,
@@ -27,6 +26,7 @@ from rollmill.worldmodel.controller.model import (
 from rollmill.worldmodel.controller.settings import ControllerSettings, RetrievalSettings
 from rollmill.worldmodel.dynamics.model import Axes
 from rollmill.worldmodel.encoder.file import load_encoder
+from rollmill.worldmodel.files import CONTROLLER
 
 CPU = torch.device("cpu")
 ACTION = LATENT_SPEC.action
@@ -154,7 +154,7 @@ def test_a_controller_survives_its_file(tmp_path: Path) -> None:
         {"g": 1},
     )
     tree = load_tree(tmp_path / "controller.bin")
-    save_tree(tmp_path / "controller.bin", {**tree, "version": VERSION + 1})
+    save_tree(tmp_path / "controller.bin", {**tree, "version": CONTROLLER.version + 1})
     with pytest.raises(CheckpointError, match="newer"):
         load_controller(tmp_path)
     save_tree(tmp_path / "controller.bin", {"format": "dynamics"})

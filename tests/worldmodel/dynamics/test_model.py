@@ -11,7 +11,8 @@ from dreaming import line_model
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.tree_file import load_tree, save_tree
-from rollmill.worldmodel.dynamics.model import VERSION, load_dynamics, save_dynamics
+from rollmill.worldmodel.dynamics.model import load_dynamics, save_dynamics
+from rollmill.worldmodel.files import DYNAMICS
 
 KINDS = ("lstm", "transformer", "none")
 LENGTH = 11
@@ -90,7 +91,7 @@ def test_other_files_and_newer_versions_are_refused(tmp_path: Path) -> None:
         load_dynamics(path)
     save_dynamics(path, line_model(), {})
     tree = load_tree(path)
-    save_tree(path, {**tree, "version": VERSION + 1})
+    save_tree(path, {**tree, "version": DYNAMICS.version + 1})
     with pytest.raises(CheckpointError, match="newer version"):
         load_dynamics(path)
     save_tree(path, {**tree, "weights": {"nothing": np.zeros(1)}})

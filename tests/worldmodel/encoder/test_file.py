@@ -9,14 +9,13 @@ from rollmill.core.imports import import_object
 from rollmill.core.tree_file import save_tree
 from rollmill.models.saving import load_weights, weights_of
 from rollmill.worldmodel.encoder.file import (
-    ENCODER_FILE,
     KINDS,
     ImageEncoder,
     build_encoder,
-    encoder_checksum,
     load_encoder,
     save_encoder,
 )
+from rollmill.worldmodel.files import ENCODER
 
 
 def random_images(n: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
@@ -61,8 +60,8 @@ def test_the_generator_is_the_only_noise(kind: str) -> None:
 def test_a_path_is_all_that_is_needed(kind: str, tmp_path: Path) -> None:
     encoder = build_encoder(kind, SHAPE, **TINY)
     encoder.loss(random_images(9), torch.Generator())  # moves the running moments of those that have any
-    save_encoder(tmp_path / ENCODER_FILE, encoder, {"steps": 7})
-    for path in (tmp_path / ENCODER_FILE, tmp_path, str(tmp_path)):
+    save_encoder(tmp_path / ENCODER.name, encoder, {"steps": 7})
+    for path in (tmp_path / ENCODER.name, tmp_path, str(tmp_path)):
         loaded = load_encoder(path)
         assert loaded.metadata == {"steps": 7}
         assert loaded.image_shape == SHAPE
@@ -71,12 +70,12 @@ def test_a_path_is_all_that_is_needed(kind: str, tmp_path: Path) -> None:
         assert not any(p.requires_grad for p in loaded.parameters())
         for one, two in zip(encoder.eval().encode(random_images(3)), loaded.encode(random_images(3))):
             assert torch.equal(one, two)
-    assert len(encoder_checksum(tmp_path)) == 64
+    assert len(ENCODER.checksum(tmp_path)) == 64
 
 
 def test_encoders_of_other_weights_have_other_checksums(tmp_path: Path) -> None:
     one, two = (tiny_encoder(tmp_path / f"{seed}.bin", seed) for seed in (1, 2))
-    assert encoder_checksum(one) != encoder_checksum(two)
+    assert ENCODER.checksum(one) != ENCODER.checksum(two)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import find_checkpoints, find_version, shipped_policy
 from rollmill.runs.policies.online import load_online
 from rollmill.runs.policies.simple import BUILT_IN, load_built_in, load_scripted
-
-CONTROLLER_FILE, CONTROLLER_FORMAT = "controller.bin", "controller"
-"""As ``worldmodel.controller.model`` has them; that module takes a second to import."""
+from rollmill.worldmodel.files import CONTROLLER
 
 
 def load_policy(
@@ -107,13 +105,13 @@ def _controller(target: Path) -> Path | None:
     if not _exists(target):
         return None
     if target.is_dir():
-        places = (target / CONTROLLER_FILE, target / FOLDERS["controller"] / CONTROLLER_FILE)
+        places = (target / CONTROLLER.name, target / FOLDERS["controller"] / CONTROLLER.name)
         return next((file for file in places if file.is_file()), None)
     try:
         header = read_header(target)
     except CheckpointError:  # reading it as a checkpoint says what is wrong
         return None
-    return target if isinstance(header, Mapping) and header.get("format") == CONTROLLER_FORMAT else None
+    return target if CONTROLLER.is_in(header) else None
 
 
 def _load_file(path: Path, target: Path, how: LoadOptions) -> LoadedPolicy:
@@ -127,7 +125,7 @@ def _load_file(path: Path, target: Path, how: LoadOptions) -> LoadedPolicy:
     if kind == "world controller":
         raise CheckpointError(
             f"{path}: a search for controllers goes on from here; what it has found is in "
-            f"{path.parent.parent / CONTROLLER_FILE}"
+            f"{path.parent.parent / CONTROLLER.name}"
         )
     return load_online(loaded, how)
 

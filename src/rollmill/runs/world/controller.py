@@ -38,7 +38,6 @@ from rollmill.runs.trust import SavedEnv, load_saved
 from rollmill.runs.world.generations import GenerationRow, write_generations
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
-    CONTROLLER_FILE,
     SavedController,
     image_field,
     make_shape,
@@ -48,8 +47,8 @@ from rollmill.worldmodel.controller.model import (
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.controller.trials import Played, Trials
 from rollmill.worldmodel.dream import DreamTrials
-from rollmill.worldmodel.dynamics.model import dynamics_checksum, dynamics_file, load_dynamics
-from rollmill.worldmodel.encoder.file import encoder_checksum
+from rollmill.worldmodel.dynamics.model import load_dynamics
+from rollmill.worldmodel.files import CONTROLLER, DYNAMICS, ENCODER
 
 log = logging.getLogger("rollmill")
 
@@ -139,8 +138,8 @@ def train_controller(
         spec = probe_here(env) if serial else Probe(env, environment).result(PROBE_SECONDS)
         models.check(spec)
         inputs = {
-            "encoder": encoder_checksum(encoder_path),
-            "dynamics": dynamics_checksum(dynamics_path) if dynamics_path else "",
+            "encoder": ENCODER.checksum(encoder_path),
+            "dynamics": DYNAMICS.checksum(dynamics_path) if dynamics_path else "",
             "environment": to_dict(env),
             "dream": to_dict(dream) if dream else None,
         }
@@ -160,7 +159,7 @@ def train_controller(
                 final = run.finish()
     return ControllerOutcome(
         **life.ended(),
-        controller=out / CONTROLLER_FILE,
+        controller=out / CONTROLLER.name,
         generations=run.step,
         env_steps=run.env_steps,
         best_return=run.champion_return,
@@ -174,7 +173,7 @@ def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettin
         raise ConfigError("which environment? Name it with env=...")
     origin = load_dynamics(dynamics_path).origin
     saved = {"env": {"id": origin.env_id, "args": dict(origin.env_kwargs)}}
-    return load_saved(SavedEnv, saved, dynamics_file(dynamics_path), trust_code=trust_code).env
+    return load_saved(SavedEnv, saved, DYNAMICS.find(dynamics_path), trust_code=trust_code).env
 
 
 @dataclass(frozen=True)
@@ -337,7 +336,7 @@ class _SearchRun:
         metadata = {"generation": self.search.generation, "evaluated": self.champion_return, **metrics}
         encoder, dynamics = self._paths
         saved = SavedController(self.settings, chosen, encoder, dynamics, to_dict(self.target.env), metadata)
-        save_controller(folder / CONTROLLER_FILE, saved)
+        save_controller(folder / CONTROLLER.name, saved)
         write_generations(folder, self.rows)
 
     def load_state(self, loaded: Loaded) -> None:

@@ -24,8 +24,9 @@ from rollmill.runs.resume import stage_check
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store
 from rollmill.worldmodel.dynamics.fit import COLUMNS, FIT_SHAPE, DynamicsFitter, LatentData, check_latents
-from rollmill.worldmodel.dynamics.model import DYNAMICS_FILE, Dynamics, save_dynamics
+from rollmill.worldmodel.dynamics.model import Dynamics, save_dynamics
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+from rollmill.worldmodel.files import DYNAMICS
 
 CHECK = stage_check("dynamics", {"fit": FIT_SHAPE})
 CACHE = "cache"
@@ -91,7 +92,7 @@ def train_dynamics(
             on_ready()
         run.loop()
         shutil.rmtree(out / CACHE, ignore_errors=True)  # a copy of the store, made again when needed
-    return DynamicsOutcome(**life.ended(), model=out / DYNAMICS_FILE, steps=run.step, metrics=run.metrics)
+    return DynamicsOutcome(**life.ended(), model=out / DYNAMICS.name, steps=run.step, metrics=run.metrics)
 
 
 def choose_devices(names: str) -> list[torch.device]:
@@ -152,7 +153,7 @@ class DynamicsRun:
 
     def _write_model(self) -> None:
         metrics = {name: value for name, value in self.metrics.items() if value == value}
-        save_dynamics(self.life.folder.path / DYNAMICS_FILE, self.model, {"steps": self.step, **metrics})
+        save_dynamics(self.life.folder.path / DYNAMICS.name, self.model, {"steps": self.step, **metrics})
 
     def state(self) -> dict[str, Any]:
         return {"fit": self.fitter.state()}

@@ -42,8 +42,9 @@ from rollmill.store.parallel import ProcessDiedError, map_unordered
 from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
 from rollmill.worldmodel.encoder.encode import EpisodeEncoder, latent_schema
-from rollmill.worldmodel.encoder.file import encoder_checksum, encoder_file, load_encoder
+from rollmill.worldmodel.encoder.file import load_encoder
 from rollmill.worldmodel.encoder.images import image_column
+from rollmill.worldmodel.files import ENCODER
 
 log = logging.getLogger("rollmill")
 
@@ -168,8 +169,8 @@ class _Job:
         self.out = options.out.absolute()
         self.source = open_quietly(options.store)
         self.column = image_column(self.source.schema, options.field, str(options.store))
-        self._file = encoder_file(options.encoder)
-        self._checksum = encoder_checksum(self._file)
+        self._file = ENCODER.find(options.encoder)
+        self._checksum = ENCODER.checksum(self._file)
         self._host = re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname()) or "host"
         self._numbers = {ref.name: number for number, ref in enumerate(self.source.shards)}
 

@@ -32,9 +32,10 @@ from rollmill.runs.settings.world import VaeConfig
 from rollmill.store.format.schema import Column
 from rollmill.store.reader import Store
 from rollmill.store.split import Split
-from rollmill.worldmodel.encoder.file import ENCODER_FILE, build_encoder, save_encoder
+from rollmill.worldmodel.encoder.file import build_encoder, save_encoder
 from rollmill.worldmodel.encoder.fit import FIT_SHAPE, EncoderFitter
 from rollmill.worldmodel.encoder.images import ImageBatches, held_out_images, image_column
+from rollmill.worldmodel.files import ENCODER
 
 log = logging.getLogger("rollmill")
 
@@ -185,7 +186,7 @@ class VaeRun:
             "metrics": dict(self.metrics),
             "config": to_dict(self.config),
         }
-        path = self.life.folder.path / ENCODER_FILE
+        path = self.life.folder.path / ENCODER.name
         save_encoder(path, self.fitter.model, metadata)
         log.info("encoder %s", path)
         return path

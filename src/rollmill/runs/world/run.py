@@ -53,9 +53,8 @@ from rollmill.runs.world.panel import StagePanel
 from rollmill.store.format.schema import STORE_FILE
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.settings import ControllerSettings
-from rollmill.worldmodel.dynamics.model import DYNAMICS_FILE, dynamics_checksum
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
-from rollmill.worldmodel.encoder.file import ENCODER_FILE, encoder_checksum
+from rollmill.worldmodel.files import DYNAMICS, ENCODER
 
 log = logging.getLogger("rollmill")
 
@@ -326,7 +325,7 @@ class World:
 
     def _controller(self) -> Mapping[str, Any]:
         outcome = train_controller(
-            *(self.config.controller, self.config.env, self._place("vae"), self._place("dynamics") / DYNAMICS_FILE),
+            *(self.config.controller, self.config.env, self._place("vae"), self._place("dynamics") / DYNAMICS.name),
             self._place("controller"),
             dream=self.config.dream if self.config.search_in == "dream" else None,
             progress=self.panel.progress,
@@ -340,7 +339,7 @@ class World:
         video.unlink(missing_ok=True)
         if self.config.video:
             try:
-                dynamics, raw = self._place("dynamics") / DYNAMICS_FILE, self._place("collect")
+                dynamics, raw = self._place("dynamics") / DYNAMICS.name, self._place("collect")
                 write_dream_video(self._place("encode"), self._place("vae"), dynamics, video, raw_store=raw)
             except MissingExtraError as error:
                 log.warning("no video of dreams: %s", error)
@@ -355,7 +354,7 @@ class World:
         return hashlib.sha256(json.dumps(uids).encode()).hexdigest()
 
     def _encode_inputs(self) -> Mapping[str, Any]:
-        return {"images": self._images(), "encoder": encoder_checksum(self._place("vae") / ENCODER_FILE)}
+        return {"images": self._images(), "encoder": ENCODER.checksum(self._place("vae") / ENCODER.name)}
 
     def _controller_settings(self) -> Mapping[str, Any]:
         dream = to_dict(self.config.dream) if self.config.search_in == "dream" else None
@@ -364,8 +363,8 @@ class World:
     def _controller_inputs(self) -> Mapping[str, Any]:
         return {
             "env": to_dict(self.config.env),
-            "encoder": encoder_checksum(self._place("vae") / ENCODER_FILE),
-            "dynamics": dynamics_checksum(self._place("dynamics") / DYNAMICS_FILE),
+            "encoder": ENCODER.checksum(self._place("vae") / ENCODER.name),
+            "dynamics": DYNAMICS.checksum(self._place("dynamics") / DYNAMICS.name),
         }
 
     def _report_inputs(self) -> Mapping[str, Any]:

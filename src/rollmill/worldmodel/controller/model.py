@@ -10,7 +10,6 @@ pilot     encoder, memory and a controller for every lane: images in, actions ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollmill.core.checkpoints import require_version, restoring, saved_settings
+from rollmill.core.checkpoints import saved_settings
 from rollmill.core.config.plain import to_dict
-from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec
-from rollmill.core.shapes import MAPPING, ArrayOf, check_shape
-from rollmill.core.tree_file import load_tree, save_tree
+from rollmill.core.shapes import MAPPING, ArrayOf
 from rollmill.worldmodel.actions import ActionMap
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.model import Dynamics
 from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex
 from rollmill.worldmodel.encoder.file import ImageEncoder
+from rollmill.worldmodel.files import CONTROLLER
 
-FORMAT = "controller"
-VERSION = 1
 STATE_SHAPE = {
     "settings": MAPPING,
     "weights": ArrayOf("f", 1),
@@ -41,7 +38,6 @@ STATE_SHAPE = {
     "env": MAPPING,
     "metadata": MAPPING,
 }
-CONTROLLER_FILE = "controller.bin"
 
 
 @dataclass(frozen=True)
@@ -196,9 +192,7 @@ class SavedController:
 
 def save_controller(path: Path, saved: SavedController) -> None:
     """Write a controller atomically."""
-    tree = {
-        "format": FORMAT,
-        "version": VERSION,
+    content = {
         "settings": to_dict(saved.settings),
         "weights": np.asarray(saved.weights, np.float32),
         "encoder": saved.encoder,
@@ -206,18 +200,12 @@ def save_controller(path: Path, saved: SavedController) -> None:
         "env": dict(saved.env),
         "metadata": dict(saved.metadata),
     }
-    save_tree(path, tree)
+    CONTROLLER.save(path, content)
 
 
 def load_controller(path: Path | str) -> SavedController:
     """The controller in a file; a folder stands for the ``controller.bin`` in it."""
-    file = controller_file(path)
-    tree = load_tree(file)
-    if not isinstance(tree, Mapping) or tree.get("format") != FORMAT:
-        raise CheckpointError(f"{file}: not a controller (`rollmill world controller` writes {CONTROLLER_FILE})")
-    require_version(file, tree, VERSION)
-    with restoring(file):
-        check_shape(tree, STATE_SHAPE)
+    file, tree = CONTROLLER.load(path, STATE_SHAPE)
     return SavedController(
         settings=saved_settings(ControllerSettings, tree["settings"], file),
         weights=tree["weights"],
@@ -226,11 +214,6 @@ def load_controller(path: Path | str) -> SavedController:
         env=tree["env"],
         metadata=tree["metadata"],
     )
-
-
-def controller_file(path: Path | str) -> Path:
-    """The file that ``path`` means: itself, or the controller of a folder."""
-    return Path(path) / CONTROLLER_FILE if Path(path).is_dir() else Path(path)
 
 
 def start_weights(path: Path, shape: Shape) -> Array:

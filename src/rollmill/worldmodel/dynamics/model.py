@@ -24,22 +24,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.checkpoints import require_version, restoring, saved_spec
+from rollmill.core.checkpoints import restoring, saved_spec
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import to_dict
-from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE, Array, EnvSpec
-from rollmill.core.shapes import MAPPING, ArrayOf, Shape, check_shape
-from rollmill.core.tree_file import load_tree, save_tree, stored_checksum
+from rollmill.core.shapes import MAPPING, ArrayOf, Shape
 from rollmill.models.saving import WEIGHTS_SHAPE, load_weights, weights_of
 from rollmill.models.transformer import Memory as TrunkMemory
 from rollmill.models.transformer import Trunk
 from rollmill.worldmodel.actions import ActionCode
 from rollmill.worldmodel.dynamics.mixture import Mixture, split_mixture
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+from rollmill.worldmodel.files import DYNAMICS
 
-FORMAT = "dynamics"
-VERSION = 1
 STATE_SHAPE: Shape = {
     "settings": MAPPING,
     "origin": {
@@ -55,7 +52,6 @@ STATE_SHAPE: Shape = {
     "metadata": MAPPING,
     "weights": WEIGHTS_SHAPE,
 }
-DYNAMICS_FILE = "dynamics.bin"
 LONGEST_WAVE = 1_000.0
 """Of the sines that tell a transformer which step it is at, in steps."""
 
@@ -286,9 +282,7 @@ class Dynamics(nn.Module):
 
 def save_dynamics(path: Path, model: Dynamics, metadata: Mapping[str, Any]) -> None:
     """Write the model atomically; ``metadata``: plain JSON values."""
-    tree = {
-        "format": FORMAT,
-        "version": VERSION,
+    content = {
         "settings": to_dict(model.settings),
         "origin": model.origin.to_dict(),
         "starts": {"mean": model.starts.mean, "std": model.starts.std},
@@ -296,18 +290,13 @@ def save_dynamics(path: Path, model: Dynamics, metadata: Mapping[str, Any]) -> N
         "metadata": dict(metadata),
         "weights": weights_of(model),
     }
-    save_tree(path, tree)
+    DYNAMICS.save(path, content)
 
 
 def load_dynamics(path: Path | str, device: torch.device | str = "cpu") -> Dynamics:
     """The model in a file, ready to act (no gradients). A folder stands for the ``dynamics.bin`` in it."""
-    file = dynamics_file(path)
-    tree = load_tree(file)
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise CheckpointError(f"{file}: not a dynamics model (`rollmill world dynamics` writes one as {DYNAMICS_FILE})")
-    require_version(file, tree, VERSION)
+    file, tree = DYNAMICS.load(path, STATE_SHAPE)
     with restoring(file):
-        check_shape(tree, STATE_SHAPE)
         settings = load_config(DynamicsSettings, (), (), base=tree["settings"])
         spec = saved_spec(file, tree["origin"]["spec"])
         model = Dynamics(settings, Origin(**{**tree["origin"], "spec": spec}))
@@ -316,14 +305,3 @@ def load_dynamics(path: Path | str, device: torch.device | str = "cpu") -> Dynam
         model.axes = Axes(**tree["axes"]) if tree.get("axes") is not None else None
     model.metadata = tree["metadata"]
     return model.to(device).eval().requires_grad_(False)
-
-
-def dynamics_file(path: Path | str) -> Path:
-    """The file that ``path`` means: itself, or the model of a folder."""
-    given = Path(path)
-    return given / DYNAMICS_FILE if given.is_dir() else given
-
-
-def dynamics_checksum(path: Path | str) -> str:
-    """Hex SHA-256 that names a model file."""
-    return stored_checksum(dynamics_file(path))

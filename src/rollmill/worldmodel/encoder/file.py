@@ -4,8 +4,6 @@ Words
 -----
 latent   the ``size`` numbers that stand for an image: a mean and a standard deviation each.
 kind     which encoder it is; ``KINDS`` maps it to the class.
-
-An encoder file is a ``core.tree_file``: checksummed, nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -17,19 +15,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.checkpoints import require_version, restoring
-from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.checkpoints import restoring
+from rollmill.core.errors import ConfigError
 from rollmill.core.imports import import_object
-from rollmill.core.shapes import MAPPING, Shape, check_shape
-from rollmill.core.tree_file import load_tree, save_tree, stored_checksum
+from rollmill.core.shapes import MAPPING, Shape
 from rollmill.models.saving import WEIGHTS_SHAPE, load_weights, weights_of
+from rollmill.worldmodel.files import ENCODER
 
 KINDS: dict[str, str] = {
     "vae": "rollmill.worldmodel.encoder.vae:VariationalEncoder",
     "autoencoder": "rollmill.worldmodel.encoder.autoencoder:NoisyAutoencoder",
 }
-FORMAT = "image_encoder"
-VERSION = 1
 STATE_SHAPE: Shape = {
     "kind": str,
     "image_shape": [int, int, int],
@@ -37,8 +33,6 @@ STATE_SHAPE: Shape = {
     "metadata": MAPPING,
     "weights": WEIGHTS_SHAPE,
 }
-ENCODER_FILE = "encoder.bin"
-"""Its name in the folder of a training."""
 
 Metrics = dict[str, Tensor]
 
@@ -97,42 +91,22 @@ def build_encoder(kind: str, image_shape: tuple[int, int, int], **arguments: Any
 
 def save_encoder(path: Path, encoder: ImageEncoder, metadata: Mapping[str, Any]) -> None:
     """Write the encoder atomically. ``metadata``: plain JSON values, kept in ``encoder.metadata`` when it is loaded."""
-    save_tree(
-        path,
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "kind": encoder.kind,
-            "image_shape": list(encoder.image_shape),
-            "architecture": encoder.architecture(),
-            "metadata": dict(metadata),
-            "weights": weights_of(encoder),
-        },
-    )
+    content = {
+        "kind": encoder.kind,
+        "image_shape": list(encoder.image_shape),
+        "architecture": encoder.architecture(),
+        "metadata": dict(metadata),
+        "weights": weights_of(encoder),
+    }
+    ENCODER.save(path, content)
 
 
 def load_encoder(path: Path | str, device: torch.device | str = "cpu") -> ImageEncoder:
     """The encoder in a file, ready to encode (no gradients). A folder stands for the ``encoder.bin`` in it."""
-    file = encoder_file(path)
-    tree = load_tree(file)
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise CheckpointError(f"{file}: not an encoder (`rollmill world vae` writes one as {ENCODER_FILE})")
-    require_version(file, tree, VERSION)
+    file, tree = ENCODER.load(path, STATE_SHAPE)
     with restoring(file):
-        check_shape(tree, STATE_SHAPE)
         height, width, channels = tree["image_shape"]
         encoder = build_encoder(tree["kind"], (height, width, channels), **tree["architecture"])
         load_weights(encoder, tree["weights"])
     encoder.metadata = tree["metadata"]
     return encoder.to(device).eval().requires_grad_(False)
-
-
-def encoder_file(path: Path | str) -> Path:
-    """The file that ``path`` means: itself, or the encoder of a folder."""
-    given = Path(path)
-    return given / ENCODER_FILE if given.is_dir() else given
-
-
-def encoder_checksum(path: Path | str) -> str:
-    """Hex SHA-256 that names an encoder file; stores of latents are marked with it."""
-    return stored_checksum(encoder_file(path))
