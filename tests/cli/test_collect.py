@@ -67,7 +67,7 @@ def test_settings_come_from_files_too(call: Call, tmp_path: Path) -> None:
 
 
 def test_an_error_says_what_was_kept(call: Call) -> None:
-    words = ("env=collecting:Telling", *SERIAL, "--policy", "collecting:fails_later", "--out", "s", "--until", "999")
+    words = ("env=telling_env:Telling", *SERIAL, "--policy", "collecting:fails_later", "--out", "s", "--until", "999")
     result = call("collect", *words)
     assert result.code == 1
     kept = len(Store(Path("s")))

@@ -1,21 +1,15 @@
-"""Shared by tests of collections and recordings: an env whose rows can be checked, policies, looking at stores.
-
-Workers and subprocesses import this module, so it must not import torch.
-"""
+"""Shared by tests of collections and recordings: policies, looking at stores, checking what ``Telling`` has told."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
+from telling_env import Telling
 
 from rollmill.core.fields import EnvSpec
-from rollmill.envs.make import EnvInstance
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import Collected, collect
 from rollmill.store.episode import Episode
@@ -23,46 +17,6 @@ from rollmill.store.reader import Store
 
 SERIAL = ("sampling.mode=serial", "sampling.rollout=4")
 PARALLEL = ("sampling.workers=2", "sampling.envs_per_worker=2", "sampling.rollout=4", "sampling.affinity=false")
-
-
-class Telling(gym.Env):
-    """Everything follows from the seed: the length (1 to 9 steps), the observations, and a figure told at the end.
-
-    ``gate``: from the third episode of an instance on, steps wait until this file exists. ``fail``: seeds whose
-    episode raises in its last step.
-    """
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = gym.spaces.Discrete(5)
-
-    def __init__(self, instance: EnvInstance, gate: str = "", fail: tuple[int, ...] = ()) -> None:
-        self._gate, self._fail = gate, fail
-        self._episodes = self._t = 0
-        self._seed = 0
-
-    @staticmethod
-    def length(seed: int) -> int:
-        return 1 + seed % 9
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        assert seed is not None
-        super().reset(seed=seed)
-        self._seed, self._t = seed, 0
-        self._episodes += 1
-        return self._observation(), {}
-
-    def step(self, action: int) -> Any:
-        while self._gate and self._episodes >= 3 and not os.path.exists(self._gate):
-            time.sleep(0.01)
-        self._t += 1
-        over = self._t >= self.length(self._seed)
-        if over and self._seed in self._fail:
-            raise RuntimeError("told to fail")
-        info = {"episode_stats": {"figure": self._seed / 7}} if over else {}
-        return self._observation(), float(action) + self._t / 10, over and self._seed % 2 == 0, over, info
-
-    def _observation(self) -> np.ndarray:
-        return np.array([self._seed % 1000, self._t, self.np_random.random()], np.float32)
 
 
 class Echo:
@@ -95,7 +49,7 @@ def makes_a_number(spec: EnvSpec) -> int:
     return 3
 
 
-def collect_here(out: Path, *overrides: str, env: str = "collecting:Telling", **options: Any) -> Collected:
+def collect_here(out: Path, *overrides: str, env: str = "telling_env:Telling", **options: Any) -> Collected:
     """In this process; serial unless told otherwise."""
     progress = options.pop("progress", None)
     words = [f"env={env}"] if env else []

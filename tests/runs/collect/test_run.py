@@ -213,7 +213,7 @@ def test_shards_share_steps_and_episodes(tmp_path: Path) -> None:
 
 
 def test_two_processes_write_one_store(tmp_path: Path, rollmill: Run) -> None:
-    words = ("env=collecting:Telling", "--until", "400", "--seed", "2", "--out", "s", *PARALLEL, "--json")
+    words = ("env=telling_env:Telling", "--until", "400", "--seed", "2", "--out", "s", *PARALLEL, "--json")
     both = [rollmill("collect", *words, "--shard", shard) for shard in ("0/2", "1/2")]
     for command in both:
         assert command.wait() == 0, command.text
@@ -279,7 +279,7 @@ def listed(out: Path) -> int:
 def test_kill_9_loses_only_what_had_not_ended(tmp_path: Path, rollmill: Run) -> None:
     out, words = tmp_path / "s", gated(tmp_path)
     # The long rows of a slot that is never full are not seen, so some of the eight episodes that ended may be missing.
-    command = rollmill("collect", "env=collecting:Telling", *words, "--out", "s", "--until", "30", "--seed", "6")
+    command = rollmill("collect", "env=telling_env:Telling", *words, "--out", "s", "--until", "30", "--seed", "6")
     wait_until(lambda: listed(out) >= 4, what="episodes in the store")
     command.send(signal.SIGKILL)
     command.wait()
@@ -297,7 +297,7 @@ def test_kill_9_loses_only_what_had_not_ended(tmp_path: Path, rollmill: Run) -> 
 
 def test_ctrl_c_keeps_what_has_ended(tmp_path: Path, rollmill: Run) -> None:
     out, words = tmp_path / "s", gated(tmp_path)
-    command = rollmill("collect", "env=collecting:Telling", *words, "--out", "s", "--until", "30", "--seed", "6")
+    command = rollmill("collect", "env=telling_env:Telling", *words, "--out", "s", "--until", "30", "--seed", "6")
     wait_until(lambda: listed(out) >= 4, what="episodes in the store")
     command.press_ctrl_c()
     assert command.wait() == 130

@@ -29,7 +29,7 @@ ENVS = 4
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    words = (*SERIAL, "env=collecting:Telling", "stop.batches=2", "sampling.rollout=8")
+    words = (*SERIAL, "env=telling_env:Telling", "stop.batches=2", "sampling.rollout=8")
     return train_here(tmp_path_factory.mktemp("run"), *words)[1]
 
 

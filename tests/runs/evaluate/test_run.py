@@ -127,7 +127,7 @@ def test_progress_is_told_up_to_the_end(run: RunFolder) -> None:
 @pytest.mark.parametrize("record", [False, True])
 def test_the_environments_own_metrics_are_told(tmp_path: Path, record: bool) -> None:
     """Each episode of this environment tells a figure that follows from its seed."""
-    _, folder = train_here(tmp_path, *SERIAL, "env=collecting:Telling", "stop.batches=1")
+    _, folder = train_here(tmp_path, *SERIAL, "env=telling_env:Telling", "stop.batches=1")
     options = EvalOptions(episodes=9, workers=2, envs=4, random=True, record=record, trust_code=True)
     result = evaluate(folder.path, options)
     assert {row.episode: row.seed for row in result.policy.rows} == {

@@ -164,12 +164,18 @@ def overfit(folder: Path, *words: str, **request: Any) -> OfflineOutcome:
     return run(folder, few, "fit.steps=200", *more, "evaluation.episodes=0", *words, **request)
 
 
+@pytest.fixture(scope="module")
+def overfitted(tmp_path_factory: pytest.TempPathFactory) -> OfflineOutcome:
+    words = ("fit.patience=0", "evaluation.episodes=2", "evaluation.targets=[2, 8]")
+    return overfit(tmp_path_factory.mktemp("overfitted"), *words)
+
+
 def losses_of(outcome: OfflineOutcome) -> dict[int, float]:
     return {row["step"]: row["validation/loss"] for row in read_jsonl(RunFolder(outcome.folder).metrics)}
 
 
-def test_the_weights_with_the_lowest_held_out_loss_act(tmp_path: Path) -> None:
-    outcome = overfit(tmp_path, "fit.patience=0", "run.name=a")
+def test_the_weights_with_the_lowest_held_out_loss_act(overfitted: OfflineOutcome) -> None:
+    outcome = overfitted
     losses = losses_of(outcome)
     best = min(losses, key=lambda step: losses[step])
     assert best < 100 < outcome.steps == 200, "the fit goes beyond it"
@@ -179,7 +185,7 @@ def test_the_weights_with_the_lowest_held_out_loss_act(tmp_path: Path) -> None:
     page = (outcome.folder / "report.html").read_text()
     assert f"Held-out loss has risen since update {best}" in page
     loaded = Checkpoints(RunFolder(outcome.folder).checkpoints).load_newest()
-    config = config_of(tmp_path, tmp_path / "few", "model.size=32")
+    config = config_of(outcome.folder, outcome.folder, "model.size=32")
     chosen, last = (load_network(loaded, config, torch.device("cpu"), last=last) for last in (False, True))
     for name, weights in loaded.state["held_out"]["weights"].items():
         np.testing.assert_array_equal(chosen.state_dict()[name], weights)
@@ -187,9 +193,9 @@ def test_the_weights_with_the_lowest_held_out_loss_act(tmp_path: Path) -> None:
     assert any((chosen.state_dict()[name] != weights).any() for name, weights in last.state_dict().items())
 
 
-def test_where_held_out_loss_has_risen_the_last_weights_are_evaluated_too(tmp_path: Path) -> None:
+def test_where_held_out_loss_has_risen_the_last_weights_are_evaluated_too(overfitted: OfflineOutcome) -> None:
     """The lowest loss is not always the best play; whoever reads the table can see it."""
-    outcome = overfit(tmp_path, "fit.patience=0", "evaluation.episodes=2", "evaluation.targets=[2, 8]")
+    outcome = overfitted
     assert [row.target for row in rows_of(outcome, "dt")] == [row.target for row in rows_of(outcome, "dt, last")]
     assert rows_of(outcome, "dt") != [replace(row, policy="dt") for row in rows_of(outcome, "dt, last")]
     assert outcome.results is not None
@@ -209,8 +215,8 @@ def test_patience_ends_the_fit(tmp_path: Path) -> None:
     assert overfit(tmp_path, "fit.patience=0", "fit.steps=100", mode="resume").steps == 100, "unless told to go on"
 
 
-def test_an_evaluation_takes_the_best_weights_unless_asked_for_the_last(tmp_path: Path) -> None:
-    outcome = overfit(tmp_path, "fit.patience=0", "evaluation.targets=[5]")
+def test_an_evaluation_takes_the_best_weights_unless_asked_for_the_last(overfitted: OfflineOutcome) -> None:
+    outcome = overfitted
     played = {}
     for last in (False, True):
         results = compare([outcome.folder], EvalOptions(targets=(5.0,), episodes=20, workers=1, envs=4, last=last))
