@@ -3,87 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browsing import opened
 from experimenting import online, write_run
-from running import LIMIT_SECONDS, SERIAL, train_here
+from running import SERIAL, train_here
 
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.page import render
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Shown
 
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-def find_chromium() -> str:
-    """The system's Chromium; installed where that is possible, as playwright's own downloads may not be."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        # Another test may be installing something, too.
-        command = ["apt-get", "install", "-y", "-q", "-o", "DPkg::Lock::Timeout=600", "chromium"]
-        subprocess.run(command, capture_output=True)
-        found = shutil.which("chromium")
-    if found is None:
-        pytest.skip("there is no Chromium: apt install chromium")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = find_chromium()
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(FLAGS), timeout=1000 * LIMIT_SECONDS)
-        yield started
-        started.close()
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("env=toy_target", "stop.frames=2000", "report.every_frames=100", "report.tensorboard=true")
     _, folder = train_here(tmp_path_factory.mktemp("pages"), *SERIAL, *words, "recording.keep=all")
     return folder.path
-
-
-@contextmanager
-def opened(browser: Any, url: str) -> Iterator[tuple[Any, list[str]]]:
-    """(page, what it complained about); nothing outside this machine is asked for."""
-    page = browser.new_page(viewport={"width": 1200, "height": 900})
-    page.set_default_timeout(1000 * LIMIT_SECONDS)
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("requestfailed", lambda request: complaints.extend(failure_of(request)))
-    page.goto(url)
-    try:
-        yield page, complaints
-    finally:
-        page.close()
-
-
-def failure_of(request: Any) -> list[str]:
-    """Nothing for what the page itself has given up: it was no longer needed before it came."""
-    return [] if request.failure == "net::ERR_ABORTED" else [f"failed: {request.url}: {request.failure}"]
 
 
 @pytest.mark.parametrize("width", [1200, 400])

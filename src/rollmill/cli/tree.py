@@ -96,6 +96,7 @@ VERBS: dict[str, Verb] = {
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),
     "runs": Verb("runs:list_all", "list runs, compare two of them, remove some", _RUNS),
     "checkpoint": Verb("", "list, save, prune and export what a run has saved", _CHECKPOINT),
+    "view": Verb("view:view", "see runs, curves and episodes in the browser"),
     "tb": Verb("tb:tb", "one TensorBoard over the runs that match"),
     "diary": Verb("diary:diary", "the history of an experiment's runs"),
     "report": Verb("report:report", "curves, best settings and importance of an experiment"),

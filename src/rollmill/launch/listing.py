@@ -76,11 +76,11 @@ def list_runs(root: Path, words: Sequence[str] = ()) -> list[RunRow]:
     """All runs below ``root`` that every word fits, the newest first."""
     if not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder of runs; --root names another one")
-    rows = [describe(folder, root) for folder in _folders(root, DEEPEST)]
+    rows = [describe(folder, root) for folder in run_folders(root)]
     return sorted((row for row in rows if all(fits(row, word) for word in words)), key=lambda row: -row.changed)
 
 
-def _folders(folder: Path, deeper: int) -> Iterator[Path]:
+def run_folders(folder: Path, deeper: int = DEEPEST) -> Iterator[Path]:
     """Run folders below a folder; what lies in a run belongs to it."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
@@ -88,7 +88,7 @@ def _folders(folder: Path, deeper: int) -> Iterator[Path]:
         if is_run(path):
             yield path
         elif deeper and not path.is_symlink():
-            yield from _folders(path, deeper - 1)
+            yield from run_folders(path, deeper - 1)
 
 
 def fits(row: RunRow, word: str) -> bool:
@@ -111,7 +111,11 @@ def describe(folder: Path, root: Path) -> RunRow:
         kind, env = str(found.kind), found.env
     except (RollmillError, OSError):
         kind, env = "?", ""
-    state, saved = _state(run, kind)
+    try:
+        saved = run.read_state() or {}
+    except RollmillError:
+        saved = {}
+    state = standing(run.path, kind, saved)
     row = last_row(run.metrics) or {}
     frames = [number for number in (saved.get("frames"), position(row)) if isinstance(number, int)]
     returns = (number_of(row, name) for name in RETURNS)
@@ -129,20 +133,16 @@ def describe(folder: Path, root: Path) -> RunRow:
     )
 
 
-def _state(run: RunFolder, kind: str) -> tuple[str, Mapping[str, Any]]:
-    """How it stands, and what ``state.json`` says."""
-    try:
-        saved = run.read_state() or {}
-    except RollmillError:
-        saved = {}
+def standing(folder: Path, kind: str, saved: Mapping[str, Any]) -> str:
+    """How a run stands; ``saved``: what its ``state.json`` says, empty where there is none."""
     state = str(saved.get("state", ""))
     if state not in ("", "running"):
-        return state, saved  # the lock is left alone: whoever starts the run again must find it free
-    if holder(run.path):
-        return "running", saved
+        return state  # the lock is left alone: whoever starts the run again must find it free
+    if holder(folder):
+        return "running"
     if kind == "world" and not state:
-        return ("finished" if _is_reported(run.path) else "interrupted"), saved
-    return "killed" if state else "?", saved
+        return "finished" if _is_reported(folder) else "interrupted"
+    return "killed" if state else "?"
 
 
 def _is_reported(folder: Path) -> bool:
@@ -182,7 +182,7 @@ def find_all(words: Sequence[str], root: Path) -> list[Path]:
 
 
 def _by_name(root: Path) -> dict[str, Path]:
-    return {str(folder.relative_to(root)): folder for folder in _folders(root, DEEPEST)} if root.is_dir() else {}
+    return {str(folder.relative_to(root)): folder for folder in run_folders(root)} if root.is_dir() else {}
 
 
 def find_run(word: str, root: Path) -> Path:

@@ -32,7 +32,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise _unreadable(path, error) from error
     for line in reversed(lines):
-        row = _parsed(line)
+        row = parsed_row(line)
         if row is not None:
             return row
     return None
@@ -57,7 +57,7 @@ def read_curve(path: Path, metric: str) -> Curve:
     curve = Curve([], [])
     try:
         for line in read_lines(path):
-            row = _parsed(line)
+            row = parsed_row(line)
             value = None if row is None else number_of(row, metric)
             if row is None or value is None:
                 continue
@@ -88,7 +88,8 @@ def folder_bytes(folder: Path) -> int:
     return total
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed_row(line: bytes) -> dict[str, Any] | None:
+    """A line of ``metrics.jsonl`` with its end; None for what is no whole row."""
     if not line.endswith(b"\n"):
         return None
     try:

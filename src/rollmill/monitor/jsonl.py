@@ -112,10 +112,11 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise RunFolderError(f"{path}, line {number}: not JSON ({error})") from error
     if not isinstance(row, dict) or position(row) is None:
         raise RunFolderError(f"{path}, line {number}: not a row of metrics (no frames)")
-    return {_new_name(name): value for name, value in row.items()}
+    return {new_name(name): value for name, value in row.items()}
 
 
-def _new_name(metric: str) -> str:
+def new_name(metric: str) -> str:
+    """What a metric is called today that version 0.1 called otherwise."""
     own = metric.removeprefix("dial/")
     return f"variable/{own}" if own != metric else _OLD_METRICS.get(metric, metric)
 

@@ -49,9 +49,13 @@ class Found:
 
 def find_runs(experiment: Path) -> list[Found]:
     """All runs that have begun, launched or started one by one, with their groups."""
+    return in_groups([look_at(path.parent) for path in sorted(experiment.glob("*/config.yaml"))], experiment)
+
+
+def in_groups(found: Sequence[Found], experiment: Path) -> list[Found]:
+    """The runs of an experiment with their groups: those of its plan, or what differs in settings."""
     records = LaunchRecords(experiment)
     planned = {run.name: run for run in records.read_plan().runs} if records.exists else {}
-    found = [look_at(path.parent) for path in sorted(experiment.glob("*/config.yaml"))]
     launched = [
         replace(run, group=planned[run.name].group, params=planned[run.name].params)
         for run in found
@@ -71,7 +75,11 @@ def families(runs: Iterable[Found]) -> dict[tuple[RunKind, str], list[Found]]:
 
 def look_at(folder: Path) -> Found:
     """A run by its saved settings; ConfigError where they cannot be read."""
-    tree = read_saved(folder / "config.yaml")
+    return found_of(folder, read_saved(folder / "config.yaml"))
+
+
+def found_of(folder: Path, tree: Mapping[str, Any]) -> Found:
+    """A run by the settings that its folder holds."""
     kind, settings = run_kind(tree), flat(tree)
     env = settings.get("env.id") or settings.get("env") or ""
     if kind == "offline" and not env:

@@ -21,16 +21,23 @@ from rollmill.reports.html.elements import NOTHING, Html, element, escape, join
 from rollmill.reports.html.style import STYLE
 
 Kind = Literal[
-    "run", "offline", "world", "encoder", "dynamics", "controller", "experiment", "comparison", "store", "watch"
+    *("run", "offline", "world", "encoder", "dynamics", "controller", "experiment", "comparison", "store", "watch"),
+    "viewer",
 ]
 """What a page is about; ``comparison``: several offline policies side by side."""
 
-_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode("ascii")
+
+
+def content_hash(text: str) -> str:
+    """A style or script inside a page, as a content policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
+
+
 POLICY = {
     "default-src": "'none'",
     "img-src": "data:",
     "media-src": "data:",
-    "style-src": f"'sha256-{_STYLE_HASH}'",
+    "style-src": content_hash(STYLE),
     "base-uri": "'none'",
     "form-action": "'none'",
 }
@@ -59,15 +66,18 @@ def content_policy(**more: str) -> str:
     return "; ".join(f"{name} {words}" for name, words in rules.items())
 
 
-def document(kind: Kind, title: str, *body: Html, policy: str = "", script: str = "") -> Html:
-    """The whole page. ``script``: address of a script, which ``policy`` must allow; pages in files have none."""
+def document(kind: Kind, title: str, *body: Html, policy: str = "", script: str = "", head: Html = NOTHING) -> Html:
+    """The whole page. ``script``: address of a script, which ``policy`` must allow; pages in files have none.
+
+    ``head``: more styles and scripts, which ``policy`` must allow, too.
+    """
     end = element("script", src=script) if script else NOTHING
     return Html(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         f'<meta name="rollmill-page" content="{kind}"/>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy or content_policy())}"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n<link rel="icon" href="data:,"/>\n'
-        f"{element('title', title)}\n<style>{STYLE}</style>\n</head>\n"
+        f"{element('title', title)}\n<style>{STYLE}</style>\n{head}</head>\n"
         f"<body>\n<main>\n{join(*body)}</main>\n{end}</body>\n</html>\n"
     )
 

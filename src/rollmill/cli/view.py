@@ -1,0 +1,47 @@
+"""``rollmill view`` shows runs in the browser."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from pathlib import Path
+
+from rollmill.cli.options import Json
+from rollmill.core.errors import Interrupted
+from rollmill.launch.boards import forwarding
+from rollmill.reports.html.serving import LOOPBACK, LOOPBACK_NAMES
+from rollmill.viewer.run import Address
+from rollmill.viewer.run import view as run_view
+
+
+def view(folder: Path = Path("runs"), /, host: str = LOOPBACK, port: int = 0, json_: Json = False) -> int:
+    """See all runs below a folder in the browser: ``rollmill view runs``. Ctrl-C ends it.
+
+    The link that it prints holds a token: whoever has the link can see everything below the folder, and nobody else
+    can. Runs that begin later appear by themselves. Nothing is ever written into the folder.
+
+    Args:
+        folder: Folder of all experiments.
+        host: Address to listen on; only this machine can open the page unless it is another one.
+        port: TCP port; 0 takes any that is free.
+        json_: Print the link as JSON on stdout, and nothing else there.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+
+    def announce(link: str, port: int) -> None:
+        if json_:
+            print(json.dumps({"url": link}), flush=True)
+            return
+        if host not in LOOPBACK_NAMES:
+            print(f"warning: other machines can reach {host}; the link is all that keeps them out, and it is not encrypted")
+        print(f"see it at {link} (Ctrl-C ends it)")
+        if host in LOOPBACK_NAMES:
+            print(f"from another machine: {forwarding(port)}, then open the same link there", flush=True)
+
+    try:
+        run_view(folder, Address(host, port), announce)
+    except KeyboardInterrupt as error:
+        if isinstance(error, Interrupted) and error.name != signal.SIGINT.name:
+            raise
+    return 0  # Ctrl-C is the usual way to end it

@@ -1,0 +1,239 @@
+"""All runs below a folder as the viewer shows them, kept up to date.
+
+An *id* is made of a run's place below the root, so that a link to it stays good. Requests name runs by ids alone, and
+ids are looked up here: no path from a browser ever reaches the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import ConfigError, RollmillError
+from rollmill.core.opening import check_within
+from rollmill.core.run_folder import RunFolder
+from rollmill.launch.compare.aggregate import POINTS, SEEDS, t975
+from rollmill.launch.compare.gather import Found, in_groups
+from rollmill.launch.listing import RETURNS, UNITS, run_folders, standing
+from rollmill.viewer import facts
+from rollmill.viewer.index import Index, Stamp, stamp_of
+
+SECONDS = 1.0
+"""How old an answer may be at most."""
+SHARE = 50
+"""Looking takes at most one of so many parts of the time."""
+_FREEDOMS = 201
+"""Degrees of freedom for which browsers are told the quantile of Student's t; beyond, it changes by less than 1 %."""
+_SIM_RATE = "report.sim_rate"
+_LAUNCH_FILE = Path("launch") / "plan.json"
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """One run. ``stamps``: of the files that it was read from; ``revision``: of the catalog when it last changed."""
+
+    id: str
+    name: str
+    """Its folder, from the root on."""
+    folder: Path
+    found: Found
+    state: str
+    shown: Mapping[str, Any]
+    """What a browser is told besides id, name, group and settings."""
+    stamps: tuple[Stamp | None, ...]
+    revision: int = 0
+
+    @property
+    def experiment(self) -> str:
+        return self.name.rpartition("/")[0]
+
+
+class Catalog:
+    """Runs by id. ``refresh`` looks for what has changed; everything else answers from memory."""
+
+    def __init__(self, root: Path, index: Index) -> None:
+        if not root.is_dir():
+            raise ConfigError(f"{root}: there is no such folder of runs")
+        self.root = root.resolve()
+        self.index = index
+        self.runs: Mapping[str, RunEntry] = {}
+        self.refused: tuple[str, ...] = ()
+        """Runs that are not shown, and why."""
+        self.revision = 0
+        self._lock = threading.Lock()
+        self._due = 0.0
+
+    def __getitem__(self, id_: str) -> RunEntry:
+        return self.runs[id_]
+
+    def refresh(self) -> int:
+        """Look again unless that was just done; returns the revision, which rises with every change."""
+        with self._lock:
+            begun = time.monotonic()
+            if begun >= self._due:
+                self._look()
+                ended = time.monotonic()
+                self._due = ended + max(SECONDS, SHARE * (ended - begun))
+            return self.revision
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        before, entries, refused = self.runs, {}, []
+        for folder in run_folders(self.root):
+            name = folder.relative_to(self.root).as_posix()
+            try:
+                check_within(folder, self.root)
+                entry = self._entry(folder, name, before)
+            except (RollmillError, OSError) as error:
+                refused.append(f"{name}: {error.strerror if isinstance(error, OSError) else error}")
+                continue
+            entries[entry.id] = entry
+        gone = before.keys() - entries.keys()
+        changed = {id_ for id_, entry in entries.items() if before.get(id_) is not entry}
+        if changed or gone or tuple(refused) != self.refused:
+            self.revision += 1
+            entries |= {id_: replace(entries[id_], revision=self.revision) for id_ in changed}
+            if any(_settings_changed(before.get(id_), entries[id_]) for id_ in changed) or gone:
+                entries = self._grouped(entries)
+        for id_ in gone:
+            self.index.forget(before[id_].folder)
+        self.index.save()
+        self.runs, self.refused = entries, tuple(refused)
+
+    def _entry(self, folder: Path, name: str, before: Mapping[str, RunEntry]) -> RunEntry:
+        """The run as it is now; the very entry from before where nothing has changed."""
+        run, id_ = RunFolder(folder), id_of(name)
+        files = (run.config, run.state, run.diary, run.metrics)
+        stamps = (*map(stamp_of, files), stamp_of(run.data / "store.json"))
+        known = before.get(id_)
+        if known is not None and known.stamps == stamps and known.state != "running":
+            return known
+        for file, stamp in zip(files, stamps):
+            if stamp is not None:
+                check_within(file, self.root)
+        config = self.index.recall(run.config, "settings", facts.settings_of, stamps[0]) or facts.NO_SETTINGS
+        saved = self.index.recall(run.state, "state", facts.state_of, stamps[1]) or {}
+        state = standing(folder, config["kind"], saved)
+        if known is not None and known.stamps == stamps and known.state == state:
+            return known
+        origin = self.index.recall(run.diary, "origin", facts.origin_of, stamps[2]) or {}
+        metrics = self.index.recall(run.metrics, "metrics", facts.metrics_of, stamps[3]) or {}
+        found = known.found if known and known.stamps[0] == stamps[0] else facts.found_in(folder, config)
+        shown = _shown(config, saved, origin, metrics, state, stamps)
+        return RunEntry(id_, name, folder, found, state, shown, stamps)
+
+    def _grouped(self, entries: Mapping[str, RunEntry]) -> dict[str, RunEntry]:
+        """Give every run its group: that of its experiment's plan, or of what differs in settings."""
+        by_experiment: dict[str, list[RunEntry]] = {}
+        for entry in entries.values():
+            by_experiment.setdefault(entry.experiment, []).append(entry)
+        result = dict(entries)
+        for experiment, members in by_experiment.items():
+            found = {run.folder: run for run in self._groups([entry.found for entry in members], experiment)}
+            for entry in members:
+                group = found[entry.folder]
+                if group.group != entry.found.group:
+                    result[entry.id] = replace(entry, found=group, revision=self.revision)
+        return result
+
+    def _groups(self, runs: list[Found], experiment: str) -> list[Found]:
+        folder = self.root / experiment
+        try:
+            if (folder / _LAUNCH_FILE).exists():
+                check_within(folder / _LAUNCH_FILE, self.root)
+            return in_groups(runs, folder)
+        except (RollmillError, OSError):  # a plan that cannot be read: every run is a group of its own
+            return [replace(run, group=run.name, params={}) for run in runs]
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def to_dict(self, since: int = -1) -> dict[str, Any]:
+        """What a browser is told about the runs that have changed after a revision, all of them at first.
+
+        Settings that are the same everywhere stand there once (``common``); a run has those that are not.
+        """
+        runs = self.runs
+        common = common_settings(entry.found.settings for entry in runs.values())
+        return {
+            "root": self.root.name,
+            "revision": self.revision,
+            "common": common,
+            "ids": list(runs),
+            "refused": list(self.refused),
+            "rules": {"points": POINTS, "seeds": SEEDS, "t975": [t975(k) for k in range(1, _FREEDOMS)]},
+            "runs": [_to_dict(entry, common) for entry in runs.values() if entry.revision > since],
+        }
+
+
+def id_of(name: str) -> str:
+    """Return the id of a run or a store by its place below the root."""
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+
+
+def common_settings(settings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings that all have, with the same value."""
+    common: dict[str, Any] | None = None
+    for one in settings:
+        kept = one if common is None else {k: v for k, v in common.items() if k in one and _same(one[k], v)}
+        common = dict(kept)
+    return common or {}
+
+
+def _same(one: Any, two: Any) -> bool:
+    return bool(one == two) and isinstance(one, bool) == isinstance(two, bool)
+
+
+def _settings_changed(before: RunEntry | None, now: RunEntry) -> bool:
+    return before is None or before.stamps[0] != now.stamps[0]
+
+
+def _to_dict(entry: RunEntry, common: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in entry.found.settings.items() if key not in common}
+    place = {"id": entry.id, "name": entry.name, "experiment": entry.experiment, "group": entry.found.group}
+    return {**place, **entry.shown, "settings": own}
+
+
+def _shown(
+    config: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    state: str,
+    stamps: tuple[Stamp | None, ...],
+) -> dict[str, Any]:
+    """The columns of the table of runs; None where a run does not say."""
+    last = metrics.get("last", {})
+    frames = [n for n in (saved.get("frames"), last.get("frames", last.get("step"))) if isinstance(n, int | float)]
+    rate, bare = last.get("time/frames_per_s"), config["settings"].get(_SIM_RATE)
+    faults = [last[name] for name in ("sample/env_faults", "sample/worker_restarts") if last.get(name) is not None]
+    return {
+        "state": state,
+        "reason": str(saved.get("reason") or "").partition("\n")[0] or config["problem"] or metrics.get("problem", ""),
+        "kind": config["kind"],
+        "env": config["env"],
+        "frames": max(frames, default=None),
+        "unit": metrics.get("unit") or UNITS.get(config["kind"], "frames"),
+        "return": next((last[name] for name in RETURNS if last.get(name) is not None), None),
+        "spark": metrics.get("spark", []),
+        "frames_per_s": rate,
+        "share": rate / bare if rate is not None and isinstance(bare, int | float) and bare else None,
+        "seconds": last.get("time/seconds"),
+        "faults": sum(faults) if faults else None,
+        "host": origin.get("host", ""),
+        "commit": origin.get("commit", "") + ("+" if origin.get("dirty") else ""),
+        "created": origin.get("created", ""),
+        "command": origin.get("command", ""),
+        "parent": origin.get("parent", ""),
+        "sessions": origin.get("sessions", []),
+        "changed": max((stamp[2] for stamp in stamps[:4] if stamp is not None), default=0) / 1e9,
+        "rows": metrics.get("rows", 0),
+        "metrics": metrics.get("metrics", []),
+        "recorded": stamps[4] is not None,
+    }

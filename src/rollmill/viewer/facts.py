@@ -1,0 +1,122 @@
+"""What the viewer knows of a run without opening its curves: made of single files, as plain values for the index."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.config.old_names import read_saved
+from rollmill.core.errors import RollmillError
+from rollmill.core.opening import plain_file, read_json
+from rollmill.core.run_folder import RunFolder
+from rollmill.launch.compare.gather import Found, found_of
+from rollmill.launch.listing import RETURNS
+from rollmill.launch.progress import number_of, parsed_row
+from rollmill.monitor.jsonl import new_name, position
+
+SPARK = 40
+"""Points of the small curve in the table of runs: rows at even distances."""
+MOST_BYTES = 1_000_000_000
+"""Of a file of metrics that is read."""
+
+NO_SETTINGS: dict[str, Any] = {"kind": "?", "env": "", "settings": {}, "problem": "it has no config.yaml"}
+
+
+def settings_of(config: Path) -> dict[str, Any]:
+    """The fields of ``Found``, and ``problem`` where the settings cannot be read."""
+    folder = config.parent
+    try:
+        found = found_of(folder, read_saved(config))
+    except (RollmillError, OSError) as error:
+        return {**NO_SETTINGS, "problem": str(error)}
+    return {"kind": found.kind, "env": found.env, "settings": written(found.settings), "problem": ""}
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """What ``state.json`` says; nothing where it cannot be read."""
+    try:
+        return RunFolder(path.parent).read_state() or {}
+    except RollmillError:
+        return {}
+
+
+def origin_of(path: Path) -> dict[str, Any]:
+    """What the diary says about where a run comes from, and its sessions."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    found = found if isinstance(found, dict) else {}
+    sessions = [session for session in _list(found.get("sessions")) if isinstance(session, dict)]
+    git = found.get("git")
+    commit = git if isinstance(git, dict) else {}
+    machine = found.get("machine")
+    return {
+        "created": _text(found.get("created")),
+        "command": _text(found.get("command")),
+        "commit": _text(commit.get("commit")),
+        "dirty": commit.get("dirty") is True,
+        "host": _text(sessions[-1].get("host") if sessions else _of(machine, "host")),
+        "version": _text(sessions[-1].get("version") if sessions else ""),
+        "parent": _text(_of(found.get("parent"), "checkpoint")),
+        "sessions": [
+            {
+                "frames": session.get("frames_at_start") if isinstance(session.get("frames_at_start"), int) else 0,
+                "started": _text(session.get("started")),
+                "how": _text(session.get("how")),
+            }
+            for session in sessions
+        ],
+    }
+
+
+def metrics_of(path: Path) -> dict[str, Any]:
+    """The last row of a ``metrics.jsonl``, the names of all metrics there, and a small curve of the return."""
+    with open(path, "rb", opener=plain_file) as file:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            return {"problem": f"{path.name} has more than {MOST_BYTES / 1e9:g} GB and is not read"}
+        lines = file.read().split(b"\n")[:-1]  # the last piece has no line end
+    last = next((row for line in reversed(lines) if (row := parsed_row(line + b"\n")) is not None), None)
+    if last is None:
+        return {}
+    every = max(1, len(lines) // SPARK)
+    rows = [row for line in lines[::-every][::-1] if (row := parsed_row(line + b"\n")) is not None]
+    metric = next((name for name in RETURNS if any(name in row for row in rows)), "")
+    points = [(position(row), number_of(row, metric)) for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float)))
+    return {
+        "last": {new_name(name): number_of(last, name) for name in last},
+        "unit": _text(last.get("unit")) or "frames",
+        "rows": len(lines),
+        "metrics": [new_name(name) for name in names],
+        "spark": [[x, y] for x, y in points if y is not None],
+    }
+
+
+def found_in(folder: Path, facts: Mapping[str, Any]) -> Found:
+    """A run as comparisons know it, from its facts."""
+    return Found(folder, folder.name, facts["kind"], facts["env"], facts["settings"])
+
+
+def written(value: Any) -> Any:
+    """Plain values as JSON has them: numbers that it lacks are words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): written(inner) for key, inner in value.items()}
+    return [written(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _of(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

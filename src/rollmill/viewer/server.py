@@ -1,0 +1,202 @@
+"""The server of ``rollmill view``: answers GET and HEAD, to those who have the link, from what the catalog knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rollmill.core.errors import RollmillError
+from rollmill.core.run_folder import RunFolder
+from rollmill.reports.html.serving import METHODS, Door, security_headers
+from rollmill.viewer.catalog import Catalog, RunEntry
+from rollmill.viewer.columns import Columns
+from rollmill.viewer.page import modules, page, policy
+
+REQUESTS = 64
+"""Under way at the same time; more are told to come again."""
+STREAMS = 16
+"""Tabs that are told of news at the same time."""
+MOST_RUNS = 250
+"""Of one question about columns."""
+MOST_COLUMNS = 16
+POLL_SECONDS = 1.0
+_JS = "text/javascript; charset=utf-8"
+
+
+class Refused(Exception):
+    """A request that is answered with a number and a sentence."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.code, self.words = code, words
+
+
+class Guard:
+    """In front of everything: methods, the door, limits, and the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app, self._door, self._under_way = app, door, 0
+        self._headers = security_headers(**policy())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        found = self._door.ask(
+            headers.get("host", ""), scope["query_string"].decode("latin-1"), headers.get("cookie", "")
+        )
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = MutableHeaders(scope=message)
+                for name, value in self._headers.items():
+                    own[name] = value
+                if found.cookie:
+                    own["Set-Cookie"] = found.cookie
+            await send(message)
+
+        app: ASGIApp = self._app
+        if scope["method"] not in METHODS:
+            app = PlainTextResponse("405: this server only shows\n", 405, {"Allow": ", ".join(METHODS)})
+        elif found.refused:
+            app = PlainTextResponse(found.words, 403)
+        elif self._under_way >= REQUESTS:
+            app = PlainTextResponse("503: too many requests at the same time\n", 503, {"Retry-After": "1"})
+        self._under_way += 1
+        try:
+            await app(scope, receive, answer)
+        finally:
+            self._under_way -= 1
+
+
+class Viewer:
+    """What the routes answer with."""
+
+    def __init__(self, catalog: Catalog, stopping: Callable[[], bool] = lambda: False) -> None:
+        self.catalog = catalog
+        self._columns = Columns(catalog.root)
+        self._stopping = stopping
+        self._streams = 0
+
+    def routes(self) -> list[Route]:
+        """Addresses and who answers them. Whatever else stands in an address is an id or a name that is looked up."""
+        return [
+            Route("/", self._page),
+            Route("/web/{name}", self._module),
+            Route("/api/runs", _in_thread(self._runs)),
+            Route("/api/columns", _in_thread(self._read_columns)),
+            Route("/api/events", self._events),
+        ]
+
+    async def _page(self, _: Request) -> Response:
+        return HTMLResponse(page(f"{self.catalog.root.name} - rollmill"))
+
+    async def _module(self, request: Request) -> Response:
+        text = modules().get(request.path_params["name"])
+        return PlainTextResponse("404: no such module\n", 404) if text is None else Response(text, media_type=_JS)
+
+    def _runs(self, request: Request) -> Response:
+        self.catalog.refresh()
+        return as_json(self.catalog.to_dict(_whole(request, "since", -1)))
+
+    def _read_columns(self, request: Request) -> Response:
+        names = request.query_params.getlist("name")
+        ids = [id_ for id_ in request.query_params.get("runs", "").split(",") if id_]
+        if len(ids) > MOST_RUNS or not 0 < len(names) <= MOST_COLUMNS:
+            raise Refused(400, f"at most {MOST_RUNS} runs and 1 to {MOST_COLUMNS} names of columns at a time")
+        return binary(columns_of(self._columns, [self.run(id_) for id_ in ids], names))
+
+    def run(self, id_: str) -> RunEntry:
+        """The run of an id that a request names."""
+        try:
+            return self.catalog[id_]
+        except KeyError:
+            raise Refused(404, "there is no such run") from None
+
+    async def _events(self, request: Request) -> Response:
+        if self._streams >= STREAMS:
+            return PlainTextResponse(f"503: {STREAMS} tabs are open already\n", 503)
+        return StreamingResponse(self._news(request), media_type="text/event-stream")
+
+    async def _news(self, request: Request) -> AsyncIterator[str]:
+        """The revision of the catalog whenever it has changed: a browser then asks for what is new."""
+        self._streams += 1
+        try:
+            told = -1
+            while not (self._stopping() or await request.is_disconnected()):
+                revision = await run_in_threadpool(self.catalog.refresh)
+                yield f"data: {revision}\n\n" if revision != told else ": still here\n\n"
+                told = revision
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self._streams -= 1
+
+
+def make_app(viewer: Viewer, door: Door) -> Starlette:
+    """The application behind its guard."""
+    return Starlette(
+        routes=viewer.routes(),
+        middleware=[Middleware(Guard, door=door), Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1)],
+        exception_handlers={Refused: _refused, RollmillError: _failed, OSError: _failed},
+    )
+
+
+def columns_of(columns: Columns, runs: Sequence[RunEntry], names: Sequence[str]) -> tuple[Any, list[bytes]]:
+    """For each run its id, its rows and the columns one after the other, as float64."""
+    head, parts = [], []
+    for run in runs:
+        found = columns.read(RunFolder(run.folder).metrics, names)
+        head.append({"id": run.id, "rows": len(found[0])})
+        parts += [column.astype("<f8", copy=False).tobytes() for column in found]
+    return {"names": list(names), "runs": head}, parts
+
+
+def as_json(value: Any) -> Response:
+    return Response(json.dumps(value, allow_nan=False, separators=(",", ":")), media_type="application/json")
+
+
+def binary(found: tuple[Any, Sequence[bytes]]) -> Response:
+    """A u32 with the bytes of a JSON text, that text padded to whole groups of eight, then numbers."""
+    head = json.dumps(found[0], separators=(",", ":")).encode()
+    head += b" " * (-(len(head) + 4) % 8)
+    return Response(struct.pack("<I", len(head)) + head + b"".join(found[1]), media_type="application/octet-stream")
+
+
+def _in_thread(answer: Callable[[Request], Response]) -> Callable[[Request], Any]:
+    async def route(request: Request) -> Response:
+        return await run_in_threadpool(answer, request)
+
+    return route
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    try:
+        return int(text[:20])
+    except ValueError:
+        raise Refused(400, f"{name} must be a whole number") from None
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return PlainTextResponse(f"{error.code}: {error.words}\n", error.code)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    """A file that cannot be read: what is wrong with it, without saying where it lies."""
+    words = (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
+    return PlainTextResponse(f"422: {words}\n", 422)

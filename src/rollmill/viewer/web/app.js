@@ -1,0 +1,97 @@
+// The pages, and which of them is shown: the part of the address behind # says it all, so that it is a link.
+
+import { h, replace } from "rollmill/dom";
+import { counted } from "rollmill/format";
+import { follow, isCopy } from "rollmill/source";
+import { refresh, state } from "rollmill/runs";
+import { RunsPage } from "rollmill/page_runs";
+import { CurvesPage } from "rollmill/page_curves";
+
+const PAGES = { runs: ["Runs", RunsPage], curves: ["Curves", CurvesPage] };
+const view = document.getElementById("view");
+const status = h("span", { class: "note", id: "status", role: "status" });
+const tabs = h("nav", {});
+const body = h("div", { id: "page" });
+let shown = null;
+
+function place() {
+  const [name, query] = location.hash.slice(1).split("?");
+  return [name in PAGES ? name : "runs", new URLSearchParams(query ?? "")];
+}
+
+// Change what the address says about the page that is shown; null takes a word out.
+export function goTo(name, words) {
+  const [now, query] = place();
+  const next = new URLSearchParams(name === now ? query : "");
+  for (const [key, value] of Object.entries(words)) {
+    if (value === null || value === "") next.delete(key);
+    else next.set(key, value);
+  }
+  const text = next.toString();
+  location.hash = `${name}${text ? `?${text}` : ""}`;
+}
+
+async function show() {
+  const [name, query] = place();
+  replace(tabs, Object.entries(PAGES).map(([key, [title]]) =>
+    h("a", { href: `#${key}${query.get("filter") ? `?${new URLSearchParams({ filter: query.get("filter") })}` : ""}`,
+      "aria-current": key === name ? "page" : null }, title)));
+  if (shown?.name !== name) {
+    shown?.page.close();
+    const page = new PAGES[name][1](goTo);
+    shown = { name, page };
+    replace(body, page.element);
+  }
+  await shown.page.show(query);
+}
+
+async function safely(work) {
+  try {
+    await work();
+    tell();
+  } catch (error) {
+    tell(error.message);
+    throw error;
+  }
+}
+
+function tell(problem = "") {
+  const refused = state.refused.length ? `; ${counted(state.refused.length, "folder")} not shown: ${state.refused.join("; ")}` : "";
+  status.className = problem ? "note bad" : "note";
+  status.textContent = problem || `${counted(state.runs.size, "run")}${isCopy ? ", a copy without a server" : ""}${refused}`;
+}
+
+function forgetToken() {
+  if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+}
+
+// One look at a time; what comes meanwhile is looked at once more afterwards.
+let looking = null;
+let again = false;
+async function look() {
+  if (looking) {
+    again = true;
+    return;
+  }
+  do {
+    again = false;
+    looking = safely(async () => {
+      await refresh();
+      await show();
+    });
+    await looking.finally(() => (looking = null));
+  } while (again);
+}
+
+async function start() {
+  forgetToken();
+  document.querySelector("main").classList.add("viewer");
+  replace(view, h("header", {}, h("h1", {}, "rollmill"), tabs, status), body);
+  window.addEventListener("hashchange", () => safely(show));
+  await look();
+  document.querySelector("h1").textContent = state.root;
+  follow((revision) => revision !== state.revision && look(),
+    (alive) => (alive ? tell() : tell("the server does not answer; what is shown is from before")));
+}
+
+start();

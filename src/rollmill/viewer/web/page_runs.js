@@ -1,0 +1,173 @@
+// The table of runs: a row for each group, which unfolds; columns of settings only where they differ.
+
+import { h, replace, svg } from "rollmill/dom";
+import { parse, text, valueOf } from "rollmill/filter";
+import { counted, duration, number, short, whole } from "rollmill/format";
+import { differing, grouped, state } from "rollmill/runs";
+import { filterBox } from "rollmill/parts";
+
+const ROW = 30; // pixels
+const AHEAD = 20; // rows above and below those that are seen
+const MOST_SETTINGS = 12;
+const WIDEST = 34; // characters of a column
+const FACES = { running: "good", finished: "", failed: "bad", killed: "bad", interrupted: "warn", "?": "unknown" };
+
+export class RunsPage {
+  constructor(goTo) {
+    this.goTo = goTo;
+    this.open = new Set();
+    this.box = filterBox((words) => goTo("runs", { filter: words }));
+    this.head = h("thead", {});
+    this.body = h("tbody", {});
+    this.columns = h("colgroup", {});
+    this.table = h("table", { class: "runs" }, this.columns, this.head, this.body);
+    this.scroll = h("div", { class: "card rows", onscroll: () => this.draw(), tabindex: "0" }, this.table);
+    this.note = h("p", { class: "note" });
+    this.element = h("div", {}, this.box.element, this.note, this.scroll);
+    this.resized = new ResizeObserver(() => this.draw());
+    this.resized.observe(this.scroll);
+  }
+
+  close() {
+    this.resized.disconnect();
+  }
+
+  show(query) {
+    this.query = query;
+    const every = [...state.runs.values()];
+    const fits = this.box.use(query.get("filter") ?? "", (words) => parse(words, every, state.common));
+    const runs = every.filter(fits);
+    const keys = differing(runs);
+    this.shownColumns = columnsOf(keys.slice(0, MOST_SETTINGS));
+    this.lines = this.sorted(grouped(runs)).flatMap((group) => this.linesOf(group));
+    const more = keys.length - MOST_SETTINGS;
+    const left = more > 0 ? `; ${counted(more, "more setting")} differ: ${keys.slice(MOST_SETTINGS).join(", ")}` : "";
+    this.note.textContent = `${counted(runs.length, "run")} of ${whole(every.length)} in ${counted(grouped(runs).length, "group")}${left}`;
+    this.drawHead();
+    this.draw();
+  }
+
+  sorted(groups) {
+    const sort = this.query.get("sort") ?? "-created";
+    const column = this.shownColumns.find(({ key }) => key === sort.replace(/^-/, ""));
+    const value = (group) => (column ? column.order(group.runs) : group.runs.map((run) => run.created).sort().pop() ?? "");
+    const sign = sort.startsWith("-") ? -1 : 1;
+    const empty = (found) => found === null || found === undefined || found === "";
+    return groups.map((group) => [value(group), group])
+      .sort(([a], [b]) => empty(a) - empty(b) || sign * (a < b ? -1 : a > b ? 1 : 0))
+      .map(([, group]) => group);
+  }
+
+  linesOf(group) {
+    if (group.runs.length === 1) return [{ runs: group.runs, name: group.name, level: 0 }];
+    const head = { runs: group.runs, name: group.name, level: 0, key: group.key };
+    if (!this.open.has(group.key)) return [head];
+    return [head, ...group.runs.map((run) => ({ runs: [run], name: run.name.split("/").pop(), level: 1 }))];
+  }
+
+  drawHead() {
+    const sort = this.query.get("sort") ?? "";
+    replace(this.columns, this.shownColumns.map((column) => h("col", { style: { width: `${this.width(column)}px` } })));
+    this.table.style.width = `${this.shownColumns.reduce((sum, column) => sum + this.width(column), 0)}px`;
+    replace(this.head, h("tr", {}, this.shownColumns.map(({ key, title, left, hint }) =>
+      h("th", { class: left ? "l" : "", title: hint ?? null }, h("button", { type: "button",
+        onclick: () => this.goTo("runs", { sort: sort === `-${key}` ? key : `-${key}` }) },
+      title, sort === key ? " ▲" : sort === `-${key}` ? " ▼" : "")))));
+  }
+
+  width({ key, title, shape, left }) {
+    if (key === "return") return 176;
+    const longest = Math.max(title.length + 2, ...this.lines.slice(0, 500).map((line) => shape(line.runs, line).length + (left ? 4 * line.level + 3 : 0)));
+    return 28 + 7.8 * Math.min(WIDEST, longest);
+  }
+
+  // Only the rows that can be seen are there: thousands of them scroll as one.
+  draw() {
+    if (!this.lines) return;
+    const first = Math.max(0, Math.floor(this.scroll.scrollTop / ROW) - AHEAD);
+    const last = Math.min(this.lines.length, Math.ceil((this.scroll.scrollTop + this.scroll.clientHeight) / ROW) + AHEAD);
+    const space = (rows) => h("tr", { class: "space", "aria-hidden": "true", style: { height: `${rows * ROW}px` } });
+    replace(this.body, space(first), this.lines.slice(first, last).map((line) => this.row(line)), space(this.lines.length - last));
+  }
+
+  row(line) {
+    return h("tr", { class: line.level ? "inner" : "" }, this.shownColumns.map((column) => {
+      const shown = column.key === "name" ? this.name(line) : column.cell ? column.cell(line.runs) : column.shape(line.runs, line);
+      const title = typeof shown === "string" ? shown : column.shape(line.runs, line);
+      return h("td", { class: column.left ? "l" : "", title: column.hintOf?.(line.runs) ?? title }, shown);
+    }));
+  }
+
+  name(line) {
+    const curves = h("a", { href: `#curves?${new URLSearchParams({ filter: line.key ? `group=${line.runs[0].group}` : `name=${line.runs[0].name}` })}` }, line.name);
+    if (!line.key) return h("span", { class: `level${line.level}` }, curves);
+    const isOpen = this.open.has(line.key);
+    const toggle = () => {
+      if (!this.open.delete(line.key)) this.open.add(line.key);
+      this.show(this.query);
+    };
+    const label = `${isOpen ? "fold" : "unfold"} ${line.name}`;
+    return h("span", {}, h("button", { type: "button", class: "fold", "aria-expanded": String(isOpen), "aria-label": label, onclick: toggle },
+      isOpen ? "▾" : "▸"), curves, h("span", { class: "muted" }, ` ${line.runs.length}`));
+  }
+}
+
+// -- columns: {key, title, left, shape: (runs, line) -> text, cell: runs -> element, order: runs -> value} -----------
+
+function columnsOf(settings) {
+  const one = (runs, get) => [...new Set(runs.map(get).filter((value) => value !== null && value !== undefined && value !== ""))];
+  const same = (key, title, left = true) => ({ key, title, left, order: (runs) => one(runs, (run) => run[key])[0],
+    shape: (runs) => { const found = one(runs, (run) => run[key]); return found.length > 1 ? `${found.length} of them` : found[0] ?? "-"; },
+    hintOf: (runs) => one(runs, (run) => run[key]).join(", ") });
+  const numeric = (key, title, combine, show, hint) => ({ key, title, hint, order: (runs) => combine(values(runs, key)),
+    shape: (runs) => (values(runs, key).length ? show(combine(values(runs, key))) : "-") });
+  return [
+    { key: "name", title: "run", left: true, order: (runs) => runs[0].group, shape: (_, line) => line?.name ?? "" },
+    { key: "state", title: "state", left: true, order: (runs) => runs[0].state, shape: states, cell: stateCell,
+      hintOf: (runs) => runs.map((run) => `${run.name}: ${run.state} ${run.reason}`).join("\n") },
+    same("env", "env"),
+    numeric("frames", "frames", highest, whole, "of the run that is farthest"),
+    { key: "return", title: "return", order: (runs) => average(values(runs, "return")), cell: returnCell,
+      hint: "mean over the group's runs of their last value", shape: (runs) => (values(runs, "return").length ? number(average(values(runs, "return"))) : "-") },
+    ...settings.map((key) => ({ key, title: key, left: false, order: (runs) => valueOf(runs[0], key, state.common),
+      shape: (runs) => { const found = [...new Set(runs.map((run) => text(valueOf(run, key, state.common))))]; return found.length > 1 ? `${found.length} values` : found[0]; } })),
+    numeric("frames_per_s", "frames/s", average, (value) => short(Math.round(value)), "mean of the group's runs"),
+    numeric("share", "of simulator", average, (value) => `${Math.round(100 * value)} %`, "share of the bare simulator's rate (report.sim_rate)"),
+    numeric("faults", "faults", total, whole, "environments and workers that were restarted"),
+    same("host", "host"),
+    { key: "created", title: "age", order: (runs) => one(runs, (run) => run.created).sort().pop(),
+      shape: (runs) => { const found = one(runs, (run) => run.created).sort().pop(); return found ? duration((Date.now() - Date.parse(found)) / 1000) : "-"; },
+      hintOf: (runs) => one(runs, (run) => run.created).sort().join(", ") },
+    { ...same("commit", "commit"), shape: (runs) => { const found = one(runs, (run) => run.commit); return found.length > 1 ? `${found.length} of them` : found[0]?.replace(/^(\w{8})\w*/, "$1") ?? "-"; } },
+  ].filter((column) => !["share", "commit", "host"].includes(column.key) || [...state.runs.values()].some((run) => run[column.key]));
+}
+
+const values = (runs, key) => runs.map((run) => run[key]).filter((value) => typeof value === "number");
+const average = (found) => (found.length ? found.reduce((sum, value) => sum + value, 0) / found.length : null);
+const total = (found) => (found.length ? found.reduce((sum, value) => sum + value, 0) : null);
+const highest = (found) => (found.length ? Math.max(...found) : null);
+
+function states(runs) {
+  const counts = new Map();
+  for (const run of runs) counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
+  return [...counts].map(([name, count]) => (runs.length > 1 ? `${count} ${name}` : name)).join(", ");
+}
+
+function stateCell(runs) {
+  const worst = ["failed", "killed", "interrupted", "running"].find((name) => runs.some((run) => run.state === name));
+  return h("span", { class: FACES[worst ?? runs[0].state] ?? "" }, states(runs));
+}
+
+// The last return, and how it came to be: a small curve of rows at even distances, of every run of the group.
+function returnCell(runs) {
+  const found = values(runs, "return");
+  const points = runs.flatMap((run) => run.spark);
+  const picture = svg("svg", { class: "spark", viewBox: "0 0 80 20", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const [lowX, highX] = [Math.min(...points.map(([x]) => x)), Math.max(...points.map(([x]) => x))];
+  const [low, high] = [Math.min(...points.map(([, y]) => y)), Math.max(...points.map(([, y]) => y))];
+  for (const run of points.length > 1 ? runs.slice(0, 10) : []) {
+    const places = run.spark.map(([x, y]) => `${((80 * (x - lowX)) / (highX - lowX || 1)).toFixed(1)},${(19 - (18 * (y - low)) / (high - low || 1)).toFixed(1)}`);
+    picture.append(svg("polyline", { points: places.join(" ") }));
+  }
+  return h("span", { class: "return" }, picture, h("span", {}, found.length ? number(average(found)) : "-"));
+}

@@ -1,0 +1,273 @@
+// One plot: lines, bands and points over axes. What is to be drawn is a list of shapes, made once; a canvas shows it,
+// and a file of its own (SVG) has the same. Every point is drawn: where there are many to a pixel, the line goes
+// through the first, lowest, highest and last of them, which looks the same.
+
+import { svg } from "rollmill/dom";
+import { short } from "rollmill/format";
+
+const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
+const HUES = 8;
+const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
+
+// The colour of line k, and its dashes: from the ninth on, hues come again.
+export function look(k) {
+  return { hue: `--c${k % HUES}`, dash: DASHES[Math.floor(k / HUES) % DASHES.length] };
+}
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+export class Plot {
+  // lines: [{x, y, hue, dash, width, alpha}], bands: [{x, low, high, hue}], points: [{x, y, hue}], marks: [{x, text}]
+  constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, logX = false, logY = false }) {
+    Object.assign(this, { lines, bands, points, marks, xTitle, logX, logY });
+    this.xs = scale(xRange ?? extent([...lines, ...bands, ...points].map((part) => part.x), logX), logX, xRange ? 0 : 0.01);
+    this.ys = scale(this.heights(), logY, 0.05);
+  }
+
+  // The range of all values that lie within the axis.
+  heights() {
+    const parts = [...this.lines, ...this.points].map((part) => [part.x, part.y]);
+    parts.push(...this.bands.flatMap((part) => [[part.x, part.low], [part.x, part.high]]));
+    let [low, high] = [Infinity, -Infinity];
+    for (const [xs, ys] of parts) {
+      for (let k = 0; k < ys.length; k += 1) {
+        if (!(xs[k] >= this.xs.low && xs[k] <= this.xs.high) || !Number.isFinite(ys[k]) || (this.logY && ys[k] <= 0)) continue;
+        if (ys[k] < low) low = ys[k];
+        if (ys[k] > high) high = ys[k];
+      }
+    }
+    return [low, high];
+  }
+
+  layout(width, height) {
+    const ticks = this.ys.ticks(Math.max(2, Math.floor(height / 45)));
+    this.left = Math.max(46, 10 + 7 * Math.max(...ticks.map((value) => short(value).length)));
+    [this.right, this.top, this.bottom] = [width - 12, 10, height - 36];
+    [this.width, this.height, this.yTicks] = [width, height, ticks];
+    this.xTicks = this.xs.ticks(Math.max(2, Math.floor(width / 90)));
+  }
+
+  x(value) {
+    return this.left + this.xs.share(value) * (this.right - this.left);
+  }
+
+  y(value) {
+    return this.bottom - this.ys.share(value) * (this.bottom - this.top);
+  }
+
+  // The value of the axis below a pixel.
+  at(pixel) {
+    return this.xs.at((pixel - this.left) / (this.right - this.left));
+  }
+
+  shapes(width, height) {
+    this.layout(width, height);
+    const [ink, grid] = ["--muted", "--line"];
+    const shapes = [];
+    for (const value of this.yTicks) {
+      const y = this.y(value);
+      shapes.push({ path: [this.left, y, this.right, y], stroke: grid, width: 1 });
+      shapes.push({ text: short(value), x: this.left - 6, y: y + 4, anchor: "end", fill: ink });
+    }
+    for (const value of this.xTicks) {
+      shapes.push({ text: short(value), x: this.x(value), y: this.bottom + 15, anchor: "middle", fill: ink });
+    }
+    shapes.push({ path: [this.left, this.bottom, this.right, this.bottom], stroke: ink, width: 1 });
+    const middle = (this.left + this.right) / 2;
+    shapes.push({ text: this.xTitle, x: middle, y: height - 4, anchor: "middle", fill: ink });
+    shapes.push({ clip: [this.left, this.top - 4, this.right - this.left + 4, this.bottom - this.top + 5] });
+    for (const mark of this.marks) {
+      const x = this.x(mark.x);
+      shapes.push({ path: [x, this.top, x, this.bottom], stroke: mark.hue ?? "--ink", width: 1, dash: [3, 3], alpha: 0.6 });
+      shapes.push({ text: mark.text, x: x + 3, y: this.top + 8, anchor: "start", fill: ink });
+    }
+    for (const band of this.bands) {
+      const low = this.corners(band.x, band.low);
+      const high = this.corners(band.x, band.high);
+      const area = [...low];
+      for (let k = high.length - 2; k >= 0; k -= 2) area.push(high[k], high[k + 1]);
+      shapes.push({ path: area, fill: band.hue, alpha: 0.16 });
+    }
+    for (const { x, y, hue, dash, width: thick = 2, alpha = 1 } of this.lines) {
+      const path = this.corners(x, y);
+      if (path.length === 2) shapes.push({ dots: path, fill: hue, alpha, radius: 3 });
+      else shapes.push({ path, stroke: hue, width: thick, dash, alpha });
+    }
+    for (const { x, y, hue, radius = 2.5, alpha = 0.7 } of this.points) {
+      shapes.push({ dots: this.places(x, y), fill: hue, alpha, radius });
+    }
+    return shapes;
+  }
+
+  places(xs, ys) {
+    const found = [];
+    for (let k = 0; k < xs.length; k += 1) {
+      if (this.visible(ys[k])) found.push(this.x(xs[k]), this.y(ys[k]));
+    }
+    return found;
+  }
+
+  visible(value) {
+    return Number.isFinite(value) && !(this.logY && value <= 0);
+  }
+
+  // Pixels of a line; of many points in one column of pixels only the first, lowest, highest and last.
+  corners(xs, ys) {
+    if (xs.length < 2 * (this.right - this.left)) return this.places(xs, ys);
+    const found = [];
+    let column = null;
+    const flush = () => {
+      if (column === null) return;
+      const picks = [column.first, column.low, column.high, column.last];
+      for (const k of [...new Set(picks)].sort((a, b) => a - b)) found.push(this.x(xs[k]), this.y(ys[k]));
+    };
+    for (let k = 0; k < xs.length; k += 1) {
+      if (!this.visible(ys[k])) continue;
+      const pixel = Math.floor(this.x(xs[k]));
+      if (column === null || column.pixel !== pixel) {
+        flush();
+        column = { pixel, first: k, low: k, high: k, last: k };
+      }
+      if (ys[k] < ys[column.low]) column.low = k;
+      if (ys[k] > ys[column.high]) column.high = k;
+      column.last = k;
+    }
+    flush();
+    return found;
+  }
+
+  draw(canvas) {
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    const ratio = window.devicePixelRatio || 1;
+    [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+    const pen = canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    for (const shape of this.shapes(width, height)) onCanvas(pen, shape);
+  }
+
+  // The plot as a file that stands alone; ``legend``: [{text, hue}].
+  file(width, height, title, legend) {
+    const root = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height: height + 24 + 16 * legend.length });
+    root.append(svg("rect", { width: "100%", height: "100%", fill: "white" }));
+    root.append(svg("text", { x: 8, y: 16, "font-family": "sans-serif", "font-size": 13 }, title));
+    const plot = svg("g", { transform: "translate(0 20)" });
+    this.shapes(width, height).forEach((shape) => onFile(plot, shape));
+    root.append(plot);
+    legend.forEach(({ text, hue }, k) => {
+      const y = height + 32 + 16 * k;
+      root.append(svg("rect", { x: 12, y: y - 9, width: 10, height: 10, fill: colour(hue) }));
+      root.append(svg("text", { x: 28, y, "font-family": "sans-serif", "font-size": 11 }, text));
+    });
+    return new XMLSerializer().serializeToString(root);
+  }
+}
+
+function onCanvas(pen, shape) {
+  pen.globalAlpha = shape.alpha ?? 1;
+  if (shape.clip) {
+    pen.beginPath();
+    pen.rect(...shape.clip);
+    pen.clip();
+  } else if (shape.text !== undefined) {
+    pen.font = FONT;
+    pen.fillStyle = colour(shape.fill);
+    pen.textAlign = { start: "left", middle: "center", end: "right" }[shape.anchor];
+    pen.fillText(shape.text, shape.x, shape.y);
+  } else if (shape.dots) {
+    pen.fillStyle = colour(shape.fill);
+    for (let k = 0; k < shape.dots.length; k += 2) {
+      pen.beginPath();
+      pen.arc(shape.dots[k], shape.dots[k + 1], shape.radius, 0, 2 * Math.PI);
+      pen.fill();
+    }
+  } else {
+    pen.beginPath();
+    for (let k = 0; k < shape.path.length; k += 2) pen.lineTo(shape.path[k], shape.path[k + 1]);
+    if (shape.fill) {
+      pen.fillStyle = colour(shape.fill);
+      pen.fill();
+    } else {
+      pen.setLineDash(shape.dash ?? []);
+      [pen.strokeStyle, pen.lineWidth, pen.lineJoin] = [colour(shape.stroke), shape.width, "round"];
+      pen.stroke();
+    }
+  }
+}
+
+function onFile(parent, shape) {
+  const opacity = shape.alpha ?? 1;
+  const round = (value) => value.toFixed(1);
+  if (shape.text !== undefined) {
+    const { x, y, anchor } = shape;
+    const attributes = { x, y, "text-anchor": anchor, fill: "#555", "font-family": "sans-serif", "font-size": 11 };
+    parent.append(svg("text", attributes, shape.text));
+  } else if (shape.dots) {
+    for (let k = 0; k < shape.dots.length; k += 2) {
+      const place = { cx: round(shape.dots[k]), cy: round(shape.dots[k + 1]), r: shape.radius };
+      parent.append(svg("circle", { ...place, fill: colour(shape.fill), opacity }));
+    }
+  } else if (shape.path?.length) {
+    let d = "";
+    for (let k = 0; k < shape.path.length; k += 2) d += `${k ? "L" : "M"}${round(shape.path[k])} ${round(shape.path[k + 1])}`;
+    const dash = (shape.dash ?? []).join(" ") || null;
+    const line = { fill: "none", stroke: colour(shape.stroke ?? "--ink"), "stroke-width": shape.width, "stroke-dasharray": dash };
+    parent.append(svg("path", { d, opacity, ...(shape.fill ? { fill: colour(shape.fill) } : line) }));
+  }
+}
+
+// -- axes -------------------------------------------------------------------------------------------------------
+
+function extent(columns, log) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const column of columns) {
+    for (const value of column) {
+      if (!Number.isFinite(value) || (log && value <= 0)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  return [low, high];
+}
+
+// How values become shares of an axis; ``room``: share of the range that stays free at either end.
+function scale([from, to], log, room) {
+  let [low, high] = from <= to ? [from, to] : log ? [1, 10] : [0, 1];
+  const forth = log ? Math.log10 : (value) => value;
+  const back = log ? (value) => 10 ** value : (value) => value;
+  [low, high] = [forth(low), forth(high)];
+  if (!(high > low)) [low, high] = [low - (log ? 0.1 : Math.abs(low) * 0.1 || 1), high + (log ? 0.1 : Math.abs(high) * 0.1 || 1)];
+  const margin = (high - low) * room;
+  [low, high] = [low - margin, high + margin];
+  return {
+    low: back(low),
+    high: back(high),
+    share: (value) => (forth(log ? Math.max(value, Number.MIN_VALUE) : value) - low) / (high - low),
+    at: (share) => back(low + share * (high - low)),
+    ticks: (count) => (log ? logTicks(back(low), back(high), count) : linearTicks(low, high, count)),
+  };
+}
+
+// About ``count`` round numbers: steps of 1, 2 or 5.
+function linearTicks(low, high, count) {
+  const rough = (high - low) / Math.max(1, count);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough * 0.999);
+  const found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(k * step);
+  return found.length ? found : [low];
+}
+
+// Powers of ten, finer where they are few.
+function logTicks(low, high, count) {
+  const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  let found = [];
+  for (const steps of [[1], [1, 3], [1, 2, 5]]) {
+    found = [];
+    for (let power = first; power <= last; power += 1) found.push(...steps.map((k) => k * 10 ** power));
+    found = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+    if (found.length >= Math.min(count, 4)) return found.filter((_, k) => k % Math.ceil(found.length / (2 * count)) === 0);
+  }
+  return found.length > 1 ? found : linearTicks(low, high, count);
+}

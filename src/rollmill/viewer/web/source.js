@@ -1,0 +1,77 @@
+// Where everything comes from: the server, or, in a copy without one, the answers that were recorded into the page.
+
+const recorded = document.getElementById("recorded");
+const answers = recorded === null ? null : JSON.parse(recorded.textContent);
+
+export const isCopy = answers !== null;
+const BATCH = 200; // runs of one question about columns
+
+export async function ask(path) {
+  if (isCopy) {
+    if (!(path in answers.json)) throw new Error("this is not a part of the copy");
+    return answers.json[path];
+  }
+  return (await get(path)).json();
+}
+
+// Run id -> column name -> numbers, one for each row of its metrics (NaN: none there).
+export async function columns(names, ids) {
+  const found = new Map();
+  if (isCopy) {
+    for (const id of ids) found.set(id, recordedColumns(answers.columns[id] ?? {}, names));
+    return found;
+  }
+  for (let k = 0; k < ids.length; k += BATCH) {
+    const query = new URLSearchParams(names.map((name) => ["name", name]));
+    query.set("runs", ids.slice(k, k + BATCH).join(","));
+    unpack(await (await get(`/api/columns?${query}`)).arrayBuffer(), found);
+  }
+  return found;
+}
+
+// Call ``tell`` whenever something has changed; ``alive`` says whether the server answers.
+export function follow(tell, alive) {
+  if (isCopy) return;
+  const events = new EventSource("/api/events");
+  events.onmessage = (event) => {
+    alive(true);
+    tell(Number(event.data));
+  };
+  events.onerror = () => alive(false);
+}
+
+// The address of a picture.
+export function picture(path) {
+  return isCopy ? answers.pictures[path] ?? "data:," : path;
+}
+
+async function get(path) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error((await answer.text()).trim() || `the server answered ${answer.status}`);
+  return answer;
+}
+
+function unpack(buffer, found) {
+  const headBytes = new DataView(buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headBytes)));
+  let place = 4 + headBytes;
+  for (const run of head.runs) {
+    const table = {};
+    for (const name of head.names) {
+      table[name] = new Float64Array(buffer, place, run.rows);
+      place += 8 * run.rows;
+    }
+    found.set(run.id, table);
+  }
+}
+
+function recordedColumns(kept, names) {
+  const rows = Object.values(kept)[0] === undefined ? 0 : numbers(Object.values(kept)[0]).length;
+  const empty = new Float64Array(rows).fill(NaN);
+  return Object.fromEntries(names.map((name) => [name, name in kept ? numbers(kept[name]) : empty]));
+}
+
+function numbers(base64) {
+  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  return new Float64Array(bytes.buffer);
+}

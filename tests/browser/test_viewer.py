@@ -1,0 +1,239 @@
+"""``rollmill view`` in a real browser: nothing on the console, no breach of the content policy, and what is shown is so."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experimenting import online, write_run
+from running import wait_until
+
+pytest.importorskip("uvicorn")
+from browsing import opened
+from viewing import Serving, serving
+
+from rollmill.launch.compare.aggregate import band, common
+from rollmill.launch.compare.statistics import iqm
+from rollmill.launch.progress import read_curve
+from rollmill.reports.html.plots import short
+from rollmill.reports.html.tables import number
+
+GAMMAS = (0.9, 0.95, 0.99)
+STATS = """async ([rows, statistic, rules]) => {
+  const { band } = await import("rollmill/stats");
+  return band(rows, statistic, rules);
+}"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Three groups of three runs, one of six, and one that runs and has no value yet."""
+    root = tmp_path_factory.mktemp("viewer") / "runs"
+    for gamma in GAMMAS:
+        for seed in range(6 if gamma == 0.99 else 3):
+            values = [100 * gamma + seed * k / 10 for k in range(30 + seed)]
+            state = "failed" if (gamma, seed) == (0.9, 1) else "finished"
+            settings = online(seed, learning={"gamma": gamma})
+            write_run(root / "sweep" / f"g{gamma}-s{seed}", settings, values, state)
+    write_run(root / "sweep" / "early", online(0, learning={"gamma": 0.5}), [], "interrupted")
+    with serving(root) as found:
+        yield found
+
+
+def test_runs_are_rows_of_groups(browser: Any, server: Serving) -> None:
+    with opened(browser, server.link) as (page, complaints):
+        page.locator("table.runs tbody a").first.wait_for()
+        assert "token" not in page.url, "the link's token does not stay in the address"
+        assert page.locator("table.runs tbody tr:not(.space)").count() == 4
+        head = page.locator("table.runs thead").inner_text()
+        assert "learning.gamma" in head
+        assert "run.seed" not in head
+        page.get_by_role("button", name="unfold gamma-0.9", exact=True).click()
+        row = page.locator("table.runs tr.inner", has_text="g0.9-s1")
+        assert "failed" in row.inner_text()
+        page.get_by_role("button", name="return", exact=False).first.click()
+        page.wait_for_url("**sort=-return*")
+        assert page.locator("table.runs tbody tr:not(.space)").first.inner_text().startswith("▸gamma-0.99")
+        assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("learning.gamma>0.94 state=finished", 9),
+        ("env=Cart* learning.gamma=0.9,0.95 seed=0", 2),
+        ("name=sweep/g0.9-s1", 1),
+        ("fail", 1),
+        ("g0.99-*", 6),
+        ("state!=finished", 2),
+    ],
+)
+def test_the_filter_has_the_words_of_the_config(browser: Any, server: Serving, words: str, runs: int) -> None:
+    with opened(browser, server.link) as (page, complaints):
+        page.get_by_label("filter").fill(words)
+        page.locator("p.note", has_text=f"{runs} run{'s' * (runs != 1)} of 13").wait_for()
+        assert complaints == []
+
+
+def test_a_word_that_means_nothing_is_said(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#runs?filter=gamma%3E0.9") as (page, complaints):
+        page.locator("[role=alert]", has_text="no run has a setting gamma; did you mean learning.gamma?").wait_for()
+        assert complaints == []
+
+
+def test_a_band_of_three_runs_is_called_what_it_is(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#curves?metrics=episode/return") as (page, complaints):
+        legend = page.locator(".chart .legend")
+        legend.locator(".entry", has_text="gamma-0.9: n = 3, lowest to highest").wait_for()
+        assert legend.locator(".entry", has_text="gamma-0.99: n = 6, 95 %").is_visible()
+        note = page.locator(".chart p.note:not(.legend)").inner_text()
+        assert "95 % interval of the mean" in note
+        assert "1 run without values of episode/return" in note
+        drawn = page.evaluate("[...document.querySelector('.plot canvas').getContext('2d').getImageData(0,0,400,200).data]")
+        assert sum(value > 0 for value in drawn) > 1000
+        assert complaints == []
+
+
+def test_the_numbers_are_those_of_the_report(browser: Any, server: Serving) -> None:
+    """CSV of the plot against Python's own mean and band."""
+    with opened(browser, f"{server.link}#curves?metrics=episode/return") as (page, complaints):
+        page.locator(".chart .entry", has_text="n = 6").wait_for()
+        with page.expect_download() as found:
+            page.get_by_role("button", name="CSV").click()
+        rows = list(csv.DictReader(io.StringIO(Path(found.value.path()).read_text())))
+        assert complaints == []
+    root = server.catalog.root
+    for gamma, count in ((0.9, 3), (0.99, 6)):
+        curves = [read_curve(root / f"sweep/g{gamma}-s{seed}/metrics.jsonl", "episode/return") for seed in range(count)]
+        frames, values = common(curves)
+        mean, low, high = band(values)
+        own = [row for row in rows if row["group"] == f"gamma-{gamma}"]
+        assert {row["n"] for row in own} == {str(count)}
+        for name, wanted in (("frames", frames), ("episode/return", mean), ("low", low), ("high", high)):
+            np.testing.assert_allclose([float(row[name]) for row in own], wanted, rtol=1e-9)
+
+
+def test_statistics_are_those_of_python(browser: Any, server: Serving) -> None:
+    rng = np.random.default_rng(0)
+    rules = server.catalog.to_dict()["rules"]
+    with opened(browser, server.link) as (page, _):
+        page.locator("table.runs tbody a").first.wait_for()
+        for count in (1, 2, 4, 5, 9, 40):
+            values = rng.normal(size=(count, 7))
+            found = page.evaluate(STATS, [values.tolist(), "mean", rules])
+            mean, low, high = band(values)
+            np.testing.assert_allclose(found["middle"], mean)
+            if count > 1:
+                np.testing.assert_allclose(found["low"], low)
+                np.testing.assert_allclose(found["high"], high)
+            found = page.evaluate(STATS, [values.tolist(), "iqm", rules])
+            np.testing.assert_allclose(found["middle"], iqm(values.T))
+            if count > 1:
+                assert all(a <= m <= b for a, m, b in zip(found["low"], found["middle"], found["high"]))
+
+
+def test_numbers_look_as_in_the_reports(browser: Any, server: Serving) -> None:
+    rng = np.random.default_rng(1)
+    values = [0.0, 1.0, -1.0, 999.96, 1000.4, 12345.678, 1e15, 1e-5, 0.00012345, 3.14159, -0.5, 1e6, 16777217.0]
+    values += [float(v) for v in rng.normal(size=200) * 10.0 ** rng.integers(-8, 16, 200)]
+    with opened(browser, server.link) as (page, _):
+        page.locator("table.runs tbody a").first.wait_for()
+        script = """async (values) => { const f = await import("rollmill/format");
+            return values.map((value) => [f.number(value), f.short(value)]); }"""
+        found = page.evaluate(script, values)
+    assert found == [[number(value), short(value)] for value in values]
+
+
+def test_axes_smoothing_and_marks(browser: Any, server: Serving) -> None:
+    view = "#curves?metrics=episode/return,time/seconds&x=seconds&smooth=0.6&single=1&logy=1&stat=iqm&filter=gamma-0.99"
+    with opened(browser, server.link + view) as (page, complaints):
+        page.locator(".chart").nth(1).wait_for()
+        assert page.get_by_label("over").input_value() == "seconds"
+        assert page.get_by_label("single runs").is_checked()
+        assert "thin lines are as measured" in page.locator(".chart p.note:not(.legend)").first.inner_text()
+        with page.expect_download() as found:
+            page.get_by_role("button", name="SVG").first.click()
+        drawn = Path(found.value.path()).read_text()
+        assert drawn.startswith("<svg")
+        assert drawn.count("<path") > 8
+        assert "gamma-0.99: n = 6, 95 %" in drawn
+        page.locator(".plot").first.hover()
+        wait_until(lambda: page.locator(".chart .legend b").count() >= 2, what="values below the cursor, in both plots")
+        page.get_by_label("over").select_option("frames")
+        page.get_by_label("marks").check()
+        page.wait_for_url(lambda url: "marks=1" in url and "x=seconds" not in url)
+        assert complaints == []
+
+
+def test_a_part_of_the_axis_is_chosen_by_dragging(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#curves?metrics=episode/return") as (page, complaints):
+        page.locator(".chart .entry").first.wait_for()
+        box = page.locator(".plot").bounding_box()
+        page.mouse.move(box["x"] + 150, box["y"] + 100)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 300, box["y"] + 100)
+        page.mouse.up()
+        page.wait_for_url(lambda url: "range=" in url)
+        page.locator(".plot").dblclick()
+        page.wait_for_url(lambda url: "range=" not in url)
+        assert complaints == []
+
+
+def test_a_run_that_is_under_way_grows_by_itself(browser: Any, server: Serving) -> None:
+    folder = server.catalog.root / "live" / "run"
+    write_run(folder, online(0, env="Live-v0"), [1.0, 2.0])
+    with opened(browser, f"{server.link}#runs?filter=env%3DLive-v0") as (page, complaints):
+        page.locator("table.runs td", has_text="20").first.wait_for()
+        with open(folder / "metrics.jsonl", "a") as text:
+            text.write(json.dumps({"frames": 123456, "episode/return": 77.5}) + "\n")
+        page.locator("table.runs td", has_text="123,456").wait_for()
+        assert page.locator("table.runs td", has_text="77.5").is_visible()
+        page.evaluate("location.hash = 'curves?filter=env=Live-v0&metrics=episode/return'")
+        page.locator(".chart .entry").first.wait_for()
+        with open(folder / "metrics.jsonl", "a") as text:
+            text.write(json.dumps({"frames": 223456, "episode/return": 99.0}) + "\n")
+
+        def last() -> float:
+            with page.expect_download() as found:
+                page.get_by_role("button", name="CSV").click()
+            return float(Path(found.value.path()).read_text().splitlines()[-1].split(",")[3])
+
+        wait_until(lambda: last() == 223456)
+        assert complaints == []
+
+
+def test_text_of_others_stays_text(browser: Any, server: Serving) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    write_run(server.catalog.root / "odd" / name, online(0, env="<script>alert(1)</script>"), [1.0, math.pi])
+    with opened(browser, f"{server.link}#runs?filter=experiment=odd") as (page, complaints):
+        page.locator("table.runs a", has_text=name).wait_for()
+        page.locator("table.runs a", has_text=name).click()
+        page.locator(".chart .entry", has_text=name).first.wait_for()
+        assert page.locator("img").count() == 0
+        assert complaints == []
+
+
+@pytest.mark.parametrize("width", [1300, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut_off_at_the_side(browser: Any, server: Serving, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 800}
+    for view in ("runs", "curves?metrics=episode/return"):
+        with opened(browser, f"{server.link}#{view}", viewport=size, color_scheme=scheme) as (page, complaints):
+            page.locator("table.runs a, .chart .entry").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert complaints == []
+
+
+def test_the_door_is_closed_without_the_token(browser: Any, server: Serving) -> None:
+    page = browser.new_page()
+    answer = page.goto(f"http://127.0.0.1:{server.port}/")
+    assert answer.status == 403
+    assert "open the link that the command has printed" in page.inner_text("body")
+    page.close()

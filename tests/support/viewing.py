@@ -1,0 +1,89 @@
+"""A viewer for tests: its server in a thread, and what asks it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvicorn
+from running import wait_until
+
+from rollmill.reports.html.serving import Door
+from rollmill.viewer.catalog import Catalog
+from rollmill.viewer.index import Index
+from rollmill.viewer.run import Address
+from rollmill.viewer.server import Viewer, make_app
+
+
+@dataclass
+class Answer:
+    code: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Serving:
+    """A running server. ``cookie``: what its link was exchanged for."""
+
+    port: int
+    link: str
+    catalog: Catalog
+    cookie: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """A request with the cookie, as a browser sends it; ``headers``: others, or None in their place."""
+        sent = {"Host": f"127.0.0.1:{self.port}", "Cookie": self.cookie}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in sent.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            found = connection.getresponse()
+            return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
+
+    def runs(self) -> dict[str, Any]:
+        """Name -> what the table of runs says of it; looked at anew."""
+        self.catalog._due = 0.0
+        return {run["name"]: run for run in self.ask("/api/runs").json["runs"]}
+
+    def id_of(self, name: str) -> str:
+        return str(self.runs()[name]["id"])
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Serving]:
+    """The real server over a folder; every look is a new one."""
+    index, door = Index(None), Door()
+    catalog = Catalog(root, index)
+    catalog.refresh()
+    with closing(index), closing(Address().listen()) as bound:
+        server: uvicorn.Server
+        viewer = Viewer(catalog, stopping=lambda: server.should_exit)
+        config = uvicorn.Config(make_app(viewer, door), log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([bound],))
+        thread.start()
+        try:
+            wait_until(lambda: server.started, what="the server to start")
+            port = int(bound.getsockname()[1])
+            found = Serving(port, door.link("127.0.0.1", port), catalog)
+            address = urlsplit(found.link)
+            found.cookie = found.ask(f"/?{address.query}", Cookie="").headers["set-cookie"].partition(";")[0]
+            yield found
+        finally:
+            server.should_exit = True
+            thread.join()
