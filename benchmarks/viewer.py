@@ -107,7 +107,9 @@ def make_runs(root: Path, runs: int, rows: int) -> None:
         gamma, rate = 0.9 + 0.01 * (group % 10), 1e-4 * (1 + group // 10 % 10)
         experiment = f"sweep_{group % EXPERIMENTS}"
         settings["env"]["id"] = "CartPole-v1"
-        settings["run"].update(seed=seed, experiment=experiment, name=f"gamma-{gamma:.2f}_rate-{rate:g}-{group}-s{seed}")
+        settings["run"].update(
+            seed=seed, experiment=experiment, name=f"gamma-{gamma:.2f}_rate-{rate:g}-{group}-s{seed}"
+        )
         settings["learning"].update(gamma=round(gamma, 4), learning_rate=round(rate, 6))
         settings["report"]["console_seconds"] = float(group + 1)  # every group differs
         write_run(root / experiment / settings["run"]["name"], settings, curve(gamma, rate, k, rows), k)

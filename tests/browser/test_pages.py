@@ -21,6 +21,7 @@ from rollmill.launch.compare.page import render
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Shown
 
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("env=toy_target", "stop.frames=2000", "report.every_frames=100", "report.tensorboard=true")

@@ -1,4 +1,4 @@
-"""``rollmill view`` in a real browser: nothing on the console, no breach of the content policy, and what is shown is so."""
+"""``rollmill view`` in a real browser: nothing on the console, no breach of the policy, and what is shown is so."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def test_a_band_of_three_runs_is_called_what_it_is(browser: Any, server: Serving
         note = page.locator(".chart p.note:not(.legend)").inner_text()
         assert "95 % interval of the mean" in note
         assert "1 run without values of episode/return" in note
-        drawn = page.evaluate("[...document.querySelector('.plot canvas').getContext('2d').getImageData(0,0,400,200).data]")
+        drawn = page.evaluate(
+            "[...document.querySelector('.plot canvas').getContext('2d').getImageData(0,0,400,200).data]"
+        )
         assert sum(value > 0 for value in drawn) > 1000
         assert complaints == []
 

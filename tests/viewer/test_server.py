@@ -101,11 +101,16 @@ def test_questions_without_an_answer(server: Serving, address: str, code: int) -
     assert server.ask(address).code == code
 
 
-WORDS = st.sampled_from(["..", "/", "%2e%2e", "%2f", "\\", "etc/passwd", "secret.txt", "exp", "run-s0", "leak", "\0", "%00", "~"])
+WORDS = st.sampled_from(
+    ["..", "/", "%2e%2e", "%2f", "\\", "etc/passwd", "secret.txt", "exp", "run-s0", "leak", "\0", "%00", "~"]
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=6), st.sampled_from(["/", "/web/", "/api/columns?name=frames&runs="]))
+@given(
+    st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=6),
+    st.sampled_from(["/", "/web/", "/api/columns?name=frames&runs="]),
+)
 def test_no_address_leads_out(server: Serving, parts: list[str], start: str) -> None:
     answer = server.ask(start + quote("/".join(parts), safe="/%\\.,~"))
     assert SECRET not in answer.body

@@ -34,7 +34,7 @@ def view(folder: Path = Path("runs"), /, host: str = LOOPBACK, port: int = 0, js
             print(json.dumps({"url": link}), flush=True)
             return
         if host not in LOOPBACK_NAMES:
-            print(f"warning: other machines can reach {host}; the link is all that keeps them out, and it is not encrypted")
+            print(f"warning: other machines can reach {host}; only the link keeps them out, and it is not encrypted")
         print(f"see it at {link} (Ctrl-C ends it)")
         if host in LOOPBACK_NAMES:
             print(f"from another machine: {forwarding(port)}, then open the same link there", flush=True)

@@ -21,11 +21,19 @@ from rollmill.reports.html.elements import NOTHING, Html, element, escape, join
 from rollmill.reports.html.style import STYLE
 
 Kind = Literal[
-    *("run", "offline", "world", "encoder", "dynamics", "controller", "experiment", "comparison", "store", "watch"),
+    "run",
+    "offline",
+    "world",
+    "encoder",
+    "dynamics",
+    "controller",
+    "experiment",
+    "comparison",
+    "store",
+    "watch",
     "viewer",
 ]
 """What a page is about; ``comparison``: several offline policies side by side."""
-
 
 
 def content_hash(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Loopback is no access control on a machine that many people use, so a link holds a random token. A browser that comes
 with it is given a cookie, which it shows from then on. The Host header is compared by name, not by port: through
-``ssh -L`` the port is another one, while a page of somebody else, whose name was pointed at this machine, is told by it.
+``ssh -L`` the port is another one, while a page of somebody else, whose name points at this machine, is told by it.
 """
 
 from __future__ import annotations
