@@ -67,7 +67,7 @@ def test_a_misspelt_argument_gets_the_nearest_one() -> None:
 def test_without_a_near_name_no_hint_is_given() -> None:
     with pytest.raises(ConfigError, match=r"env=qqqqqqqqqq: no such environment \(`rollmill envs` lists the names"):
         check_env_settings(EnvSettings(id="qqqqqqqqqq"))
-    with pytest.raises(ConfigError, match=r"takes no such argument \(it takes: length, choices, agents\)"):
+    with pytest.raises(ConfigError, match=r"takes no such argument \(it takes: length, choices, agents, shift, "):
         check_env_settings(EnvSettings(id="toy_target", args={"qqqqqq": 1}))
     with pytest.raises(ConfigError, match=r"takes no such argument \(it takes: none\)"):
         check_env_settings(EnvSettings(id="faulty_envs:not_an_env", args={"qqqqqq": 1}))

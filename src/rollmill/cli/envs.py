@@ -14,8 +14,9 @@ from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec, Field
 from rollmill.core.imports import is_installed
-from rollmill.envs.make import FAMILIES, NAMED, ROUTES, Entry
+from rollmill.envs.make import FAMILIES, NAMED, ROUTES, Entry, find_route
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.named import SUITES
 
 if TYPE_CHECKING:
     from rollmill.envs.check.runner import CheckReport, Finding
@@ -79,6 +80,11 @@ def all_rows() -> Iterator[Row]:
         entry = Entry(f"{module}:", "", extra=extra, package=package)
         yield _row(f"Gymnasium {extra}", entry, f"Gymnasium ids: {examples}")
     yield _row("ALE/*", NAMED["atari"], "Gymnasium ids of ALE, without preprocessing")
+    for name, suite in SUITES.items():
+        first = str(suite.tasks[0]["id"])
+        found = find_route(first)
+        summary = f"suite of {len(suite.tasks)} tasks: {suite.summary}"
+        yield _row(name, NAMED[found.entry if found else first], summary)
 
 
 def _row(name: str, entry: Entry, summary: str) -> Row:

@@ -27,6 +27,8 @@ Obs = dict[str, Array]
 
 MASK_FIELD = "action_mask"
 """Name of the observation field that holds the action mask (1 = allowed); networks never see it as input."""
+TASK_FIELD = "task"
+"""Name of the observation field that says, one-hot, which task of a suite is played; only suites have it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class ActionSpec:
     - ``mixed``: choices as of ``multi_discrete``, then numbers as of ``continuous`` (``shape`` is theirs alone); stored
       as float32, shape ``(len(nvec) + len(low),)``.
 
-    ``start`` is added to choices when they are handed to the environment.
+    ``start`` is added to choices when they are handed to the environment. ``choices`` names them, all components side
+    by side as in a mask, where tasks of a suite have different ones; else it is empty.
     """
 
     kind: ActionKind
@@ -75,6 +78,7 @@ class ActionSpec:
     shape: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):  # a spec that went through a file must equal the one that did not
@@ -95,6 +99,7 @@ class ActionSpec:
             and least <= len(self.nvec) <= most
             and min(self.nvec, default=1) > 0
             and len(self.start) in (0, len(self.nvec))
+            and len(self.choices) in (0, self.mask_size)
             and len(self.low) == len(self.high) == numbers
         )
 
@@ -115,7 +120,15 @@ class ActionSpec:
 SPEC_SHAPE: Shape = {
     "name": str,
     "observation": [[str, str, [int]]],
-    "action": {"kind": str, "nvec?": [int], "start?": [int], "shape?": [int], "low?": [float], "high?": [float]},
+    "action": {
+        "kind": str,
+        "nvec?": [int],
+        "start?": [int],
+        "shape?": [int],
+        "low?": [float],
+        "high?": [float],
+        "choices?": [str],
+    },
     "agents": int,
     "frames_per_step": int,
 }
@@ -146,6 +159,11 @@ class EnvSpec:
         return any(f.name == MASK_FIELD for f in self.observation)
 
     @property
+    def tasks(self) -> int:
+        """How many tasks the suite has; 0 where the environment is no suite."""
+        return next((f.shape[0] for f in self.observation if f.name == TASK_FIELD and len(f.shape) == 1), 0)
+
+    @property
     def inputs(self) -> tuple[Field, ...]:
         """The observation fields a network reads: all but the action mask."""
         return tuple(f for f in self.observation if f.name != MASK_FIELD)
@@ -162,6 +180,7 @@ class EnvSpec:
                 "shape": list(self.action.shape),
                 "low": list(self.action.low),
                 "high": list(self.action.high),
+                **({"choices": list(self.action.choices)} if self.action.choices else {}),
             },
             "agents": self.agents,
             "frames_per_step": self.frames_per_step,

@@ -13,6 +13,7 @@ from typing import Any
 from rollmill.core.config.schema import KeyPath
 from rollmill.envs.make import NAMED, Route, find_route
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.envs.vizdoom.scenarios import SCENARIOS
 
 Rule = Callable[[Any], bool]
@@ -60,6 +61,15 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
 
 def code_words(settings: EnvSettings) -> dict[KeyPath, Any]:
     """Keys below ``env`` whose values name code, a program or a file, with these values."""
+    tasks = tasks_of(settings)
+    if not tasks:
+        return _of_single(settings)
+    found = [key for task in tasks for key in _of_single(task.settings(settings))]
+    words = {("args", *key[1:]): settings.args[key[1]] for key in found if key[0] == "args" and key[1] in settings.args}
+    return {**words, ("tasks",): list(settings.tasks)} if found else {}
+
+
+def _of_single(settings: EnvSettings) -> dict[KeyPath, Any]:
     route = None if settings.id in NAMED else find_route(settings.id)
     entry = NAMED.get(route.entry if route else settings.id)
     rules = _RULES.get(entry.target, {}) if entry else {}

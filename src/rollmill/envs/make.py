@@ -20,6 +20,10 @@ from rollmill.core.imports import import_module, import_object, is_installed
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.env import TaskEnv
+from rollmill.envs.tasks.named import SUITES
+from rollmill.envs.tasks.suite import task_number, tasks_of
+from rollmill.envs.tasks.union import TaskSpace, union_of
 from rollmill.envs.variables import EnvVariables
 
 if TYPE_CHECKING:
@@ -189,8 +193,43 @@ class EnvInstance:
         raise EnvError(f"no free TCP port at {base + self.index} or any multiple of {PORT_STRIDE} from there")
 
 
-def make_env(settings: EnvSettings, instance: EnvInstance | None = None, variables: EnvVariables | None = None) -> Env:
-    """Build one environment. Errors of the constructor itself pass through unchanged."""
+def make_env(
+    settings: EnvSettings,
+    instance: EnvInstance | None = None,
+    variables: EnvVariables | None = None,
+    spec: EnvSpec | None = None,
+) -> Env:
+    """Build one environment. Errors of the constructor itself pass through unchanged.
+
+    ``spec``: what all tasks of a suite share, where that is known already; else each is built once to find out.
+    """
+    if tasks_of(settings):
+        return _make_task(settings, instance or EnvInstance(), variables, spec)
+    return _make_single(settings, instance, variables)
+
+
+def _make_task(
+    settings: EnvSettings, instance: EnvInstance, variables: EnvVariables | None, spec: EnvSpec | None
+) -> Env:
+    """The environment of one task, in the spaces of all."""
+    tasks, number = tasks_of(settings), task_number(settings, instance)
+    spaces = []
+    for task in tasks if spec is None else ():
+        env = _make_single(task.settings(settings), instance, variables)
+        spaces.append(TaskSpace(task.name, env.spec, tuple(getattr(env, "choice_names", ()))))
+        env.close()
+    env = _make_single(tasks[number].settings(settings), instance, variables)
+    space = TaskSpace(tasks[number].name, env.spec, tuple(getattr(env, "choice_names", ())))
+    try:
+        return TaskEnv(env, space, number, spec or union_of(settings.id, spaces))
+    except BaseException:
+        env.close()
+        raise
+
+
+def _make_single(
+    settings: EnvSettings, instance: EnvInstance | None = None, variables: EnvVariables | None = None
+) -> Env:
     if settings.vector and _is_own(settings.id):
         raise ConfigError(f"env.vector: {settings.id} builds vector environments; there is no single one of it")
     maker = _find_maker(settings.id)
@@ -249,6 +288,14 @@ def vector_args(settings: EnvSettings) -> dict[str, Any]:
 
 def check_env_settings(settings: EnvSettings) -> None:
     """Refuse an unknown name or argument, or a package that is not there, before any process starts."""
+    tasks = tasks_of(settings)
+    if settings.vector and tasks:
+        raise ConfigError(f"env.vector: {settings.id} is a suite of single environments; set env.vector=false")
+    for single in [task.settings(settings) for task in tasks] or [settings]:
+        _check_single(single)
+
+
+def _check_single(settings: EnvSettings) -> None:
     _check_package(settings.id)
     maker = _find_vector_maker(settings.id) if settings.vector else _find_maker(settings.id)
     parameters = _parameters(maker)
@@ -328,7 +375,7 @@ def _registered(name: str) -> gym.envs.registration.EnvSpec:
     if module:
         gym.register_envs(import_module(module, "env"))
     if name not in gym.registry:
-        hint = nearest(name, [*NAMED, *gym.registry])
+        hint = nearest(name, [*NAMED, *SUITES, *gym.registry])
         raise ConfigError(
             f"env={name}: no such environment{f'; {hint}' if hint else ''} "
             "(`rollmill envs` lists the names; any Gymnasium id, module:Env-v0 or module:callable works too)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
 from rollmill.core.given import MAIN
@@ -26,6 +26,18 @@ class EnvSettings:
     """Numbers that change while the run goes on, by name, with the values they have elsewhere: in evaluations, for
     instance. ``progress`` follows the run by itself, from 0 to 1; others are set by observers (``run.set_variable``).
     For environments whose constructor takes ``variables``."""
+
+    tasks: tuple[str | dict[str, Any], ...] = ()
+    """Several tasks for one policy: names of suites (``rollmill envs``) or environments, or mappings with ``id`` and,
+    as needed, ``name``, ``args``, ``max_episode_steps``, and the returns ``random`` and ``reference`` that scores count
+    from 0 to 100. ``env: minigrid_five`` is short for ``env.tasks: [minigrid_five]``; ``env.args`` hold for all."""
+
+    task: str = ""
+    """Play this one of ``tasks`` alone; what the policy sees and does stays that of all of them."""
+
+    task_spread: Literal["mixed", "worker"] = "mixed"
+    """mixed: neighbouring environments play different tasks, and all get the same number of rows, at the pace of the
+    slowest; worker: every worker plays one task, and fast ones get more."""
 
     policies: tuple[int, ...] = ()
     """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own
@@ -63,6 +75,11 @@ class EnvSettings:
         return f"`rollmill envs check {shlex.join(words)}` looks for what is wrong with it"
 
     def __post_init__(self) -> None:
+        if self.tasks and self.id in ("", "toy_target"):  # a name for what has none of its own
+            first = self.tasks[0]
+            object.__setattr__(self, "id", first if len(self.tasks) == 1 and isinstance(first, str) else "tasks")
+        if self.tasks and self.vector:
+            raise ValueError("tasks are single environments: set vector=false")
         if self.max_episode_steps < 0:
             raise ValueError("max_episode_steps must be 0 (off) or positive")
         if self.fault_limit < 0 or self.fault_window < 1:

@@ -63,12 +63,16 @@ class _Toy:
 class Target(_Toy):
     """A number in 0..choices-1 is shown one-hot; repeating it gives 1. Best return: ``length``.
 
-    ``agents`` > 1 gives every agent its own number and its own reward.
+    ``agents`` > 1 gives every agent its own number and its own reward. ``shift``, what has to be added to the number,
+    and ``reward_scale``, what the right answer gives, make different tasks of it (the suite ``toy_pair``).
     """
 
-    def __init__(self, length: int = 10, choices: int = 4, agents: int = 1) -> None:
+    def __init__(
+        self, length: int = 10, choices: int = 4, agents: int = 1, shift: int = 0, reward_scale: float = 1.0
+    ) -> None:
         super().__init__(length)
         self.choices = choices
+        self._shift, self._scale = shift, np.float32(reward_scale)
         self.agents = agents
         self._target = np.zeros(agents, np.int64)
         self.spec = EnvSpec(
@@ -86,7 +90,7 @@ class Target(_Toy):
         obs["obs"][np.arange(self.agents), self._target] = 1
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
-        reward = (np.asarray(action) == self._target).astype(np.float32)
+        reward = (np.asarray(action) == (self._target + self._shift) % self.choices) * self._scale
         ended = self._advance()
         self._begin()
         self._observe(obs)

@@ -125,9 +125,11 @@ class Appo:
         if s.targets == "vtrace":
             return whole_segments(batch)
         advantage, target = gae(batch.reward, batch.value, batch.terminated, batch.valid, s.gamma, s.gae_lambda)
+        rows = {name: x[:-1] for name, x in batch.obs.items()}
         if s.normalize_returns:
             with shared_moments(self._ranks, self.model.return_moments):
-                self.model.return_moments.update(target, batch.valid)
+                self.model.update_returns(target, batch.valid, rows)
+        advantage = self.model.advantages_by_task(advantage, rows)
         if s.normalize_advantages:
             advantage = normalise_advantages(advantage, batch.valid, self._ranks)
         steps = batch.reward.shape[0]
@@ -209,7 +211,7 @@ class Appo:
         if self.settings.lr_schedule == "kl_adaptive":
             rate = KlAdaptiveRate(self.settings.kl_target)
             self._rate = rate.next(self._rate, metrics["kl"])
-        spread = float(self.model.return_moments.std) if self.settings.normalize_returns else 0.0
+        spread = float(self.model.return_moments.std.max()) if self.settings.normalize_returns else 0.0
         self._alarms.check(metrics, spread, self.version)
         metrics["alarms"] = float(self._alarms.active)
         return metrics

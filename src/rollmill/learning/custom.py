@@ -100,7 +100,7 @@ class CustomLearner:
         mask = batch.obs[MASK_FIELD][:-1] if MASK_FIELD in batch.obs else None
         head = self.model.head
         log_prob, entropy = head.log_prob(params, batch.action, mask), head.entropy(params, mask)
-        return Evaluated(log_prob, entropy, self.model.denormalise(output.value))
+        return Evaluated(log_prob, entropy, self.model.denormalise(output.value, batch.obs))
 
     def step(self, loss: Tensor) -> float:
         """One step of the optimizer against a loss; returns the norm of its gradient, which is clipped before."""

@@ -262,7 +262,7 @@ def _merge_moments(ranks: Ranks, found: list[RunningMoments], before: list[tuple
     flat = ranks.total(torch.cat([gain.reshape(-1) for gain in gains]))
     parts = iter(torch.split(flat, [gain.numel() for gain in gains]))
     for m, (count, mean, var) in zip(found, before, strict=True):
-        added, first, second = next(parts)[0], next(parts).view_as(mean), next(parts).view_as(var)
+        added, first, second = next(parts).view_as(count), next(parts).view_as(mean), next(parts).view_as(var)
         total = count + added
         shift = first / total.clamp(min=1)
         spread = (count * var + second) / total.clamp(min=1) - shift.square()

@@ -110,26 +110,29 @@ class Step:
             output = model.unroll(pieces.obs, pieces.first, pieces.state)
         steps = pieces.reward.shape[0]
         params, values = output.params[:steps].float(), output.value.float()
-        mask = pieces.obs[MASK_FIELD][:steps] if MASK_FIELD in pieces.obs else None
+        rows = {name: x[:steps] for name, x in pieces.obs.items()}  # without a bootstrap row
+        mask = rows.get(MASK_FIELD)
         log_ratio = head.log_prob(params, pieces.action, mask) - pieces.log_prob
         log_ratio = torch.where(valid, log_ratio, 0.0)
-        advantage, target = self._targets(pieces, log_ratio, values)
+        advantage, target = self._targets(pieces, log_ratio, values, rows)
         entropy = head.entropy(params, mask)
         explore = entropy if s.exploration == "entropy" else -head.symmetric_kl_uniform(params, mask)
         policy = ppo_policy_loss(log_ratio, advantage, s.clip)
-        value = self._value_loss(values[:steps], pieces.value[:steps], target)
+        value = self._value_loss(values[:steps], pieces.value[:steps], target, rows)
         loss = policy + s.value_coefficient * value - self.entropy_weight * explore
-        predicted = self.model.denormalise(values[:steps].detach())
+        predicted = self.model.denormalise(values[:steps].detach(), rows)
         columns = (loss, policy, value, entropy, *ratio_metrics(log_ratio.detach(), s.clip), predicted, target)
         metrics = row_sums([*(column.detach() for column in columns), target - predicted], valid)
         return torch.where(valid, loss, 0.0).sum(), metrics
 
-    def _targets(self, pieces: Pieces, log_ratio: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _targets(
+        self, pieces: Pieces, log_ratio: Tensor, values: Tensor, rows: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """(advantages, value targets in units of the return) of some pieces."""
         s = self.settings
         if s.targets == "gae":
             return pieces.advantage, pieces.target
-        current = self.model.denormalise(values.detach())
+        current = self.model.denormalise(values.detach(), pieces.obs)
         advantage, target = vtrace(
             log_ratio.detach(),
             pieces.reward,
@@ -143,15 +146,16 @@ class Step:
         )
         if s.normalize_returns:
             with self._moments_lock:
-                self.model.return_moments.update(target, pieces.valid)
+                self.model.update_returns(target, pieces.valid, rows)
+        advantage = self.model.advantages_by_task(advantage, rows)
         if s.normalize_advantages:
             advantage = normalise_advantages(advantage, pieces.valid)
         return advantage, target
 
-    def _value_loss(self, values: Tensor, old: Tensor, target: Tensor) -> Tensor:
+    def _value_loss(self, values: Tensor, old: Tensor, target: Tensor, obs: dict[str, Tensor]) -> Tensor:
         model = self.model
         clip = self.settings.value_clip or None
-        return value_loss(values, model.normalise(old), model.normalise(target), clip)
+        return value_loss(values, model.normalise(old, obs), model.normalise(target, obs), clip)
 
     def _clip_gradients(self) -> Tensor:
         limit = self.settings.max_grad_norm or math.inf

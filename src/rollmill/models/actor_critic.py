@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmill.core.errors import ConfigError
-from rollmill.core.fields import MASK_FIELD, EnvSpec
+from rollmill.core.fields import MASK_FIELD, TASK_FIELD, EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.models.encoders import (
     ObservationNormaliser,
@@ -34,8 +35,11 @@ from rollmill.models.encoders import (
 )
 from rollmill.models.heads.make import build_head
 from rollmill.models.memory import build_memory
-from rollmill.models.moments import RunningMoments
+from rollmill.models.moments import RunningMoments, TaskMoments
 from rollmill.models.settings import ModelSettings
+
+NO_OBSERVATIONS: Observations = MappingProxyType({})
+"""Enough for what depends on no task."""
 
 
 class Output(NamedTuple):
@@ -96,7 +100,8 @@ class ActorCritic(nn.Module):
 
         scaled = spec.inputs if settings.normalize_observations else ()
         self.observation_moments = ObservationNormaliser(scaled, images=not own)
-        self.return_moments = RunningMoments()
+        by_task = spec.tasks > 0 and settings.returns_by_task
+        self.return_moments = TaskMoments(spec.tasks) if by_task else RunningMoments()
         self.trunk = Trunk(make_encoder(), settings)
         self.critic_trunk = Trunk(make_encoder(), settings) if settings.separate_critic else None
         self.state_size = self.trunk.state_size
@@ -156,13 +161,32 @@ class ActorCritic(nn.Module):
         """
         self.observation_moments.update(obs, valid)
 
-    def normalise(self, returns: Tensor) -> Tensor:
-        """Returns in the units the value output uses."""
-        return self.return_moments.normalise(returns)
+    def normalise(self, returns: Tensor, obs: Observations = NO_OBSERVATIONS) -> Tensor:
+        """Returns in the units the value output uses; ``obs`` of the same rows say which task it is."""
+        moments = self.return_moments
+        if isinstance(moments, TaskMoments):
+            return (returns - moments.shift_of(obs[TASK_FIELD])) / moments.std_of(obs[TASK_FIELD])
+        return moments.normalise(returns)
 
-    def denormalise(self, value: Tensor) -> Tensor:
-        """The value output in units of the return."""
-        return self.return_moments.denormalise(value)
+    def denormalise(self, value: Tensor, obs: Observations = NO_OBSERVATIONS) -> Tensor:
+        """The value output in units of the return; ``obs`` of the same rows."""
+        moments = self.return_moments
+        if isinstance(moments, TaskMoments):
+            return value * moments.std_of(obs[TASK_FIELD]) + moments.shift_of(obs[TASK_FIELD])
+        return moments.denormalise(value)
+
+    def update_returns(self, returns: Tensor, valid: Tensor, obs: Observations) -> None:
+        """Take returns ``[...]`` into their moments; ``valid`` ``[...]``: the rows that count."""
+        moments = self.return_moments
+        if isinstance(moments, TaskMoments):
+            moments.update_tasks(returns, obs[TASK_FIELD], valid)
+        else:
+            moments.update(returns, valid)
+
+    def advantages_by_task(self, advantages: Tensor, obs: Observations) -> Tensor:
+        """Advantages in units of the deviation of their tasks' returns; as they are where there are no tasks."""
+        moments = self.return_moments
+        return advantages / moments.std_of(obs[TASK_FIELD]) if isinstance(moments, TaskMoments) else advantages
 
 
 def build_model(spec: EnvSpec, settings: ModelSettings) -> ActorCritic:

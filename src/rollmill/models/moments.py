@@ -48,7 +48,11 @@ class RunningMoments(nn.Module):
         added = keep.sum().double()
         batch_mean = torch.where(wide, rows, 0.0).sum(0) / added.clamp(min=1)
         batch_var = torch.where(wide, rows - batch_mean, 0.0).square().sum(0) / added.clamp(min=1)
+        self.merge(added, batch_mean, batch_var)
 
+    @torch.no_grad()
+    def merge(self, added: Tensor, batch_mean: Tensor, batch_var: Tensor) -> None:
+        """Take in ``added`` rows of this mean and variance."""
         total = self.count + added
         weight = added / total.clamp(min=1)  # 0 when nothing counted: the moments stay as they are
         delta = batch_mean - self.mean
@@ -72,6 +76,34 @@ class RunningMoments(nn.Module):
     def denormalise(self, x: Tensor) -> Tensor:
         """Undo ``normalise``."""
         return x * self.std + self.shift
+
+
+class TaskMoments(RunningMoments):
+    """Mean and deviation of returns, task by task: those of a task with small rewards count as much as any other's."""
+
+    count: Tensor  # [tasks] float64
+
+    def __init__(self, tasks: int) -> None:
+        super().__init__((tasks,))
+        self.register_buffer("count", torch.zeros(tasks, dtype=torch.float64))
+
+    @torch.no_grad()
+    def update_tasks(self, x: Tensor, task: Tensor, valid: Tensor) -> None:
+        """Take in ``x`` ``[...]`` of one-hot tasks ``[..., tasks]``; only rows where ``valid`` ``[...]`` count."""
+        share = (task.bool() & valid.bool().unsqueeze(-1)).reshape(-1, len(self.mean))
+        rows = torch.where(share.any(1), x.reshape(-1), 0.0).double().unsqueeze(1)
+        added = share.sum(0).double()
+        batch_mean = torch.where(share, rows, 0.0).sum(0) / added.clamp(min=1)
+        batch_var = torch.where(share, rows - batch_mean, 0.0).square().sum(0) / added.clamp(min=1)
+        self.merge(added, batch_mean, batch_var)
+
+    def shift_of(self, task: Tensor) -> Tensor:
+        """``[...]``: the mean of each row's task."""
+        return task.to(self.shift.dtype) @ self.shift
+
+    def std_of(self, task: Tensor) -> Tensor:
+        """``[...]``: the deviation of each row's task."""
+        return task.to(self.std.dtype) @ self.std
 
 
 class PixelMoments(RunningMoments):

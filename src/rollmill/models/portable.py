@@ -73,7 +73,7 @@ class PortablePolicy(nn.Module):
         output = self.model.step(obs, torch.zeros(rows, dtype=torch.bool), state)
         parameters = output.params.float()
         action = self.model.head.sample(parameters, obs.get(MASK_FIELD), deterministic=True)
-        told = (self._as_taken(action), parameters, self.model.denormalise(output.value.float()))
+        told = (self._as_taken(action), parameters, self.model.denormalise(output.value.float(), obs))
         return (*told, output.state) if self.recurrent else told
 
     def _as_taken(self, action: Tensor) -> Tensor:
@@ -117,4 +117,4 @@ def _normalisation(model: ActorCritic) -> dict[str, Any]:
     for name, moments in zip(scaled.image_shapes, scaled.pixels):  # their mean is rounded, and nothing is cut
         found[name] = {"mean": moments.shift.round().tolist(), "std": moments.std.tolist(), "clip": None}
     returns = model.return_moments
-    return {"observations": found, "value": {"mean": returns.shift.item(), "std": returns.std.item()}}
+    return {"observations": found, "value": {"mean": returns.shift.tolist(), "std": returns.std.tolist()}}

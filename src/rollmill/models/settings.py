@@ -54,6 +54,10 @@ class ModelSettings:
     """Scale float fields and, for the built-in encoders, images (one scale per field) by their running mean and
     deviation. Integers stay as they are."""
 
+    returns_by_task: bool = True
+    """In a suite (``env.tasks``): scale returns and advantages of each task by its own deviation (needs
+    ``learning.normalize_returns``). Else the task with the largest rewards is all that is learnt."""
+
     policy_gain: float = 0.01
     """Gain of the orthogonal initial weights of the policy head; small means nearly uniform first actions."""
 

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from rollmill.core.fields import TASK_FIELD
 from rollmill.core.seeds import Seeds
+from rollmill.core.slots import OBS
 from rollmill.recording.choose import draw, level_of
 from rollmill.store.assemble import Assembler, Piece, Rows, find_pieces
 from rollmill.store.episode import EpisodeInfo
@@ -48,6 +50,8 @@ class LanePlan:
     """Groups of the run's own sampler, numbered first; None: all of them."""
     node_groups: int = 1
     """Groups of every other machine that samples for the run, numbered behind those."""
+    tasks: tuple[str, ...] = ()
+    """Names of a suite's tasks."""
     key: int = 0
     """What the numbers of episodes are drawn with (``choose.draw``)."""
 
@@ -128,12 +132,18 @@ class SegmentAssembler:
     def _info(self, segment: Rows, lane: int, piece: Piece, probability: float) -> EpisodeInfo:
         return EpisodeInfo(
             first_step=piece.step,
+            env_id=self._task(segment, piece),
             seed=self._plan.seed(lane, piece.episode),
             policy_id=int(segment["policy_id"][piece.start, piece.column]),
             worker=self._plan.worker(lane // self._plan.lanes),
             lane=lane,
             probability=probability if self._whole and self._random else None,
         )
+
+    def _task(self, segment: Rows, piece: Piece) -> str:
+        """What the episode is an episode of, in a suite; the store says it elsewhere."""
+        names = self._plan.tasks
+        return names[int(segment[OBS + TASK_FIELD][piece.start, piece.column].argmax())] if names else ""
 
     def leave(self, group: int) -> None:
         """The next segment of a group is not coming: its open episodes are over, as partial ones."""

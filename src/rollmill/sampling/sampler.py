@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.fields import TASK_FIELD, Array, EnvSpec
 from rollmill.core.machine import available_cores
 from rollmill.core.protocols import Actor
 from rollmill.core.room import check_room
@@ -46,7 +46,7 @@ COUNTERS_SHAPE: Shape = {
     "variables?": {str: float},
     "episodes": [
         {"lane": int, "episode": int, "episode_return": float, "length": int, "terminated": bool, "policy_id": int}
-        | {"frames": int, "first_frames?": int}
+        | {"frames": int, "first_frames?": int, "task?": int}
     ],
     "next_episode": INTS,
 }
@@ -77,6 +77,8 @@ class EpisodeEnd:
     frames: int
     first_frames: int = -1
     """Frames of the run when its first action was chosen; -1: before this session."""
+    task: int = 0
+    """Of a suite: which one it was."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ class SamplerPlan:
     on_policy: bool = False
     """Every row of a segment is decided by the weights that are the newest when the segment is taken: groups that have
     filled theirs wait for all others, and go on when the learner has been there. Sync mode's promise."""
+    even: bool = False
+    """All groups fill as many segments as the others, give or take one: a group that is ahead waits. So tasks that are
+    mixed over groups get the same number of rows, at the pace of the slowest."""
     lockstep: bool = False
     """Infer only when every group is ready: slower, but the order of decisions is fixed."""
     schedule: EpisodeSchedule | None = None
@@ -182,6 +187,9 @@ class Sampler:
         self._want(plan.groups)
         self._waiting = np.zeros(0, np.int64)
         """Groups that have all filled a segment and wait for the learner (``SamplerPlan.on_policy``)."""
+        self._has_tasks = plan.spec.tasks > 0
+        self._filled = np.zeros(plan.groups, np.int64)
+        """Segments that each group has filled (``SamplerPlan.even``)."""
         self._short_since: float | None = None
         """When some groups became ready, but fewer than wanted."""
 
@@ -313,6 +321,10 @@ class Sampler:
                 ready = stepping if full < self.plan.groups else ready
             else:
                 self._want(self.plan.groups)
+        if self.plan.even:
+            ahead = self.inference.full(ready) & (self._filled[ready] > self._filled.min())
+            self._want(self.plan.groups - int(np.count_nonzero(ahead)))
+            ready = ready[~ahead]
         return self.inference.servable(ready) if self._enough(ready.size) else ready[:0]
 
     def _enough(self, ready: int) -> bool:
@@ -327,6 +339,7 @@ class Sampler:
 
     def _finish(self, slot: int) -> None:
         segment = self.arena.segment(slot)
+        self._filled[self.inference.group_of_slot[slot]] += 1
         self.steps += int(np.count_nonzero(segment["valid"][:-1]))
         self.episodes.extend(self._episode_ends(slot, segment))
         with self._any_finished:
@@ -338,6 +351,7 @@ class Sampler:
         over = (segment["terminated"] | segment["truncated"])[:-1] & segment["valid"][:-1]
         group, step, frames = int(self.inference.group_of_slot[slot]), segment["step"], segment["frames"]
         lane0, begun = group * self.arena.layout.lanes, self._first_frames[group]
+        tasks = segment[OBS + TASK_FIELD] if self._has_tasks else None
 
         def first_frames(row: int, lane: int) -> int:
             start = row - int(step[row, lane])
@@ -353,6 +367,7 @@ class Sampler:
                 policy_id=int(segment["policy_id"][row, lane]),
                 frames=self.frames,
                 first_frames=first_frames(row, lane),
+                task=0 if tasks is None else int(tasks[row, lane].argmax()),
             )
             for row, lane in zip(*np.nonzero(over))
         ]

@@ -108,9 +108,12 @@ class Worker:
             if plan.env.variables
             else ()
         )
+        spec = plan.layout.spec
         setup = BatchSetup(
-            spec=plan.layout.spec,
-            make=lambda env: make_env(plan.env, plan.instance(env), variables[env - envs.start] if variables else None),
+            spec=spec,
+            make=lambda env: make_env(
+                plan.env, plan.instance(env), variables[env - envs.start] if variables else None, spec
+            ),
             envs=envs,
             seeds=plan.seeds.branch("worker", plan.index),
             watch=watch,

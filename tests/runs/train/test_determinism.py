@@ -18,7 +18,8 @@ CARTPOLE = ("env=CartPole-v1", "model.normalize_observations=true")
 PENDULUM = ("env=Pendulum-v1", "model.normalize_observations=true", "learning.minibatches=2", "learning.epochs=2")
 AGENTS = ("env=toy_agents", "learning.batch_size=64", "model.memory=lstm", "learning.targets=vtrace")
 WALK = ("env=toy_masked", "sampling.decorrelate_steps=7", "learning.lr_schedule=kl_adaptive")
-KINDS = [TARGET, MEMORY, CARTPOLE, PENDULUM, AGENTS, WALK]
+SUITE = ("env=toy_pair",)
+KINDS = [TARGET, MEMORY, CARTPOLE, PENDULUM, AGENTS, WALK, SUITE]
 FRAMES = "stop.frames=600"
 
 

@@ -83,7 +83,9 @@ class AtariEnv:
         self._switched_on = ale.cloneState(include_rng=True)
         ale.reset_game()
         minimal = ale.getMinimalActionSet()
-        self._presses = [int(a.value) for a in (ale.getLegalActionSet() if full_action_set else minimal)]
+        actions = ale.getLegalActionSet() if full_action_set else minimal
+        self._presses = [int(a.value) for a in actions]
+        self.choice_names = tuple(str(a.name) for a in actions)
         self._fire = fire_reset and any(int(a.value) == FIRE for a in minimal)
         self.spec = EnvSpec(
             name=f"atari_{game}",

@@ -28,6 +28,7 @@ from rollmill.core.fields import ActionSpec, Array
 from rollmill.core.text import nearest
 
 KINDS = ("single", "groups", "combinations", "continuous")
+IDLE = "idle"
 LARGEST_LIST = 4096
 """Combinations in one choice; more would be a last layer larger than the network."""
 
@@ -53,6 +54,8 @@ class Controls:
 
     spec: ActionSpec
     presses: Callable[[Array], Presses]
+    names: tuple[str, ...] = ()
+    """Of all choices, component by component: the buttons they press."""
 
 
 @dataclass(frozen=True)
@@ -76,29 +79,35 @@ def make_controls(
     if not delta_max > 0:
         raise ConfigError(f"delta_max must be positive, got {delta_max}")
     if not isinstance(actions, str):
-        return _listed(_chosen(buttons, actions))
+        return _listed(buttons, _chosen(buttons, actions))
     if actions not in KINDS:
         raise ConfigError(
             f"actions={actions!r} {nearest(actions, KINDS)} (one of {', '.join(KINDS)}, or a list of lists of buttons)"
         )
     if actions == "single":
         _refuse_deltas(buttons, "actions=single")
-        return _listed([_pressed(len(buttons), [i]) for i in range(len(buttons))])
+        return _listed(buttons, [_pressed(len(buttons), [i]) for i in range(len(buttons))])
     groups = _groups(buttons)
     if actions == "continuous":
         return _continuous(buttons, groups, delta_max)
     choices = [_choices(group, len(buttons), delta_steps, delta_max) for group in groups]
     if actions == "groups":
-        return _grouped(choices)
+        return _grouped(buttons, choices)
     count = int(np.prod([len(options) for options in choices]))
     if count > LARGEST_LIST:
         raise ConfigError(f"actions=combinations: {count:,} combinations of {len(buttons)} buttons; use actions=groups")
     # Idle first, then in the order in which the last group changes fastest.
     combined = [_sum(parts) for parts in itertools.product(*choices)]
-    return _listed([presses for presses in combined if any(presses)])
+    return _listed(buttons, [presses for presses in combined if any(presses)])
 
 
-def _listed(entries: Sequence[Presses]) -> Controls:
+def _name(buttons: Sequence[str], presses: Presses) -> str:
+    """What a choice is called: the buttons it presses, those that take a number with it."""
+    pressed = [b if not is_delta(b) else f"{b}={value:g}" for b, value in zip(buttons, presses, strict=True) if value]
+    return "+".join(pressed) or IDLE
+
+
+def _listed(buttons: Sequence[str], entries: Sequence[Presses]) -> Controls:
     """One choice: idle, then the entries."""
     idle = [0.0] * len(entries[0])
     table = dict(enumerate([idle, *entries]))
@@ -109,10 +118,11 @@ def _listed(entries: Sequence[Presses]) -> Controls:
         except (KeyError, ValueError):
             raise EnvError(f"action {_text(action)} is not one of 0 to {len(table) - 1}") from None
 
-    return Controls(ActionSpec("discrete", nvec=(len(table),), start=(0,)), presses)
+    names = tuple(_name(buttons, entry) for entry in table.values())
+    return Controls(ActionSpec("discrete", nvec=(len(table),), start=(0,)), presses, names)
 
 
-def _grouped(choices: list[list[Presses]]) -> Controls:
+def _grouped(buttons: Sequence[str], choices: list[list[Presses]]) -> Controls:
     """One choice per group; combinations are put together once."""
     nvec = tuple(len(options) for options in choices)
     known: dict[bytes, Presses] = {}
@@ -123,7 +133,8 @@ def _grouped(choices: list[list[Presses]]) -> Controls:
             known[key] = _sum([options[k] for options, k in zip(choices, _checked(action, nvec), strict=True)])
         return known[key]
 
-    return Controls(ActionSpec("multi_discrete", nvec=nvec, start=(0,) * len(nvec)), presses)
+    names = tuple(_name(buttons, entry) for options in choices for entry in options)
+    return Controls(ActionSpec("multi_discrete", nvec=nvec, start=(0,) * len(nvec)), presses, names)
 
 
 def _continuous(buttons: Sequence[str], groups: list[_Group], delta_max: float) -> Controls:

@@ -116,6 +116,7 @@ class DoomEnv:
             action=controls.spec,
             frames_per_step=frame_skip,
         )
+        self.choice_names = controls.names
         self._engine: Engine | None = None
         self._episodes = 0
         self._call = Call()

@@ -182,7 +182,7 @@ class GraphPolicy(InPlacePolicy):
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
             output = self._model.step(obs, mirror.first(sources, rows), before)
         action, log_prob = head.decide(output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic)
-        value = self._model.denormalise(output.value.float())
+        value = self._model.denormalise(output.value.float(), obs)
         if self.state_size:
             self._states[lanes] = output.state.float()
             if mirror.layout.state_size:

@@ -73,7 +73,7 @@ class TorchPolicy(Policy):
         return PolicyOutput(
             action=action.cpu().numpy(),
             log_prob=log_prob.cpu().numpy(),
-            value=self._model.denormalise(output.value.float()).cpu().numpy(),
+            value=self._model.denormalise(output.value.float(), obs).cpu().numpy(),
             state=before.cpu().numpy() if self.state_size else None,
         )
 

@@ -23,6 +23,7 @@ from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import Policy
 from rollmill.core.stopping import Interrupt
 from rollmill.envs.probe import Probe, probe_here
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.series import EpisodeSeries, StoreContents, refuse_twins
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
@@ -166,6 +167,9 @@ def _load(options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str
         require_env(files, overrides, "rollmill collect")
     if policy.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
+    if policy.env is not None and tasks_of(policy.env) and not policy.env.task:
+        names = ", ".join(task.name for task in tasks_of(policy.env))
+        raise ConfigError(f"{policy.env.id} is a suite: collect one task at a time, with env.task=NAME (of {names})")
     if policy.env is not None and policy.env.vector:
         raise ConfigError(
             "env.vector: collected episodes have a seed each, a vector environment seeds them by the group; "
@@ -236,6 +240,7 @@ class _Job:
         schedule = self.plan.schedule
         assert schedule is not None, "collections are numbered"
         return EpisodeInfo(
+            env_id=self.plan.env.task,
             seed=schedule.env_seed(env, episode),
             policy=self.series.policy,
             worker=env // self.plan.settings.envs_per_worker,

@@ -18,6 +18,7 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import random_actions
+from rollmill.envs.tasks.suite import Task
 from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.sampling.sampler import EpisodeEnd, Sampler, SamplerPlan
@@ -70,10 +71,12 @@ class EvalPlan:
     schedule: EpisodeSchedule
     """Numbers of episodes; env seeds are drawn by it except where the env is a vector of them."""
     episodes: int | None
-    """Of all targets together."""
+    """Of all tasks and targets together."""
     steps: int | None
     targets: Sequence[float | None] = (None,)
     """The returns that are asked for: episode n is played for ``targets[n % len(targets)]``."""
+    tasks: tuple[Task, ...] = ()
+    """Of a suite: episode n is of ``tasks[n % len(tasks)]``."""
 
     @property
     def lanes(self) -> int:
@@ -165,6 +168,7 @@ class EpisodeCounter:
             terminated=ended.terminated,
             policy_id=ended.policy_id,
             target=self._plan.targets[number % len(self._plan.targets)],
+            task=self._plan.tasks[number % len(self._plan.tasks)].name if self._plan.tasks else None,
         )
         self._rows[row.episode, row.agent] = row
         return row
@@ -202,7 +206,8 @@ class EpisodeCounter:
         if self._plan.episodes is None:
             keys = [key for key in keys if key[0] < self._prefix and len(self._game(key[0])) == self._agents]
         stats = {number: self._stats[number] for number in dict.fromkeys(k[0] for k in keys) if number in self._stats}
-        return Score([self._rows[key] for key in keys], sum(n % targets == k for n in self._lost), stats)
+        lost = sum(n % targets == k for n in self._lost)
+        return Score([self._rows[key] for key in keys], lost, stats, self._plan.tasks)
 
     def metrics(self, policy: str) -> Metrics:
         returns = [row.episode_return for row in self._rows.values()]

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from rollmill.envs.make import EnvInstance
+from rollmill.envs.tasks.suite import task_name
 from rollmill.sampling.sampler import SamplerPlan
 from rollmill.store.care.recover import recover
 from rollmill.store.episode import EpisodeInfo
@@ -45,6 +47,7 @@ class EvalRecording(contextlib.AbstractContextManager["EvalRecording"]):
             env = lane // plan.spec.agents
             text = f"{self._name}|{policy}|{lane}|{episode}"
             return EpisodeInfo(
+                env_id=task_name(plan.env, EnvInstance(index=env)),
                 seed=None if plan.schedule is None else plan.schedule.env_seed(env, episode),
                 policy=policy,
                 worker=env // plan.settings.envs_per_worker,

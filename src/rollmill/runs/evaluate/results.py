@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ import numpy as np
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
 from rollmill.core.fields import Array
+from rollmill.envs.tasks.scores import suite_score, task_score
+from rollmill.envs.tasks.suite import Task
 from rollmill.reports.run.results import Results, Row
 
 PROGRESS_SECONDS = 2.0
@@ -42,6 +44,8 @@ class EpisodeRow:
     policy_id: int = 0
     target: float | None = None
     """The return that was asked for."""
+    task: str | None = None
+    """Of a suite."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Score:
     """Episodes that an environment's fault or a worker's death has ended; they count nowhere."""
     stats: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """The environment's own metrics (``info["episode_stats"]``) by the number of the episode."""
+    tasks: tuple[Task, ...] = ()
+    """Of a suite."""
 
     @property
     def returns(self) -> list[float]:
@@ -95,6 +101,22 @@ class Score:
         for row in self.rows:
             found.setdefault(row.agent, []).append(row.episode_return)
         return {agent: float(np.mean(values)) for agent, values in sorted(found.items())} if len(found) > 1 else {}
+
+    def by_task(self) -> dict[str, dict[str, float | None]]:
+        """Episodes, mean return, its standard error and score of every task of a suite; empty elsewhere."""
+        found: dict[str, dict[str, float | None]] = {}
+        for task in self.tasks:
+            own = Score([row for row in self.rows if row.task == task.name])
+            if own.rows:
+                summary = own.summary()
+                kept = {key: summary[key] for key in ("episodes", "mean", "standard_error", "mean_length")}
+                found[task.name] = {**kept, "score": task_score(task, float(kept["mean"] or 0.0))}
+        return found
+
+    @property
+    def suite_score(self) -> float | None:
+        """Mean capped score over all tasks of a suite; None elsewhere, or as long as one of them lacks an episode."""
+        return suite_score(self.tasks, {name: float(row["mean"] or 0.0) for name, row in self.by_task().items()})
 
     def _by_episode(self, values: Sequence[float]) -> Array:
         groups: dict[int, list[float]] = {}
@@ -163,6 +185,7 @@ class EvalResult:
             "env": self.env,
             **self.policy.summary(),
             "by_agent": self.policy.by_agent(),
+            **({"by_task": self.policy.by_task(), "suite_score": self.policy.suite_score} if self.policy.tasks else {}),
             "stats": self.policy.own_means(),
             "random": {**self.random.summary(), "stats": self.random.own_means()} if self.random else None,
             "returns": self.policy.returns,
@@ -216,7 +239,10 @@ def row_of(name: str, score: Score, target: float | None = None, frames: int | N
     s = score.summary()
     mean, median, low, high, length = (s[key] or 0.0 for key in ("mean", "median", "min", "max", "mean_length"))
     error, episodes = s["standard_error"], int(s["episodes"] or 0)
-    return Row(name, target, episodes, mean, error, median, low, high, length, frames, score.own_means())
+    own = score.own_means()
+    if score.suite_score is not None:
+        own = {"suite score": score.suite_score, **own}
+    return Row(name, target, episodes, mean, error, median, low, high, length, frames, own)
 
 
 def table(results: Sequence[EvalResult]) -> str:
@@ -229,7 +255,7 @@ def _paragraph(result: EvalResult) -> list[str]:
     trained = f" ({result.frames:,} {result.unit})" if result.unit else ""
     lines = [f"{result.env}, {result.checkpoint}{trained}"]
     asked = "" if result.target is None else f", asked for {result.target:g}"
-    lines += [_sentence(f"policy{asked}", result.policy)]
+    lines += [_sentence(f"policy{asked}", result.policy), *_task_lines(result.policy)]
     if result.random is not None:
         lines.append(_sentence("random", result.random))
     return [*lines, *([f"{result.name}: {result.note}"] if result.note else [])]
@@ -246,6 +272,17 @@ def _sentence(name: str, score: Score) -> str:
         f"from {s['min']:.4g} to {s['max']:.4g}; length {s['mean_length']:.1f} steps; {s['episodes']:.0f} episodes"
         f"{own}{agents}{lost}"
     )
+
+
+def _task_lines(score: Score) -> Iterator[str]:
+    """A line for every task of a suite, and one for all of it."""
+    width = max((len(task.name) for task in score.tasks), default=0)
+    for name, row in score.by_task().items():
+        error = "" if row["standard_error"] is None else f" +- {row['standard_error']:.2g}"
+        points = "" if row["score"] is None else f", score {row['score']:.1f}"
+        yield f"  {name:{width}}  return {row['mean']:.4g}{error}{points}; {row['episodes']:.0f} episodes"
+    if score.suite_score is not None:
+        yield f"  suite score {score.suite_score:.1f} (mean of all tasks, each at most 100)"
 
 
 def _where(result: EvalResult) -> list[str]:

@@ -324,7 +324,8 @@ def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Vide
         return []
     target = played.scores[k].rows[0].target
     stem = job.stem if targets == 1 else f"{job.stem}-target-{target:g}"
-    episodes = range(k, targets * options.shown_episodes, targets)
+    tasks = 1 if options.cells is not None else max(1, len(job.setup.tasks))
+    episodes = range(k, targets * tasks * options.shown_episodes, targets)
     if options.typical:
         means = [score.summary()["mean"] or 0.0 for score in played.scores]
         episodes = played.typical(k) if k == means.index(max(means)) else range(0)

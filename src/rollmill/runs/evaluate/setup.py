@@ -13,6 +13,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.suite import Task, tasks_of
 from rollmill.runs.evaluate.options import TYPICAL_OF
 from rollmill.runs.evaluate.play import EvalPlan, Progress, RecordTarget, play
 from rollmill.runs.evaluate.results import Score, Video
@@ -60,15 +61,24 @@ class EvalSetup:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Environment variables of worker processes."""
 
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Those of a suite that are played; none where the environment is no suite, or one task of it is wanted."""
+        return () if self.env.task else tasks_of(self.env)
+
     def plan(self, episodes: int | None, steps: int | None = None, targets: int = 1) -> EvalPlan:
-        """Who plays what: ``episodes`` for each of so many targets.
+        """Who plays what: ``episodes`` for each task of a suite, and for each of so many targets.
 
         No more environments than episodes, in equal parts to the workers; one group each, as all step together. Their
-        number is one that ``targets`` divides, so each of them plays for the same target all the time.
+        number is one that tasks and targets divide, so each of them plays the same task, for the same target, all the
+        time: episode n is of task ``n % tasks``.
         """
-        envs = max(targets, self.envs // targets * targets)
+        if targets > 1 and self.tasks:
+            raise ConfigError(f"--targets: {self.env.id} is a suite; give one target, or one task (env.task=NAME)")
+        shares = targets * max(1, len(self.tasks))
+        envs = max(shares, self.envs // shares * shares)
         if episodes is not None:
-            episodes *= targets
+            episodes *= shares
             envs = min(envs, episodes)
         count = 1 if self.serial else min(self.workers or default_workers(), envs)
         if self.env.vector and envs % count:
@@ -88,7 +98,7 @@ class EvalSetup:
         schedule = EpisodeSchedule(seeds, envs)
         plan = SamplerPlan(
             settings=settings,
-            env=self.env,
+            env=replace(self.env, task_spread="mixed"),
             spec=self.spec,
             seeds=seeds,
             segments_per_batch=1,
@@ -96,7 +106,7 @@ class EvalSetup:
             lockstep=True,
             schedule=None if self.env.vector else schedule,
         )
-        return EvalPlan(plan, schedule, episodes, steps)
+        return EvalPlan(plan, schedule, episodes, steps, tasks=self.tasks)
 
     def play(
         self,
@@ -119,7 +129,8 @@ class EvalSetup:
         of_env = np.arange(plan.schedule.envs) % len(plan.targets)
         lanes = np.asarray(targets or (0.0,))[of_env].repeat(self.spec.agents).tolist()
         acting = policy.build(self.spec, plan.schedule, Seeds(self.seed).branch("actions").integer(), lanes)
-        scripts = ScriptWriter(plan, range(shown_episodes * len(plan.targets))) if shown_episodes else None
+        shown = range(shown_episodes * len(plan.targets) * max(1, len(plan.tasks)))
+        scripts = ScriptWriter(plan, shown) if shown_episodes else None
         scores = play(plan, acting, name or policy.name, progress, record, scripts)
         return Played(scores, scripts.scripts if scripts else {})
 

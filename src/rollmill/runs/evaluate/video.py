@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from rollmill.core.errors import EnvError
 from rollmill.core.fields import Array, Obs
 from rollmill.core.protocols import Env
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.reports.video.images import enlarge, tiled
 from rollmill.reports.video.panel import BACK, INK, MUTED, captioned
 from rollmill.runs.evaluate.play import EvalPlan
@@ -121,6 +122,11 @@ class VideoPlan:
     fps: float | None = None
     captions: bool = True
 
+    def task_of(self, episode: int) -> str:
+        """The task of a suite that an episode is of; empty elsewhere."""
+        tasks = tasks_of(self.env)
+        return self.env.task or (tasks[episode % len(tasks)].name if tasks else "")
+
     def check(self) -> float:
         """Images per second, after all has been tried out that can fail: the extra, the folder, one image."""
         VideoFile(self.folder / "probe.mp4", self.fps or 1.0)  # PyAV is there, the rate is possible
@@ -197,7 +203,8 @@ def file_name(name: str) -> str:
 
 
 def _path(plan: VideoPlan, policy: str, episode: int) -> Path:
-    return plan.folder / f"{policy}-episode-{episode:04d}.mp4"
+    task = file_name(plan.task_of(episode))
+    return plan.folder / f"{policy}{f'-{task}' if task else ''}-episode-{episode:04d}.mp4"
 
 
 def _not_there(plan: VideoPlan, policy: str, episode: int, fps: float) -> Video:
@@ -207,10 +214,9 @@ def _not_there(plan: VideoPlan, policy: str, episode: int, fps: float) -> Video:
 
 def _video(path: Path, policy: str, scripts: Sequence[Script], plan: VideoPlan, fps: float) -> Video:
     numbers = [script.episode for script in scripts]
-    settings = with_images(plan.env)
     with contextlib.ExitStack() as stack:
         running = [
-            stack.enter_context(contextlib.closing(replay(settings, script, plan.env.max_episode_steps)))
+            stack.enter_context(contextlib.closing(replay(_settings(plan, script), script, plan.env.max_episode_steps)))
             for script in scripts
         ]
         try:
@@ -220,6 +226,10 @@ def _video(path: Path, policy: str, scripts: Sequence[Script], plan: VideoPlan, 
         except EnvError as error:
             return Video(str(path), policy, numbers, fps, str(error))
     return Video(str(path), policy, numbers, fps)
+
+
+def _settings(plan: VideoPlan, script: Script) -> EnvSettings:
+    return with_images(replace(plan.env, task=plan.task_of(script.episode)))
 
 
 def _grid_frames(running: Sequence[Iterator[ReplayFrame]], numbers: Sequence[int], plan: VideoPlan) -> Iterator[Array]:

@@ -12,6 +12,7 @@ envs_per_worker       16, or fewer where that many would be working on more than
 groups                2: one half is stepped while the other waits for its actions; 4 where a core stays free: answers
                       from a GPU take longer than steps of fast environments
 batch_size            2048, or half of what all environments are filling at a time where that is more (sync: all of it)
+                      With a suite (``env.tasks``): as many as its tasks can share evenly
 threads               (CPU, images) one per core, as long as each gets ``THREAD_ROWS`` rows of a minibatch; else 1
 precision             (if "auto") bfloat16 for images where the machine has units for it, else float32
 ====================  ==========================================================================================
@@ -25,9 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import gcd
 
 from rollmill.core.fields import EnvSpec
 from rollmill.core.machine import available_cores, has_fast_bfloat16, may_have_gpu
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.runs.settings.train import TrainConfig, check
 
 AUTOMATIC = (
@@ -38,6 +41,8 @@ AUTOMATIC = (
 BATCH = 2048
 ENVS = 16
 SERIAL_ENVS = 8
+TASK_ENVS = 64
+"""Environments of a worker up to which each of its groups holds every task of a suite."""
 GROUPS, APART_GROUPS = 2, 4
 THREAD_ROWS = 256
 """Rows of a minibatch that keep a learner thread busy: with fewer, threads wait for each other."""
@@ -98,6 +103,7 @@ def size(config: TrainConfig, spec: EnvSpec | None = None) -> TrainConfig:
 def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) -> TrainConfig:
     """Replace every automatic number. A batch that is no multiple of the smallest segment is left to ``check``."""
     agents = spec.agents if spec else 1
+    config = _with_tasks(config, machine)
     if not config.learning.batch_size:
         config = replace(config, learning=replace(config.learning, batch_size=_batch(config, machine, agents)))
     s = config.sampling
@@ -119,6 +125,29 @@ def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) 
         sampling=replace(s, workers=workers, envs_per_worker=groups * lanes, groups=groups),
         learning=replace(config.learning, threads=threads, precision=precision),
     )
+
+
+def _with_tasks(config: TrainConfig, machine: Machine) -> TrainConfig:
+    """Workers and environments that all tasks of a suite can share evenly, as far as they are automatic.
+
+    Groups hold every task equally often where that makes no more than ``TASK_ENVS`` of them; else the tasks lie over
+    several groups, or workers.
+    """
+    tasks, s = len(tasks_of(config.env)), config.sampling
+    if not tasks or config.env.task:
+        return config
+    workers = s.workers or (1 if s.mode == "serial" else max(1, machine.cores // config.learning.ranks))
+    if config.env.task_spread == "worker":
+        workers, envs = s.workers or -(-workers // tasks) * tasks, s.envs_per_worker or SERIAL_ENVS
+        return replace(config, sampling=replace(s, workers=workers, envs_per_worker=envs))
+    envs, groups = s.envs_per_worker, s.groups or GROUPS
+    if not envs:
+        step = groups * tasks // gcd(groups * tasks, 1 if groups * tasks <= TASK_ENVS else workers)
+        envs = step * max(1, ENVS // step)
+        envs = -(-envs // groups) * groups
+    workers *= 1 if workers * envs % tasks == 0 else tasks // gcd(tasks, workers * envs)
+    settings = replace(s, workers=s.workers or workers * config.learning.ranks, envs_per_worker=envs)
+    return replace(config, sampling=settings)
 
 
 def _batch(config: TrainConfig, machine: Machine, agents: int) -> int:

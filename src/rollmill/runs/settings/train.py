@@ -18,6 +18,7 @@ from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.envs.variables import PROGRESS
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
@@ -295,6 +296,7 @@ def check(config: TrainConfig) -> None:
     """Refuse what can be seen to be wrong before any process starts."""
     check_env_settings(config.env)
     _check_frozen(config)
+    _check_tasks(config)
     check_algorithm(config)
     check_replay(config)
     s, learning = config.sampling, config.learning
@@ -317,6 +319,21 @@ def _check_frozen(config: TrainConfig) -> None:
             raise ConfigError(f"learning.frozen={list(frozen)}: there is no policy {k}, env.policies has {policies}")
     if frozen and len({*frozen}) == policies:
         raise ConfigError(f"learning.frozen={list(frozen)}: nobody is left who learns")
+
+
+def _check_tasks(config: TrainConfig) -> None:
+    """Every task of a suite has its environments, all the same number of them (or of workers)."""
+    tasks, s = len(tasks_of(config.env)), config.sampling
+    if not tasks or config.env.task:
+        return
+    by_worker = config.env.task_spread == "worker"
+    count = s.workers if by_worker else s.workers * s.envs_per_worker  # 0: ``runs.settings.sizing`` decides
+    if count % tasks:
+        what = "sampling.workers" if by_worker else "environments in all (sampling.workers x sampling.envs_per_worker)"
+        near = sorted({max(1, count // tasks) * tasks, -(-count // tasks) * tasks})
+        raise ConfigError(
+            f"env.tasks: {tasks} tasks cannot share {count} {what} evenly; near: {', '.join(map(str, near))}"
+        )
 
 
 def _check_room(config: TrainConfig) -> None:

@@ -109,6 +109,7 @@ class BackgroundEval(Observer):
         self._failed_in_a_row = 0
         summary = event["summary"]
         found = {f"eval/{name}": float(summary[key]) for key, name in METRICS.items() if summary[key] is not None}
+        found |= _of_tasks(event)
         self._fresh = {**found, "eval/frames": float(event["frames"]), "eval/seconds": float(event["seconds"])}
         assert self._rows is not None, "on_init comes first"
         self._rows.write(int(event["frames"]), {**found, "eval/episodes": summary["episodes"]})
@@ -168,6 +169,20 @@ class BackgroundEval(Observer):
         self._child.wait()
         self._look()
         run.write_row()
+
+
+def _of_tasks(event: Mapping[str, Any]) -> dict[str, float]:
+    """What was found of each task of a suite, and of all together."""
+    names = {"mean": "return", "score": "score"}
+    rows = event["by_task"].items()
+    found = {
+        f"eval/task/{t}/{name}": float(row[key])
+        for t, row in rows
+        for key, name in names.items()
+        if row[key] is not None
+    }
+    whole = event["suite_score"]
+    return found if whole is None else {**found, "eval/suite_score": float(whole)}
 
 
 @dataclass(frozen=True)

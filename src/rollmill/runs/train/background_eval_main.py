@@ -38,13 +38,14 @@ def _answer(order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """What to tell of an evaluation: its kind, and more."""
     begun = time.monotonic()
     try:
-        summary = _evaluate(order).summary()
+        score = _evaluate(order)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is told
         print(traceback.format_exc(), file=sys.stderr)
         return "failed", {"frames": order["frames"], "error": f"{type(error).__name__}: {error}"}
     finally:
         Path(order["checkpoint"]).unlink(missing_ok=True)
-    return "done", {"frames": order["frames"], "summary": summary, "seconds": time.monotonic() - begun}
+    found = {"summary": score.summary(), "by_task": score.by_task(), "suite_score": score.suite_score}
+    return "done", {"frames": order["frames"], **found, "seconds": time.monotonic() - begun}
 
 
 def _evaluate(order: Mapping[str, Any]) -> Score:

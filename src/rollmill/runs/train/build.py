@@ -83,6 +83,7 @@ def build_parts(
         environment=environment,
         pin_inference=device.type == "cuda",
         on_policy=config.on_policy,
+        even=_must_wait(config, spec),
         workers_before=ranks.rank * config.sampling.workers,
         spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
     )
@@ -111,6 +112,13 @@ def build_parts(
     if config.env.policies:
         sampler.inference.policy_of_lane[:] = lane_owners(config.env.policies, plan.groups, plan.lanes_per_group)
     return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device)
+
+
+def _must_wait(config: TrainConfig, spec: EnvSpec) -> bool:
+    """Whether groups must wait for each other, so that all tasks of a suite get as many rows."""
+    s, env = config.sampling, config.env
+    mixed = spec.tasks > 1 and env.task_spread == "mixed" and not env.task
+    return mixed and s.mode == "async" and s.envs_per_worker // s.groups % spec.tasks > 0
 
 
 def _make_appo(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollmill.core.fields import EnvSpec
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.recording.assemble import LanePlan
 from rollmill.recording.choose import Chooser, ChosenLanes, EpisodeChooser, RunShape
 from rollmill.recording.forecast import Sample
@@ -42,6 +43,7 @@ def build_recorder(
         groups_per_worker=plan.settings.groups,
         seeds=None if plan.env.vector else plan.seeds,
         workers_before=plan.workers_before,
+        tasks=tuple(task.name for task in tasks_of(plan.env)),
         key=plan.seeds.branch("recording").integer(),
     )
     steps = max(1, round(sample.episode_length))

@@ -21,6 +21,7 @@ from rollmill.recording.recorder import recorder_metrics
 from rollmill.runs.lifecycle import Life
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.observers import ask_summaries
+from rollmill.runs.train.task_metrics import TASKS_SHAPE, TaskMetrics
 from rollmill.sampling.pool import ProcessPool
 from rollmill.sampling.sampler import EpisodeEnd
 
@@ -32,6 +33,7 @@ STATE_SHAPE: Shape = {
     "policies?": [EPISODES_SHAPE],
     "extras": WINDOW_SHAPE,
     "workers?": WINDOW_SHAPE,
+    "tasks?": TASKS_SHAPE,
     "checkpoint_failures": int,
     "next_row": int,
     "sums": {str: [float, float]},
@@ -86,6 +88,7 @@ class TrainMetrics:
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics
         self._config, self._folder, self._reporter, self._console = config, life.folder, life.reporter, life.console
         self._workers = MetricWindow(config.report.window)  # returns, by worker
+        self._tasks = TaskMetrics(config.env, config.report.window)
         self._progress = Progress(config.stop.frames, config.stop.seconds, max_batches=config.stop.batches)
         self._usage = Usage()
         self._phases = Phases()
@@ -152,6 +155,7 @@ class TrainMetrics:
             if self.policies:
                 self.policies[episode.policy_id].add([episode.episode_return], [episode.length])
             self._workers.add({f"worker{episode.lane // lanes}/return": episode.episode_return})
+            self._tasks.add(episode)
             new.append(episode)
         if self._played is not None:
             self._played.add(new)
@@ -170,6 +174,7 @@ class TrainMetrics:
             **self._workers.means(),
             **self.episodes.metrics(),
             **self._by_policy(),
+            **self._tasks.metrics(run.spec.frames_per_step),
             **{name: total / count for name, (total, count) in self._sums.items()},
             "sample/steps": counts["steps"],
             "sample/dropped_segments": run.dropped_segments,
@@ -223,6 +228,7 @@ class TrainMetrics:
             "policies": [own.state() for own in self.policies],
             "extras": self._extras.state(),
             "workers": self._workers.state(),
+            "tasks": self._tasks.state(),
             "checkpoint_failures": self.checkpoint_failures,
             "next_row": self._next_row,
             "sums": {name: list(entry) for name, entry in self._sums.items()},
@@ -235,6 +241,7 @@ class TrainMetrics:
             own.load_state(saved)
         self._extras.load_state(state["extras"])
         self._workers.load_state(state.get("workers", {}))
+        self._tasks.load_state(state.get("tasks", {}))
         self.checkpoint_failures = state["checkpoint_failures"]
         self._next_row = state["next_row"]
         self._sums = {name: list(entry) for name, entry in state["sums"].items()}

@@ -1,0 +1,24 @@
+"""Normalised scores: 0 for random actions, 100 for the reference; a suite's is their mean, each capped at 100."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollmill.envs.tasks.suite import Task
+
+CAP = 100.0
+"""Per task, so that one game that is played far better than by people does not stand for ten that are not."""
+
+
+def task_score(task: Task, mean_return: float) -> float | None:
+    """The score of a mean return; None where the task has no returns to count from."""
+    if task.random is None or task.reference is None:
+        return None
+    return (mean_return - task.random) / (task.reference - task.random) * 100.0
+
+
+def suite_score(tasks: Sequence[Task], mean_returns: Mapping[str, float]) -> float | None:
+    """Mean of all tasks' capped scores (``mean_returns`` by name); None as long as one of them lacks its own."""
+    found = [task_score(task, mean_returns[task.name]) for task in tasks if task.name in mean_returns]
+    known = [value for value in found if value is not None]
+    return sum(min(CAP, value) for value in known) / len(tasks) if tasks and len(known) == len(tasks) else None

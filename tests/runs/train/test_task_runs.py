@@ -1,0 +1,134 @@
+"""Runs with several tasks: what is learnt, how frames are shared out, what rows and recordings say."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import SERIAL, rows_of, train_here
+
+from rollmill.core.config.load import load_config
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import TASK_FIELD
+from rollmill.core.run_folder import RunFolder
+from rollmill.core.seeds import Seeds
+from rollmill.core.slots import OBS
+from rollmill.envs.make import make_env
+from rollmill.envs.settings import EnvSettings
+from rollmill.runs.lifecycle import Request
+from rollmill.runs.settings.sizing import Machine, resolve
+from rollmill.runs.settings.train import TrainConfig, check
+from rollmill.runs.train.run import train
+from rollmill.sampling.policies.random import RandomPolicy
+from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread
+from rollmill.sampling.settings import SamplingSettings
+from rollmill.store.filters import Filter
+from rollmill.store.reader import Store
+
+PAIR = ("env=toy_pair", "sampling.mode=serial", "learning.learning_rate=1e-3", "stop.frames=130_000")
+PAIR += ("learning.batch_size=1024", "model.mlp=[64,64]", "report.page=false", "report.tensorboard=false")
+PACED = tuple(
+    {"name": name, "id": "paced_envs:Paced", "args": {"seconds": seconds}}
+    for name, seconds in (("slow", 0.004), ("middle", 0.001), ("fast", 0.0))
+)
+
+
+@pytest.mark.parametrize("by_task", [True, False])
+def test_a_task_of_small_rewards_is_learnt_beside_one_of_large_ones(tmp_path: Path, by_task: bool) -> None:
+    words = (*PAIR, f"model.returns_by_task={by_task}".lower(), f"run.dir={tmp_path}")
+    config = load_config(TrainConfig, [], words)
+    train(config, Request(console="off"))
+    row = rows_of(RunFolder(config.folder))[-1]
+    assert row["task/large/score"] >= 95
+    assert row["task/small/score"] >= 95 if by_task else row["task/small/score"] < 60
+    assert row["task/small/frames"] == pytest.approx(row["task/large/frames"], rel=0.01)
+    scores = [min(100, row[f"task/{name}/score"]) for name in ("small", "large")]
+    assert row["suite/score"] == pytest.approx(np.mean(scores))
+
+
+def sample(spread: str, segments: int) -> dict[str, int]:
+    """Steps of each task in so many segments of an async sampler whose groups cannot hold every task."""
+    env = EnvSettings(tasks=PACED, task_spread=spread)  # type: ignore[arg-type]
+    spec = make_env(env).spec
+    settings = SamplingSettings(mode="async", workers=3, envs_per_worker=2, groups=2, rollout=10, affinity=False)
+    plan = SamplerPlan(settings, env, spec, Seeds(1), 3, environment=os.environ, even=spread == "mixed")
+    sampler = Sampler(plan, [RandomPolicy(spec, 0)])
+    steps = np.zeros(3, np.int64)
+    sampler.start()
+    thread = SamplerThread(sampler)
+    thread.start()
+    try:
+        for _ in range(segments):
+            slots = None
+            while slots is None:
+                slots = sampler.take(1, timeout=1.0)
+            segment = sampler.arena.segment(slots[0])
+            valid = segment["valid"][:-1]
+            steps += (segment[OBS + TASK_FIELD][:-1] * valid[..., None]).sum((0, 1)).astype(np.int64)
+            sampler.release(slots)
+    finally:
+        thread.stop()
+        sampler.stop()
+    return dict(zip(("slow", "middle", "fast"), steps.tolist(), strict=True))
+
+
+def test_mixed_tasks_get_equal_shares_however_fast_they_are() -> None:
+    steps = sample("mixed", 120)
+    assert max(steps.values()) <= 1.05 * min(steps.values())
+
+
+def test_a_fast_task_with_a_worker_of_its_own_waits_for_nobody() -> None:
+    steps = sample("worker", 120)
+    assert steps["fast"] > 1.5 * steps["slow"]
+
+
+def test_recorded_episodes_say_which_task_they_are_of(tmp_path: Path) -> None:
+    _, folder = train_here(tmp_path, *SERIAL, "env=toy_pair", "stop.frames=600", "recording.keep=all")
+    with Store(folder.data) as store:
+        assert store.schema.env_id == "toy_pair"
+        tasks = {"small": [1, 0], "large": [0, 1]}
+        for name, hot in tasks.items():
+            chosen = Filter.parse([f"env={name}"]).select(store.table)
+            assert len(chosen) > 3
+            for i in chosen:
+                assert (store.episode(int(i)).obs["task"] == hot).all()
+
+
+def test_evaluations_beside_a_training_have_figures_of_every_task(tmp_path: Path) -> None:
+    words = ("env=toy_pair", "stop.frames=300", "evaluation.final=true", "evaluation.episodes=3")
+    _, folder = train_here(tmp_path, *SERIAL, *words)
+    row = rows_of(folder)[-1]
+    assert {"eval/task/small/return", "eval/task/large/score", "eval/suite_score"} <= set(row)
+
+
+# -- numbers ---------------------------------------------------------------------------------------------
+
+
+def config(*words: str) -> TrainConfig:
+    return load_config(TrainConfig, [], words)
+
+
+@pytest.mark.parametrize("machine", [Machine(cores=2), Machine(cores=16, gpu=True)])
+@pytest.mark.parametrize("mode", ["async", "sync", "serial"])
+@pytest.mark.parametrize("env", ["toy_pair", "minigrid_five", "atari_five"])
+def test_automatic_numbers_can_be_shared_by_the_tasks(env: str, mode: str, machine: Machine) -> None:
+    pytest.importorskip({"minigrid_five": "minigrid", "atari_five": "ale_py"}.get(env, "numpy"))
+    found = resolve(config(f"env={env}", f"sampling.mode={mode}"), machine, make_env(EnvSettings(id=env)).spec)
+    check(found)
+    tasks = {"toy_pair": 2}.get(env, 5)
+    assert found.sampling.workers * found.sampling.envs_per_worker % tasks == 0
+    by_worker = replace(found.env, task_spread="worker")
+    spread = resolve(config(f"env={env}", "env.task_spread=worker", f"sampling.mode={mode}"), machine)
+    assert spread.sampling.workers % tasks == 0
+    check(replace(spread, env=by_worker))
+
+
+def test_numbers_that_tasks_cannot_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"2 tasks cannot share 3 environments .* near: 2, 4"):
+        check(config("env=toy_pair", "sampling.workers=1", "sampling.envs_per_worker=3"))
+    with pytest.raises(ConfigError, match=r"2 tasks cannot share 3 sampling.workers"):
+        check(config("env=toy_pair", "env.task_spread=worker", "sampling.workers=3"))
+    check(config("env=toy_pair", "env.task=small", "sampling.workers=1", "sampling.envs_per_worker=3"))
