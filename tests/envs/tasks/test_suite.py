@@ -59,8 +59,8 @@ def test_nonsense_is_refused(tasks: tuple[Any, ...], words: str) -> None:
 
 
 def test_arguments_of_every_task_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"env.args.lenght: toy_target"):
-        check_env_settings(EnvSettings(tasks=({"id": "toy_target", "args": {"lenght": 1}},)))
+    with pytest.raises(ConfigError, match=r"env.args.steps_each: toy_target"):
+        check_env_settings(EnvSettings(tasks=({"id": "toy_target", "args": {"steps_each": 1}},)))
 
 
 def test_environments_share_out_the_tasks() -> None:
