@@ -50,12 +50,13 @@ def main() -> int:
         for algorithm in options.algorithms:
             for seed in range(options.seeds):
                 table.append(fit_here(store, algorithm, seed, options))
+                print(table[-1], file=sys.stderr, flush=True)
                 if algorithm in VALUE_BASED:
                     words = (algorithm, str(rows), env, str(options.steps), str(seed), str(options.episodes))
                     found = run_peer(python, "d3rlpy_offline.py", *words, seconds=3600)
                     mean = statistics.mean(found.pop("returns"))
                     table.append({"library": "d3rlpy", "algorithm": algorithm, "seed": seed, "mean": mean, **found})
-                print(table[-1], file=sys.stderr, flush=True)
+                    print(table[-1], file=sys.stderr, flush=True)
     print(text(table))
     print(f"kept in {record('offline_values', {'store': str(store), 'rows': table})}", file=sys.stderr)
     return 0

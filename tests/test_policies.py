@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from rollmill.runs.policies.find import TRAINED, find_checkpoints, shipped_polic
 from rollmill.runs.policies.load import load_policy
 
 NAMES = sorted(path.stem for path in TRAINED.glob("*.ckpt"))
-EPISODES = {"pendulum": 40, "doom_basic": 20}
+EPISODES = {"pendulum": 40, "lunar_lander": 10, "minigrid_memory": 20, "doom_basic": 20, "doom_basic_dt": 20}
 
 
 def test_every_policy_has_a_card_and_all_are_small() -> None:
@@ -25,16 +26,23 @@ def test_every_policy_has_a_card_and_all_are_small() -> None:
     )
     assert sum(path.stat().st_size for path in TRAINED.iterdir()) < 20_000_000
     for name in NAMES:
-        card = json.loads((TRAINED / f"{name}.json").read_text())
+        text = (TRAINED / f"{name}.json").read_text()
+        card = json.loads(text)
         assert card["command"].startswith("rollmill train -f ")
+        assert card["evaluation"].startswith(f"rollmill eval policy:{name} ")
+        assert {"environment", "training_seed", "mean_return", "standard_error"} < set(card)
         assert card["licence"] == "MIT"
+        assert "/tmp" not in text
+        assert b"/tmp" not in (TRAINED / f"{name}.ckpt").read_bytes(), "the machine it was trained on shows"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_reaches_the_score_of_its_card(name: str) -> None:
     card = json.loads((TRAINED / f"{name}.json").read_text())
     count = EPISODES.get(name, 5)
-    options = EvalOptions(episodes=count, workers=1, deterministic=True, seed=7)
+    asked = re.search(r"--targets (\S+)", card["evaluation"])
+    targets = (float(asked[1]),) if asked else ()
+    options = EvalOptions(episodes=count, workers=1, deterministic=True, seed=7, targets=targets)
     found = evaluate(f"policy:{name}", options).policy.summary()
     error = card["standard_error"] * (1 + 100 / count) ** 0.5  # of the difference: both are samples
     assert found["mean"] == pytest.approx(card["mean_return"], abs=2 * error + 1e-6)

@@ -1,53 +1,62 @@
 """Trains the policies that come with the package again: ``python tools/trained_policies.py [NAME ...]``.
 
-A checkpoint of a run holds all that is needed to go on training. What is shipped is only what playing needs: the
-weights, and the settings of the environment and of the network. The card beside it says how it was made and what it
-reaches. ``--from RUN NAME`` takes a run that has been trained already.
+What is shipped is only what playing needs (``rollmill checkpoint export``). The card beside it says how it was made and
+what it reaches. ``--from RUN NAME`` takes a run that has been trained already.
 """
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from rollmill.core import atomic
-from rollmill.core.checkpoints import Checkpoints
-from rollmill.core.run_folder import RunFolder
-from rollmill.core.tree_file import save_tree
+from rollmill.runs.checkpoints.saved import export_checkpoint
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.run import evaluate
 from rollmill.runs.policies.find import TRAINED
 
 POLICIES = {
-    "cartpole": ("train", "-f", "cartpole", "stop.frames=150_000", "stop.mean_return=null"),
-    "toy_memory": ("train", "-f", "toy_memory", "stop.frames=100_000"),
-    "pendulum": ("train", "-f", "pendulum_sac"),
-    "doom_basic": ("train", "-f", "doom_basic"),
+    "cartpole": ("train -f cartpole stop.frames=150_000 stop.mean_return=null",),
+    "toy_memory": ("train -f toy_memory stop.frames=100_000",),
+    "pendulum": ("train -f pendulum_sac",),
+    "lunar_lander": ("train -f lunar_lander",),
+    "minigrid_memory": ("train -f minigrid_memory stop.frames=200_000 stop.mean_return=null",),
+    "doom_basic": ("train -f doom_basic",),
+    "doom_basic_dt": (
+        "train -f doom_basic recording=all recording.when=spread recording.budget_gb=1 run.name=agent",
+        "offline runs/default/agent -f offline_dt data.filter='[\"partial=no\"]' evaluation.episodes=0",
+    ),
 }
-EPISODES = 100
+"""The commands that make each; the last one leaves the policy."""
+TARGETS = {"doom_basic_dt": 70.0}
+"""The return that a Decision Transformer is asked for."""
+EPISODES, SEED = 100, 1
 
 
-def strip(run: Path, target: Path) -> None:
-    """Write the newest checkpoint of ``run`` without optimizer, counters and settings of the training."""
-    loaded = Checkpoints(RunFolder(run).checkpoints).load_newest()
-    state = loaded.state
-    learners = [{"model": learner["model"], "version": learner["version"]} for learner in state["learners"]]
-    config = {name: state["config"][name] for name in ("env", "model")}
-    kept = {"kind": "online", "config": config, "spec": state["spec"], "learners": learners}
-    save_tree(target, {"frames": loaded.frames, "metric": loaded.metric, "state": kept})
+def train(name: str, folder: Path) -> Path:
+    """The run that the commands leave. They run in ``folder``, so that no path of this machine is saved."""
+    for words in POLICIES[name]:
+        subprocess.run([sys.executable, "-m", "rollmill.cli.main", *shlex.split(words)], cwd=folder, check=True)
+    return max(folder.glob("runs/default/*"), key=lambda run: run.stat().st_mtime)
 
 
 def write_card(name: str) -> None:
     """What it is, how it was made, and what it reaches."""
-    found = evaluate(TRAINED / f"{name}.ckpt", EvalOptions(episodes=EPISODES, deterministic=True))
+    target = TARGETS.get(name)
+    targets = () if target is None else (target,)
+    options = EvalOptions(episodes=EPISODES, deterministic=True, seed=SEED, targets=targets)
+    found = evaluate(TRAINED / f"{name}.ckpt", options)
     score = found.policy.summary()
+    asked = "" if target is None else f" --targets {target:g}"
     card = {
         "environment": found.env,
-        "frames": found.frames,
-        "command": " ".join(("rollmill", *POLICIES[name])),
-        "evaluation": f"rollmill eval policy:{name} --deterministic --episodes {EPISODES}",
+        "frames" if target is None else "updates": found.frames,
+        "command": " && ".join(f"rollmill {words}" for words in POLICIES[name]),
+        "training_seed": 0,
+        "evaluation": f"rollmill eval policy:{name} --deterministic --episodes {EPISODES} --seed {SEED}{asked}",
         "mean_return": score["mean"],
         "standard_error": score["standard_error"],
         "licence": "MIT",
@@ -55,18 +64,19 @@ def write_card(name: str) -> None:
     atomic.write_json(TRAINED / f"{name}.json", card)
 
 
+def keep(run: Path, name: str) -> None:
+    export_checkpoint(run, TRAINED / f"{name}.ckpt", best=False, model=None, overwrite=True)
+    write_card(name)
+
+
 def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["--from"]:
-        strip(Path(words[1]), TRAINED / f"{words[2]}.ckpt")
-        write_card(words[2])
+        keep(Path(words[1]), words[2])
         return
-    with tempfile.TemporaryDirectory() as folder:
-        for name in words or POLICIES:
-            command = [sys.executable, "-m", "rollmill.cli.main", *POLICIES[name]]
-            subprocess.run([*command, f"run.dir={folder}", f"run.name={name}"], check=True)
-            strip(Path(folder) / "default" / name, TRAINED / f"{name}.ckpt")
-            write_card(name)
+    for name in words or POLICIES:
+        with tempfile.TemporaryDirectory() as folder:
+            keep(train(name, Path(folder)), name)
 
 
 if __name__ == "__main__":

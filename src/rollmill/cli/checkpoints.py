@@ -129,7 +129,7 @@ def export(
     """Write the part of a checkpoint that plays: ``rollmill checkpoint export default/pole --out pole.ckpt``.
 
     Weights, configuration and spaces; no optimizer, no replay buffer, no environments. ``rollmill eval`` and
-    ``rollmill watch`` play it, ``rollmill train --restore`` does not begin from it.
+    ``rollmill watch`` play it, ``--restore`` does not begin from it. Of an offline run the weights that act are taken.
 
     Args:
         target: A checkpoint file, or a run: its folder, ``experiment/run``, or its name.

@@ -26,6 +26,7 @@ from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.results import Results, is_monotone
 from rollmill.runs.checkpoints.export import export_policy
+from rollmill.runs.checkpoints.saved import export_checkpoint
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import collect
 from rollmill.runs.evaluate.options import EvalOptions
@@ -229,6 +230,18 @@ def test_an_evaluation_takes_the_best_weights_unless_asked_for_the_last(overfitt
     )
     assert played[True].notes == [f"{name}: weights of update 200 of 200, the last"]
     assert played[False].rows != played[True].rows
+
+
+def test_an_exported_checkpoint_has_the_weights_that_act_and_nothing_else(tmp_path: Path) -> None:
+    outcome = overfit(tmp_path, "fit.patience=0", "evaluation.targets=[5]")
+    file = tmp_path / "small.ckpt"
+    taken = export_checkpoint(outcome.folder, file, best=False, model=None, overwrite=False)
+    options = EvalOptions(targets=(5.0,), episodes=20, workers=1, envs=4)
+    whole, small = compare([outcome.folder], options), compare([file], options)
+    assert [replace(row, policy="") for row in small.rows] == [replace(row, policy="") for row in whole.rows]
+    assert file.stat().st_size < taken.stat().st_size / 3, "neither optimizer nor two sets of weights"
+    with pytest.raises(CheckpointError, match="field fit"):
+        overfit(tmp_path, "run.name=again", restore=file)
 
 
 def test_checkpoints_of_version_0_1_have_the_last_weights_only(store: Path, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core import tree_file
-from rollmill.core.checkpoints import Checkpoint, Checkpoints, load_checkpoint, save_guarded
+from rollmill.core.checkpoints import Checkpoint, Checkpoints, Loaded, load_checkpoint, save_guarded
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
+from rollmill.runs.policies import online_state
 from rollmill.runs.policies.find import find_checkpoints
-from rollmill.runs.policies.online_state import playable_part
 
 
 @dataclass(frozen=True)
@@ -99,5 +99,13 @@ def export_checkpoint(target: Path, out: Path, *, best: bool, model: int | None,
     else:
         loaded = load_checkpoint(find_checkpoints(target, best)[0])
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_guarded(out.absolute(), playable_part(loaded), min_free_mb=0)
+    save_guarded(out.absolute(), _playable_part(loaded), min_free_mb=0)
     return loaded.path
+
+
+def _playable_part(loaded: Loaded) -> dict[str, Any]:
+    if isinstance(loaded.state, Mapping) and loaded.state.get("kind") == "offline":
+        from rollmill.runs.policies import offline  # imports torch
+
+        return offline.playable_part(loaded)
+    return online_state.playable_part(loaded)

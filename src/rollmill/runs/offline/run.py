@@ -25,6 +25,7 @@ from rollmill.core.config.plain import changed_settings, to_dict
 from rollmill.core.errors import CheckpointError
 from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.models.saving import load_weights, weights_of
 from rollmill.monitor.console import Row as PanelRow
 from rollmill.monitor.console import count_text, duration_text
@@ -33,7 +34,7 @@ from rollmill.monitor.reporter import Display
 from rollmill.monitor.wandb import WandbRun
 from rollmill.offline.actor_critic import ValuePolicy
 from rollmill.offline.data import Selection, WindowLoader, fit_normaliser
-from rollmill.offline.fit import PolicyFitter
+from rollmill.offline.fit import FIT_SHAPE, PolicyFitter
 from rollmill.offline.held_out import HeldOut
 from rollmill.offline.model import Scales
 from rollmill.offline.value_fit import TransitionLoader, ValueFitter
@@ -53,6 +54,8 @@ from rollmill.store.reader import Store
 
 log = logging.getLogger("rollmill")
 
+STATE_SHAPE: Shape = {"fit": FIT_SHAPE, "evaluations": [MAPPING]}
+"""What going on needs besides what playing needs."""
 
 ROWS = (
     PanelRow("loss", "learn/loss"),
@@ -346,6 +349,8 @@ class OfflineRun:
 
     def load_state(self, loaded: Loaded) -> None:
         state = loaded.state
+        with restoring(loaded.path):
+            check_shape(state, STATE_SHAPE)
         if state["spec"] != self.task.spec.to_dict() or state["scales"] != self.task.scales.to_dict():
             raise CheckpointError(
                 f"{loaded.path} was fitted to other data than {self.task.store.path} holds now (its environment, "

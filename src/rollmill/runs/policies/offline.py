@@ -25,11 +25,10 @@ from rollmill.core.protocols import Policy
 from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
-from rollmill.models.saving import load_weights
+from rollmill.models.saving import WEIGHTS_SHAPE, load_weights
 from rollmill.offline.acting import TargetPolicy
 from rollmill.offline.actor_critic import ValuePolicy, build_value_policy
 from rollmill.offline.data import check_spec
-from rollmill.offline.fit import FIT_SHAPE
 from rollmill.offline.held_out import HELD_OUT_SHAPE
 from rollmill.offline.model import Scales, SequencePolicy
 from rollmill.offline.settings import VALUE_BASED, FitSettings
@@ -41,16 +40,16 @@ from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.sampling.schedule import EpisodeSchedule
 
 Network = SequencePolicy | ValuePolicy
-STATE_SHAPE: Shape = {
+PLAYABLE_SHAPE: Shape = {
     "config": MAPPING,
     "env": MAPPING,
     "spec": SPEC_SHAPE,
     "scales": {"return_mean": float, "return_scale": float, "timesteps": int},
     "targets": [(float, None)],
-    "fit": FIT_SHAPE,
+    "fit": {"step": int, "model": WEIGHTS_SHAPE},
     "held_out?": (HELD_OUT_SHAPE, None),
-    "evaluations": [MAPPING],
 }
+"""What a policy needs to play; going on needs more, which the run itself declares."""
 
 
 def build_network(config: OfflineConfig, spec: EnvSpec, scales: Scales) -> Network:
@@ -88,9 +87,19 @@ def require_offline(loaded: Loaded) -> Loaded:
         raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
     require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
     with restoring(loaded.path):
-        check_shape(loaded.state, STATE_SHAPE)
+        check_shape(loaded.state, PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
     return loaded
+
+
+def playable_part(loaded: Loaded) -> dict[str, Any]:
+    """The same with nothing but what playing needs: of the weights those that act."""
+    state = require_offline(loaded).state
+    choice = Choice.of(state)
+    chosen = state["held_out"]["weights"] if choice.best else state["fit"]["model"]
+    kept = {name: state[name] for name in ("format", "kind", "config", "env", "spec", "scales", "targets")}
+    fit = {"step": choice.step, "model": chosen}
+    return {"frames": loaded.frames, "metric": loaded.metric, "state": {**kept, "fit": fit}}
 
 
 def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, last: bool = False) -> Network:
