@@ -43,6 +43,7 @@ from rollmill.runs.train.run import train
 from rollmill.store.filters import Filter
 
 DOCS = ROOT / "docs"
+FAQ = DOCS / "faq.md"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
 KEYS = {info.key: info for info in describe(TrainConfig)}
 OFFLINE_KEYS = {info.key for info in describe(OfflineConfig)}
@@ -179,7 +180,8 @@ def commands() -> list[tuple[str, str]]:
             command = re.search(r"(?:^|\s)(?:rollmill|-m rollmill\.cli\.main) (.*)", line.partition("#")[0])
             if command and "KEY=VALUE" not in line and not line.startswith("docker build"):
                 found.append((page.name, command.group(1)))
-    return found
+    answers = "".join(cell for _, cell, _ in table_rows(FAQ))
+    return [*found, *((FAQ.name, words) for words in re.findall(r"`rollmill ([^`]+)`", answers))]
 
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(commands())), ids=lambda text: text[:60])
@@ -355,6 +357,24 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
 def test_links_outside_the_pages_lead_somewhere(name: str) -> None:
     links = re.findall(r"\]\(([^)#]+)", text_of(ROOT / name))
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_every_question_has_an_answer_on_another_page_two_clicks_from_the_start() -> None:
+    rows = [cells for cells in table_rows(FAQ) if cells[0].endswith("?")]
+    assert len(rows) >= 20
+    for question, _, links in rows:
+        targets = re.findall(r"\]\(([\w.]+)(?:#([\w-]+))?\)", links)
+        assert targets, question
+        for page, heading in targets:
+            assert not heading or heading in headings_of(DOCS / page), f"{question} {page}#{heading}"
+    for start in (DOCS / "index.md", ROOT / "README.md"):
+        assert re.search(r"\]\((docs/)?faq\.md\)", text_of(start)), f"{start.name} does not lead to the questions"
+
+
+def headings_of(page: Path) -> set[str]:
+    """The addresses of a page's headings, as the built pages have them."""
+    titles = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
 
 
 def test_images_are_used_and_small() -> None:

@@ -1,9 +1,10 @@
 """Makes the images of README and docs in ``docs/images``, from what ``make demo`` has left in ``runs/demo``.
 
-    make images
-    python tools/images.py agent panel               some of them
+    make pictures
+    python tools/pictures.py agent panel             some of them
 
 Each is made by a command or a function that users have, too. Pages are photographed with the system's Chromium.
+``dreams`` needs a world model besides: ``rollmill world run -f carracing_world --out runs/world/car --until dynamics``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import av
 import numpy as np
+from diagrams import DIAGRAMS
 from PIL import Image
 from playwright import sync_api
 from rich.ansi import AnsiDecoder
@@ -36,6 +38,7 @@ from rollmill.envs.treasure_hunt.world import World
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 DEMO = ROOT / "runs" / "demo"
+WORLD = ROOT / "runs" / "world" / "car"
 CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -161,7 +164,42 @@ def pages() -> None:
             page.close()
 
 
-MAKERS: dict[str, Callable[[], None]] = {"agent": agent, "hunt": hunt, "panel": panel, "pages": pages}
+def targets() -> None:
+    """What a Decision Transformer was asked for and what it achieved: one plot of the comparison."""
+    with _browser() as browser:
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
+        page.goto((DEMO / "comparison.html").as_uri())
+        plot = page.locator("h2", has_text="Asked for and achieved").locator("xpath=following::*[name()='svg'][1]")
+        shot = Image.open(io.BytesIO(plot.screenshot()))
+        shot.convert("RGB").quantize(64).save(IMAGES / "targets.png", optimize=True)
+
+
+def drawings() -> None:
+    """The diagrams, which are drawn by ``tools/diagrams.py``."""
+    for name, draw_it in DIAGRAMS.items():
+        (IMAGES / f"{name}.svg").write_text(draw_it(), encoding="utf-8")
+
+
+def dreams() -> None:
+    """What was seen, what the encoder makes of it, what the model dreams: some moments of one video."""
+    with tempfile.TemporaryDirectory() as folder:
+        video = Path(folder) / "dreams.mp4"
+        parts = (str(WORLD / "latents"), str(WORLD / "vae"), str(WORLD / "dynamics"), "--raw", str(WORLD / "raw"))
+        rollmill("world", "video", *parts, "--out", str(video), "episodes=2", "shown=20")
+        with av.open(str(video)) as container:
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    save_gif(IMAGES / "dreams.gif", frames[10:70:3], fps=4, width=360)
+
+
+MAKERS: dict[str, Callable[[], None]] = {
+    "agent": agent,
+    "hunt": hunt,
+    "panel": panel,
+    "pages": pages,
+    "targets": targets,
+    "drawings": drawings,
+    "dreams": dreams,
+}
 
 
 def main() -> int:
