@@ -17,7 +17,7 @@ from running import wait_until
 
 pytest.importorskip("uvicorn")
 from browsing import opened
-from viewing import Serving, serving
+from viewing import Serving, counting_store, serving
 
 from rollmill.launch.compare.aggregate import band, common
 from rollmill.launch.compare.statistics import iqm
@@ -239,3 +239,84 @@ def test_the_door_is_closed_without_the_token(browser: Any, server: Serving) -> 
     assert answer.status == 403
     assert "open the link that the command has printed" in page.inner_text("body")
     page.close()
+
+
+# -- episodes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A run with episodes whose picture is the number of their step."""
+    run = tmp_path_factory.mktemp("recorded") / "runs" / "exp" / "run"
+    write_run(run, online(), [float(k) for k in range(40)])
+    counting_store(run / "data", (90, 150, 40))
+    with serving(run.parents[1]) as found:
+        yield found
+
+
+def pixel(page: Any, pane: int = 0) -> list[int]:
+    """What is in the middle of a frame: step, episode, 7."""
+    script = "k => [...document.querySelectorAll('canvas.frame')[k].getContext('2d').getImageData(8, 6, 1, 1).data]"
+    return list(page.evaluate(script, pane))[:3]
+
+
+def test_scrubbing_shows_the_frame_of_that_step(browser: Any, recorded: Serving) -> None:
+    store = recorded.ask("/api/runs").json["stores"][0]["id"]
+    with opened(browser, f"{recorded.link}#play?e={store}:1&t=5") as (page, complaints):
+        page.locator("canvas.frame").wait_for()
+        wait_until(lambda: pixel(page) == [5, 1, 7])
+        slider = page.get_by_label("step", exact=True)
+        for step in (6, 149, 64, 63, 0, 150, 128):
+            slider.evaluate("(box, step) => { box.value = step; box.dispatchEvent(new Event('input')); }", step)
+            wait_until(lambda step=step: pixel(page) == [step, 1, 7], what=f"frame {step}")
+        page.keyboard.press("ArrowRight")
+        wait_until(lambda: pixel(page) == [129, 1, 7])
+        page.keyboard.press("k")
+        wait_until(lambda: pixel(page) == [119, 1, 7])
+        page.get_by_role("button", name="largest reward").click()
+        wait_until(lambda: pixel(page) == [75, 1, 7])
+        page.keyboard.press("End")
+        page.locator("p.note", has_text="the end: terminated").wait_for()
+        page.keyboard.press("Home")
+        page.get_by_role("button", name="play", exact=True).click()
+        wait_until(lambda: pixel(page)[0] > 3, what="it to play by itself")
+        page.keyboard.press("Space")
+        assert complaints == []
+
+
+def test_episodes_go_side_by_side(browser: Any, recorded: Serving) -> None:
+    with opened(browser, f"{recorded.link}#data") as (page, complaints):
+        for number_ in (0, 2):
+            page.get_by_label(f"choose episode {number_}").check()
+        page.get_by_role("button", name="play 2 side by side").click()
+        page.locator("canvas.frame").nth(1).wait_for()
+        page.keyboard.press("j")
+        wait_until(lambda: (pixel(page, 0), pixel(page, 1)) == ([10, 0, 7], [10, 2, 7]))
+        for _ in range(6):
+            page.keyboard.press("j")
+        wait_until(lambda: (pixel(page, 0), pixel(page, 1)) == ([70, 0, 7], [40, 2, 7]), what="the shorter one to wait")
+        assert complaints == []
+
+
+def test_from_a_point_of_a_curve_to_its_episodes(browser: Any, recorded: Serving) -> None:
+    with opened(browser, f"{recorded.link}#curves?metrics=episode/return") as (page, complaints):
+        page.locator(".chart .entry").first.wait_for()
+        box = page.locator(".plot").bounding_box()
+        page.mouse.click(box["x"] + box["width"] * 0.55, box["y"] + 100)
+        page.get_by_role("link", name="episodes recorded there (data)").click()
+        page.wait_for_url("**near=*")
+        page.locator("table.episodes tbody tr").first.wait_for()
+        first = page.locator("table.episodes tbody tr").first.locator("a")
+        assert first.inner_text() == "1", "its frames, 100 to 249, hold the place"
+        assert "those nearest to 2" in page.locator("p.note", has_text="nearest").inner_text()
+        first.click()
+        page.locator("canvas.frame").wait_for()
+        wait_until(lambda: pixel(page) == [0, 1, 7])
+        assert complaints == []
+
+
+def test_the_filter_of_episodes_is_the_stores(browser: Any, recorded: Serving) -> None:
+    with opened(browser, f"{recorded.link}#data?filter=length_min%3D50") as (page, complaints):
+        page.locator("p.note", has_text="2 of 3 episodes").wait_for()
+        assert page.locator("table.episodes tbody tr").count() == 2
+        assert complaints == []

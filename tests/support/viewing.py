@@ -5,17 +5,22 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import uvicorn
 from running import wait_until
 
+from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.reports.html.serving import Door
+from rollmill.store.episode import Episode, EpisodeInfo
+from rollmill.store.format.schema import Column, StoreSchema
+from rollmill.store.writer import StoreWriter
 from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.index import Index
 from rollmill.viewer.run import Address
@@ -87,3 +92,31 @@ def serving(root: Path) -> Iterator[Serving]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+def counting_store(path: Path, lengths: Sequence[int], size: tuple[int, int] = (12, 16)) -> Path:
+    """Episodes whose picture is the number of their step: all its pixels are the step, then the episode, then 7."""
+    fields = (Field("image", "uint8", (*size, 3)),)
+    schema = StoreSchema.for_env(
+        EnvSpec("counting", fields, ActionSpec("discrete", nvec=(3,), start=(0,))),
+        extra=(Column("log_prob", "float32"), Column("value", "float32")),
+    )
+    with StoreWriter(path, schema, sync="seal") as writer:
+        for k, steps in enumerate(lengths):
+            image = np.empty((steps + 1, *size, 3), np.uint8)
+            image[...] = np.stack([np.arange(steps + 1) % 256, np.full(steps + 1, k), np.full(steps + 1, 7)], -1)[
+                :, None, None
+            ]
+            reward = np.zeros(steps, np.float32)
+            reward[steps // 2] = k + 1
+            columns = {
+                "obs:image": image,
+                "action": np.arange(steps) % 3,
+                "reward": reward,
+                "global_step": 100 * k + np.arange(steps),
+                "version": np.full(steps, k),
+                "log_prob": np.full(steps, -0.5, np.float32),
+                "value": np.zeros(steps, np.float32),
+            }
+            writer.add_episode(Episode(columns, EpisodeInfo(uid=k + 1, seed=k), True, False))
+    return path

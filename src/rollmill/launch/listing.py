@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -80,15 +80,15 @@ def list_runs(root: Path, words: Sequence[str] = ()) -> list[RunRow]:
     return sorted((row for row in rows if all(fits(row, word) for word in words)), key=lambda row: -row.changed)
 
 
-def run_folders(folder: Path, deeper: int = DEEPEST) -> Iterator[Path]:
-    """Run folders below a folder; what lies in a run belongs to it."""
+def run_folders(folder: Path, deeper: int = DEEPEST, wanted: Callable[[Path], bool] = is_run) -> Iterator[Path]:
+    """Run folders below a folder; what lies in a run belongs to it. ``wanted``: look for others, or more."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        if is_run(path):
+        if wanted(path):
             yield path
         elif deeper and not path.is_symlink():
-            yield from run_folders(path, deeper - 1)
+            yield from run_folders(path, deeper - 1, wanted)
 
 
 def fits(row: RunRow, word: str) -> bool:

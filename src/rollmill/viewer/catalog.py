@@ -17,11 +17,13 @@ from typing import Any
 
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.opening import check_within
-from rollmill.core.run_folder import RunFolder
+from rollmill.core.run_folder import RunFolder, is_run
 from rollmill.launch.compare.aggregate import POINTS, SEEDS, t975
 from rollmill.launch.compare.gather import Found, in_groups
 from rollmill.launch.listing import RETURNS, UNITS, run_folders, standing
+from rollmill.store.format.schema import STORE_FILE
 from rollmill.viewer import facts
+from rollmill.viewer.episodes import store_folders
 from rollmill.viewer.index import Index, Stamp, stamp_of
 
 SECONDS = 1.0
@@ -47,6 +49,8 @@ class RunEntry:
     shown: Mapping[str, Any]
     """What a browser is told besides id, name, group and settings."""
     stamps: tuple[Stamp | None, ...]
+    stores: tuple[Path, ...] = ()
+    """What it has recorded, its evaluations, and the stages of a world model."""
     revision: int = 0
 
     @property
@@ -60,9 +64,13 @@ class Catalog:
     def __init__(self, root: Path, index: Index) -> None:
         if not root.is_dir():
             raise ConfigError(f"{root}: there is no such folder of runs")
+        if is_run(root):
+            raise ConfigError(f"{root}: is a run; show the folder that it lies in: rollmill view {root.parent}")
         self.root = root.resolve()
         self.index = index
         self.runs: Mapping[str, RunEntry] = {}
+        self.stores: Mapping[str, Path] = {}
+        """Folders of stores by id, in runs and beside them."""
         self.refused: tuple[str, ...] = ()
         """Runs that are not shown, and why."""
         self.revision = 0
@@ -85,19 +93,23 @@ class Catalog:
     # -- looking ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        before, entries, refused = self.runs, {}, []
-        for folder in run_folders(self.root):
+        before, entries, stores, refused = self.runs, {}, {}, []
+        for folder in run_folders(self.root, wanted=_is_shown):
             name = folder.relative_to(self.root).as_posix()
             try:
                 check_within(folder, self.root)
+                if not is_run(folder):
+                    stores[id_of(name)] = folder
+                    continue
                 entry = self._entry(folder, name, before)
             except (RollmillError, OSError) as error:
                 refused.append(f"{name}: {error.strerror if isinstance(error, OSError) else error}")
                 continue
             entries[entry.id] = entry
+            stores |= {self._store_id(folder): folder for folder in entry.stores}
         gone = before.keys() - entries.keys()
         changed = {id_ for id_, entry in entries.items() if before.get(id_) is not entry}
-        if changed or gone or tuple(refused) != self.refused:
+        if changed or gone or tuple(refused) != self.refused or stores != self.stores:
             self.revision += 1
             entries |= {id_: replace(entries[id_], revision=self.revision) for id_ in changed}
             if any(_settings_changed(before.get(id_), entries[id_]) for id_ in changed) or gone:
@@ -105,13 +117,16 @@ class Catalog:
         for id_ in gone:
             self.index.forget(before[id_].folder)
         self.index.save()
-        self.runs, self.refused = entries, tuple(refused)
+        self.runs, self.stores, self.refused = entries, stores, tuple(refused)
+
+    def _store_id(self, folder: Path) -> str:
+        return id_of(folder.relative_to(self.root).as_posix())
 
     def _entry(self, folder: Path, name: str, before: Mapping[str, RunEntry]) -> RunEntry:
         """The run as it is now; the very entry from before where nothing has changed."""
         run, id_ = RunFolder(folder), id_of(name)
         files = (run.config, run.state, run.diary, run.metrics)
-        stamps = (*map(stamp_of, files), stamp_of(run.data / "store.json"))
+        stamps = (*map(stamp_of, files), stamp_of(run.data / STORE_FILE), stamp_of(folder / "eval"))
         known = before.get(id_)
         if known is not None and known.stamps == stamps and known.state != "running":
             return known
@@ -127,7 +142,7 @@ class Catalog:
         metrics = self.index.recall(run.metrics, "metrics", facts.metrics_of, stamps[3]) or {}
         found = known.found if known and known.stamps[0] == stamps[0] else facts.found_in(folder, config)
         shown = _shown(config, saved, origin, metrics, state, stamps)
-        return RunEntry(id_, name, folder, found, state, shown, stamps)
+        return RunEntry(id_, name, folder, found, state, shown, stamps, tuple(store_folders(folder)))
 
     def _grouped(self, entries: Mapping[str, RunEntry]) -> dict[str, RunEntry]:
         """Give every run its group: that of its experiment's plan, or of what differs in settings."""
@@ -152,6 +167,12 @@ class Catalog:
         except (RollmillError, OSError):  # a plan that cannot be read: every run is a group of its own
             return [replace(run, group=run.name, params={}) for run in runs]
 
+    def _stores_dict(self) -> list[dict[str, str]]:
+        """Every store by its id and name, and the id of the run that it lies in."""
+        owners = {folder: entry.id for entry in self.runs.values() for folder in entry.stores}
+        names = {id_: folder.relative_to(self.root).as_posix() for id_, folder in self.stores.items()}
+        return [{"id": id_, "name": names[id_], "run": owners.get(self.stores[id_], "")} for id_ in names]
+
     # -- answers ------------------------------------------------------------------------------------------------
 
     def to_dict(self, since: int = -1) -> dict[str, Any]:
@@ -166,10 +187,15 @@ class Catalog:
             "revision": self.revision,
             "common": common,
             "ids": list(runs),
+            "stores": self._stores_dict(),
             "refused": list(self.refused),
             "rules": {"points": POINTS, "seeds": SEEDS, "t975": [t975(k) for k in range(1, _FREEDOMS)]},
             "runs": [_to_dict(entry, common) for entry in runs.values() if entry.revision > since],
         }
+
+
+def _is_shown(folder: Path) -> bool:
+    return is_run(folder) or (folder / STORE_FILE).is_file()
 
 
 def id_of(name: str) -> str:
@@ -235,5 +261,4 @@ def _shown(
         "changed": max((stamp[2] for stamp in stamps[:4] if stamp is not None), default=0) / 1e9,
         "rows": metrics.get("rows", 0),
         "metrics": metrics.get("metrics", []),
-        "recorded": stamps[4] is not None,
     }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,8 +23,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.reports.html.serving import METHODS, Door, security_headers
+from rollmill.store.reader import Store
 from rollmill.viewer.catalog import Catalog, RunEntry
 from rollmill.viewer.columns import Columns
+from rollmill.viewer.episodes import MOST_ROWS, Question, Stores, episode, frames, scatter, shown_image, table
+from rollmill.viewer.moment import moment
 from rollmill.viewer.page import modules, page, policy
 
 REQUESTS = 64
@@ -88,7 +93,7 @@ class Viewer:
 
     def __init__(self, catalog: Catalog, stopping: Callable[[], bool] = lambda: False) -> None:
         self.catalog = catalog
-        self._columns = Columns(catalog.root)
+        self._columns, self._stores = Columns(catalog.root), Stores(catalog.root)
         self._stopping = stopping
         self._streams = 0
 
@@ -100,6 +105,11 @@ class Viewer:
             Route("/api/runs", _in_thread(self._runs)),
             Route("/api/columns", _in_thread(self._read_columns)),
             Route("/api/events", self._events),
+            Route("/api/moment", _in_thread(self._moment)),
+            Route("/api/episodes", _in_thread(lambda r: as_json(table(self._store(r), question(r))))),
+            Route("/api/scatter", _in_thread(self._scatter)),
+            Route("/api/episode", _in_thread(self._episode)),
+            Route("/api/frames", _in_thread(self._frames)),
         ]
 
     async def _page(self, _: Request) -> Response:
@@ -126,6 +136,37 @@ class Viewer:
             return self.catalog[id_]
         except KeyError:
             raise Refused(404, "there is no such run") from None
+
+    def _moment(self, request: Request) -> Response:
+        run = self.run(request.query_params.get("run", ""))
+        folder = RunFolder(run.folder)
+        frames, steps, times = self._columns.read(folder.metrics, ["frames", "step", "time"])
+        at = steps if np.isnan(frames).all() else frames
+        known = np.isfinite(at) & np.isfinite(times)
+        place = _number(request, "frames")
+        return as_json(moment(folder, self.catalog.root, place, at[known], times[known]))
+
+    def _store(self, request: Request) -> Store:
+        folder = self.catalog.stores.get(request.query_params.get("store", ""))
+        if folder is None:
+            raise Refused(404, "there is no such store")
+        return self._stores(folder)
+
+    def _scatter(self, request: Request) -> Response:
+        names, columns = scatter(self._store(request), question(request))
+        return binary(({"names": names, "rows": len(columns[0])}, [column.tobytes() for column in columns]))
+
+    def _episode(self, request: Request) -> Response:
+        head, tracks = episode(self._store(request), _whole(request, "episode", -1))
+        return binary((head, [track.tobytes() for track in tracks]))
+
+    def _frames(self, request: Request) -> Response:
+        store, asked = self._store(request), request.query_params.get("image", "")
+        image = shown_image(store, asked)
+        if image is None:
+            raise Refused(404, "this store holds no images")
+        found = frames(store, _whole(request, "episode", -1), image, _whole(request, "part", -1))
+        return Response(found, media_type="image/png")
 
     async def _events(self, request: Request) -> Response:
         if self._streams >= STREAMS:
@@ -191,12 +232,34 @@ def _whole(request: Request, name: str, default: int) -> int:
         raise Refused(400, f"{name} must be a whole number") from None
 
 
+def _number(request: Request, name: str) -> float:
+    try:
+        found = float(request.query_params.get(name, "")[:40])
+    except ValueError:
+        raise Refused(400, f"{name} must be a number") from None
+    if not math.isfinite(found):
+        raise Refused(400, f"{name} must be a number")
+    return found
+
+
+def question(request: Request) -> Question:
+    """What a request asks of a table of episodes."""
+    near = _number(request, "near") if request.query_params.get("near") else None
+    return Question(
+        request.query_params.get("filter", ""),
+        request.query_params.get("sort", ""),
+        _whole(request, "start", 0),
+        _whole(request, "count", MOST_ROWS),
+        None if near is None else int(near),
+    )
+
+
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     return PlainTextResponse(f"{error.code}: {error.words}\n", error.code)
 
 
 async def _failed(_: Request, error: Exception) -> Response:
-    """A file that cannot be read: what is wrong with it, without saying where it lies."""
+    """What cannot be answered, a damaged file or wrong words: a sentence about it."""
     words = (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
     return PlainTextResponse(f"422: {words}\n", 422)

@@ -6,8 +6,11 @@ import { follow, isCopy } from "rollmill/source";
 import { refresh, state } from "rollmill/runs";
 import { RunsPage } from "rollmill/page_runs";
 import { CurvesPage } from "rollmill/page_curves";
+import { DataPage } from "rollmill/page_data";
+import { PlayPage } from "rollmill/page_play";
 
-const PAGES = { runs: ["Runs", RunsPage], curves: ["Curves", CurvesPage] };
+const PAGES = { runs: ["Runs", RunsPage], curves: ["Curves", CurvesPage], data: ["Data", DataPage], play: ["Episodes", PlayPage] };
+const FILTERED = ["runs", "curves"]; // pages whose filter is about runs
 const view = document.getElementById("view");
 const status = h("span", { class: "note", id: "status", role: "status" });
 const tabs = h("nav", {});
@@ -34,7 +37,7 @@ export function goTo(name, words) {
 async function show() {
   const [name, query] = place();
   replace(tabs, Object.entries(PAGES).map(([key, [title]]) =>
-    h("a", { href: `#${key}${query.get("filter") ? `?${new URLSearchParams({ filter: query.get("filter") })}` : ""}`,
+    h("a", { href: `#${key}${[name, key].every((one) => FILTERED.includes(one)) && query.get("filter") ? `?${new URLSearchParams({ filter: query.get("filter") })}` : ""}`,
       "aria-current": key === name ? "page" : null }, title)));
   if (shown?.name !== name) {
     shown?.page.close();

@@ -9,7 +9,7 @@ const resized = new ResizeObserver((entries) => entries.forEach((entry) => entry
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.redraw()));
 
 export class Chart {
-  // ``onPick(x)``: a click at a place of the axis; ``onRange(low, high)``: a part of it was marked by dragging.
+  // ``onPick(x, pixel)``: a click at a place of the axis, so many pixels below the top; ``onRange(low, high)``: a part of it was marked by dragging.
   constructor({ title, note = "", onPick = null, onRange = null }) {
     Object.assign(this, { title, onPick, onRange, plot: null, legend: [], rows: () => "" });
     this.canvas = h("canvas", { role: "img", "aria-label": title });
@@ -70,7 +70,7 @@ export class Chart {
       if (from === null || this.plot === null) return;
       const [low, high] = [from, pixel(event)].sort((a, b) => a - b);
       if (high - low > 6) this.onRange?.(this.plot.at(low), this.plot.at(high));
-      else this.onPick?.(this.plot.at(pixel(event)));
+      else this.onPick?.(this.plot.at(pixel(event)), event.clientY - this.box.getBoundingClientRect().top);
       from = null;
     });
     this.box.addEventListener("dblclick", () => this.onRange?.(null, null));

@@ -6,6 +6,7 @@ import { parse } from "rollmill/filter";
 import { counted, number, whole } from "rollmill/format";
 import { choice, filterBox, tick } from "rollmill/parts";
 import { look, Plot } from "rollmill/plot";
+import { Moment } from "rollmill/moment";
 import { grouped, metrics, state } from "rollmill/runs";
 import { band, common, smoothed } from "rollmill/stats";
 
@@ -33,11 +34,12 @@ export class CurvesPage {
     this.list = h("ul", { class: "groups" });
     this.note = h("p", { class: "note" });
     this.plots = h("div", { class: "plots" });
+    this.moment = new Moment();
     const link = h("button", { type: "button", title: "The address of exactly this view", onclick: () => this.copyLink(link) }, "copy link");
     this.controls = h("div", { class: "controls" }, h("span", {}, this.metric, this.names), this.axis.element, this.middle.element,
       h("label", {}, "smoothing ", this.smooth), this.single.element, this.logX.element, this.logY.element, this.marks.element, link);
     this.side = h("details", { class: "side", open: matchMedia("(min-width: 900px)").matches }, h("summary", {}, "groups"), this.list);
-    this.element = h("div", {}, this.box.element, this.controls, this.note, h("div", { class: "split" }, this.side, this.plots));
+    this.element = h("div", {}, this.box.element, this.controls, this.note, h("div", { class: "split" }, this.side, h("div", {}, this.plots, this.moment.element)));
   }
 
   close() {
@@ -109,13 +111,14 @@ export class CurvesPage {
         this.charts.delete(name);
       }
     }
+    [this.shownGroups, this.tables] = [groups, tables];
     for (const name of names) this.drawOne(name, groups, tables);
     if (!names.length) replace(this.plots, h("p", { class: "muted" }, "No run has metrics yet."));
   }
 
   drawOne(name, groups, tables) {
     if (!this.charts.has(name)) {
-      const chart = new Chart({ title: name, onRange: (low, high) => this.go({ range: low === null ? null : `${low}:${high}` }) });
+      const chart = new Chart({ title: name, onPick: (x) => this.pick(x), onRange: (low, high) => this.go({ range: low === null ? null : `${low}:${high}` }) });
       chart.element.querySelector(".tools").append(h("button", { type: "button", title: "take this plot away",
         onclick: () => this.go({ metrics: this.chosenNow.filter((other) => other !== name).join(",") || null }) }, "×"));
       if (!this.charts.size) replace(this.plots);
@@ -130,6 +133,21 @@ export class CurvesPage {
     const legend = drawn.map((group) => ({ text: words(group), hue: group.look.hue, value: (x) => number(valueAt(group.x, group.middle, x)) }));
     chart.show(new Plot({ ...parts, ...options }), legend, () => csv(drawn, name, this.x));
     chart.note.textContent = this.honesty(name, groups, drawn);
+  }
+
+  // What was going on at a place of the axis, in every run that is drawn.
+  pick(x) {
+    const runs = this.shownGroups.flatMap((group) => group.runs);
+    this.moment.show(runs.map((run) => [run, this.framesAt(this.tables.get(run.id), x)]).filter(([, frames]) => frames !== null));
+  }
+
+  // How far a run was at a place of the axis; null where it was not there.
+  framesAt(table, x) {
+    const frames = table.frames.some((value) => !Number.isNaN(value)) ? table.frames : table.step;
+    const over = { frames, seconds: table["time/seconds"], batches: table["learn/batches"] }[this.x];
+    const row = over.findIndex((value) => value >= x);
+    if (row < 0) return null;
+    return this.x === "frames" ? x : frames[row];
   }
 
   // The curves of a group, and their middle with its band.

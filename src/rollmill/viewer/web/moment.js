@@ -1,0 +1,45 @@
+// A place of a curve: the episodes that were recorded there, the checkpoint that played them, and what the log said.
+
+import { h, replace } from "rollmill/dom";
+import { counted, number, whole } from "rollmill/format";
+import { ask } from "rollmill/source";
+import { state } from "rollmill/runs";
+
+const MOST_RUNS = 20;
+
+export class Moment {
+  constructor() {
+    this.element = h("div", { class: "moment", "aria-live": "polite" });
+  }
+
+  // [[run, frames], ...]
+  show(places) {
+    const left = places.length - MOST_RUNS;
+    replace(this.element, places.length ? h("h2", {}, `At ${number(places[0][1])} ${places[0][0].unit}`) : "",
+      places.slice(0, MOST_RUNS).map(([run, frames]) => this.run(run, frames)),
+      left > 0 ? h("p", { class: "note" }, `${counted(left, "more run")}: hide groups to see them.`) : "");
+    this.element.scrollIntoView({ block: "nearest" });
+  }
+
+  run(run, frames) {
+    const stores = state.stores.filter((store) => store.run === run.id);
+    const links = stores.map((store) => h("a", { href: `#data?${new URLSearchParams({ store: store.id, near: Math.round(frames) })}` },
+      `episodes recorded there (${store.name.slice(run.name.length + 1)})`));
+    const body = h("div", {});
+    const details = h("details", { ontoggle: () => details.open && this.fill(body, run, frames) },
+      h("summary", {}, "checkpoint and log"), body);
+    return h("div", { class: "card" }, h("h3", {}, run.name), h("p", {}, links.length ? links.map((link) => [link, " "]) : h("span", { class: "muted" }, "nothing was recorded")), details);
+  }
+
+  async fill(body, run, frames) {
+    try {
+      const found = await ask(`/api/moment?run=${run.id}&frames=${Math.round(frames)}`);
+      const played = found.checkpoint === null ? "No checkpoint of that time is left."
+        : ["The last checkpoint before that: ", h("code", {}, `${run.name}@${found.checkpoint}`), `. All that are left: ${found.checkpoints.map(whole).join(", ")}.`];
+      replace(body, h("p", {}, played), found.time === null ? "" : h("p", { class: "note" }, `about ${new Date(1000 * found.time).toLocaleString()}; the log of two minutes:`),
+        h("pre", {}, found.log.join("\n") || "(the log says nothing then)"), found.more ? h("p", { class: "note" }, `${counted(found.more, "more line")} in log.txt`) : "");
+    } catch (error) {
+      replace(body, h("p", { class: "bad" }, error.message));
+    }
+  }
+}

@@ -1,0 +1,149 @@
+"""Recorded episodes, as the server tells of them: every step, every frame, and nothing that lies elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experimenting import online, write_run
+
+pytest.importorskip("uvicorn")
+from viewing import Answer, Serving, counting_store, serving
+
+LENGTHS = (5, 70, 200)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    root = tmp_path_factory.mktemp("episodes") / "runs"
+    run = root / "exp" / "run"
+    write_run(run, online(), [1.0] * 40)
+    counting_store(run / "data", LENGTHS)
+    counting_store(root / "loose" / "store", (3,))
+    now = 1_790_000_000
+    rows = [{"frames": 10 * k, "time": now + 100 * k, "episode/return": 1.0} for k in range(40)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stamps = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now + 100 * k)) for k in (0, 20, 21)]
+    (run / "log.txt").write_text(
+        f"{stamps[0]},1 INFO early\n{stamps[1]},1 INFO then\n  a line of it\n{stamps[2]},1 INFO late\n"
+    )
+    (run / "checkpoints").mkdir()
+    for frames in (0, 150, 300):
+        (run / "checkpoints" / f"frames-{frames:012}.ckpt").write_bytes(b"")
+    with serving(root) as found:
+        yield found
+
+
+def store_of(server: Serving, name: str = "exp/run/data") -> str:
+    stores = {store["name"]: store for store in server.ask("/api/runs").json["stores"]}
+    assert bool(stores[name]["run"]) == name.startswith("exp")
+    return str(stores[name]["id"])
+
+
+def unpacked(answer: Answer) -> tuple[Any, np.ndarray]:
+    (size,) = struct.unpack_from("<I", answer.body)
+    return json.loads(answer.body[4 : 4 + size]), np.frombuffer(answer.body, "<f8", offset=4 + size)
+
+
+def test_the_table_has_the_filter_of_the_store(server: Serving) -> None:
+    store = store_of(server)
+    found = server.ask(f"/api/episodes?store={store}&filter=length_min=10&sort=-return").json
+    assert (found["episodes"], found["fitting"], found["numbers"]) == (3, 2, [2, 1])
+    assert found["columns"]["return"] == [3.0, 2.0]
+    assert found["columns"]["seed"] == ["2", "1"]
+    assert server.ask(f"/api/episodes?store={store}&near=210").json["numbers"] == [2, 1, 0]
+    assert server.ask(f"/api/episodes?store={store}&start=2").json["numbers"] == [2]
+    wrong = server.ask(f"/api/episodes?store={store}&filter=return_mn=1")
+    assert (wrong.code, b"did you mean 'return_min'" in wrong.body) == (422, True)
+    assert server.ask(f"/api/episodes?store={store}&sort=nothing").code == 422
+
+
+def test_points_of_all_episodes(server: Serving) -> None:
+    head, numbers = unpacked(server.ask(f"/api/scatter?store={store_of(server)}"))
+    assert head["names"] == ["number", "global_step", "return", "length"]
+    assert numbers.reshape(4, 3).tolist() == [[0, 1, 2], [4, 169, 399], [1, 2, 3], [5, 70, 200]]
+
+
+def test_what_happened_step_by_step(server: Serving) -> None:
+    head, numbers = unpacked(server.ask(f"/api/episode?store={store_of(server)}&episode=1"))
+    assert (head["length"], head["return"], head["ended"], head["seed"]) == (70, 2.0, "terminated", "1")
+    tracks = dict(zip(head["tracks"], numbers.reshape(-1, 70)))
+    assert tracks["reward"].argmax() == 35
+    assert set(tracks) >= {"action", "reward", "log_prob", "value", "version", "global_step"}
+    assert head["image"] == {"name": "image", "note": "", "height": 12, "width": 16, "portion": 64}
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_every_frame_is_that_of_its_step(server: Serving, number: int) -> None:
+    """The final observation included; the pixel says which step and which episode it is."""
+    image = pytest.importorskip("PIL.Image")
+    store, frames, part = store_of(server), [], 0
+    while len(frames) < LENGTHS[number] + 1:
+        answer = server.ask(f"/api/frames?store={store}&episode={number}&part={part}")
+        assert answer.headers["content-type"] == "image/png"
+        pixels = np.asarray(image.open(io.BytesIO(answer.body)))
+        frames += list(pixels.reshape(-1, 12, 16, 3))
+        part += 1
+    for step, frame in enumerate(frames):
+        assert np.array_equal(np.unique(frame.reshape(-1, 3), axis=0), [[step % 256, number, 7]])
+    assert server.ask(f"/api/frames?store={store}&episode={number}&part={part}").code == 422
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [
+        ("/api/episodes?store=nobody", 404),
+        ("/api/episode?store={}&episode=99", 422),
+        ("/api/episode?store={}&episode=x", 400),
+        ("/api/frames?store={}&episode=0&part=-1", 422),
+        ("/api/frames?store={}&episode=0&part=0&image=../../secret", 422),
+        ("/api/moment?run=nobody&frames=1", 404),
+        ("/api/episodes?store={}&near=nan", 400),
+    ],
+)
+def test_questions_without_an_answer(server: Serving, address: str, code: int) -> None:
+    assert server.ask(address.format(store_of(server))).code == code
+
+
+def test_a_moment_has_its_checkpoint_and_its_log(server: Serving) -> None:
+    found = server.ask(f"/api/moment?run={server.id_of('exp/run')}&frames=200").json
+    assert (found["checkpoint"], found["checkpoints"]) == (150, [0, 150, 300])
+    assert [line.split()[-1] for line in found["log"]] == ["then", "it"]
+    assert found["time"] == 1_790_002_000
+
+
+def test_a_store_beside_runs_is_found(server: Serving) -> None:
+    assert server.ask(f"/api/episodes?store={store_of(server, 'loose/store')}").json["episodes"] == 1
+
+
+def test_shards_that_are_links_to_elsewhere_are_not_read(tmp_path: Path) -> None:
+    counting_store(tmp_path / "secret", (3,))
+    counting_store(tmp_path / "runs" / "store", (4,))
+    (shard,) = (tmp_path / "runs" / "store" / "shards").iterdir()
+    (other,) = (tmp_path / "secret" / "shards").iterdir()
+    shard.unlink()
+    shard.symlink_to(other)
+    with serving(tmp_path / "runs") as server:
+        answer = server.ask(f"/api/episodes?store={store_of(server, 'store')}")
+        assert (answer.code, b"leads out of" in answer.body) == (422, True)
+
+
+def test_damage_is_said(tmp_path: Path) -> None:
+    counting_store(tmp_path / "runs" / "store", (4, 60))
+    (shard,) = (tmp_path / "runs" / "store" / "shards").iterdir()
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 255
+    shard.write_bytes(content)
+    for file in (tmp_path / "runs" / "store" / "index").iterdir():
+        file.unlink()
+    with serving(tmp_path / "runs") as server:
+        found = server.ask(f"/api/episodes?store={store_of(server, 'store')}").json
+    assert found["damaged"] >= 1
+    assert found["problems"]
