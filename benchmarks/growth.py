@@ -3,10 +3,12 @@
     python benchmarks/growth.py                                   workers 1..16 and envs per worker 1..64, ViZDoom basic
     python benchmarks/growth.py --kinds envs --sizes 1 4 16       some of it
     python benchmarks/growth.py --kinds time --minutes 30         memory of one long training
+    python benchmarks/growth.py --kinds time --minutes 60 --config treasure_hunt -- learning.targets=vtrace \\
+        replay.capacity=1024 replay.samples_per_insert=3          with replay; words after -- are settings
 
 A point is a short training (asynchronous, one epoch): frames per second once it is warm, and the largest memory of all
 its processes together (proportional set size, so that shared pages count once). ``time`` compares the memory (without
-libraries) after the first fifth of a training with that at its end. Prints tables, writes
+libraries) after the first fifth of a training with that in its last tenth. Prints tables, writes
 ``runs/benchmarks/growth-*.json`` and SVG plots.
 """
 
@@ -40,12 +42,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30, help="of --kinds time")
     parser.add_argument("--config", default="doom_basic")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="after --: settings of --kinds time")
     options = parser.parse_args()
     end_on_sigterm()
     results: dict[str, Any] = {"config": options.config}
     for kind in options.kinds:
         if kind == "time":
-            results[kind] = over_time(options.config, 60 * options.minutes)
+            results[kind] = over_time(options.config, 60 * options.minutes, options.words)
             continue
         sizes = options.sizes or SIZES[kind]
         points: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
@@ -97,12 +100,12 @@ def metrics(folder: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path else []
 
 
-def over_time(config: str, seconds: float) -> dict[str, Any]:
+def over_time(config: str, seconds: float, more: list[str]) -> dict[str, Any]:
     """Memory of one training without mapped files, sampled once per second."""
     samples: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="bench-growth-") as folder:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        words = [*words_of(config, folder), "report.every_frames=10_000"]
+        words = [*words_of(config, folder), "report.every_frames=10_000", *more]
         process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, **quiet)
         begun = time.monotonic()
         while process.poll() is None and (passed := time.monotonic() - begun) < seconds:
@@ -116,8 +119,12 @@ def over_time(config: str, seconds: float) -> dict[str, Any]:
         statistics.median(mb for t, mb in samples if low * seconds <= t < high * seconds)
         for low, high in ((0.2, 0.3), (0.9, 1.0))
     )
-    print(f"after {seconds / 60:.0f} minutes and {frames:,} frames: {early:,.0f} MB -> {late:,.0f} MB", flush=True)
-    return {"seconds": seconds, "frames": frames, "early_mb": early, "late_mb": late, "samples": samples}
+    print(
+        f"after {seconds / 60:.0f} minutes and {frames:,} frames: {early:,.0f} MB -> {late:,.0f} MB "
+        f"({100 * (late / early - 1):+.1f} %)",
+        flush=True,
+    )
+    return {"words": more, "seconds": seconds, "frames": frames, "early_mb": early, "late_mb": late, "samples": samples}
 
 
 def table(kind: str, points: dict[int, list[dict[str, Any]]]) -> str:
