@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from browsing import opened
 from experimenting import online, write_run
-from running import SERIAL, train_here
+from running import SERIAL, train_here, wait_until
 
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.page import render
@@ -105,6 +105,30 @@ def test_watching_in_the_browser(browser: Any) -> None:
             assert page.locator("#text").inner_text().startswith("<i>run</i>")
             page.wait_for_function("document.getElementById('image').naturalWidth > 0")
             assert page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") == "1160px", "has style"
+            assert complaints == []
+    finally:
+        screen.close()
+
+
+def test_playing_in_the_browser(browser: Any) -> None:
+    """Keys of a real keyboard: held, let go, with shift, and none that mean nothing."""
+    pytest.importorskip("av", reason="PyAV is not installed")
+    screen = PageScreen("a game", keys=("up", "shift", "7", "a"), legend="keys: up 0")
+    try:
+        screen.show(Shown(np.full((60, 80, 3), 200, np.uint8), "you", 1, 7, 2.5, False))
+        with opened(browser, screen.url) as (page, complaints):
+            page.locator("p", has_text="keys: up 0").wait_for()
+            for key in ("ArrowUp", "Shift", "q"):
+                page.keyboard.down(key)
+            wait_until(lambda: screen.pressed() == {"up", "shift"})
+            page.keyboard.down("Digit7")
+            wait_until(lambda: "7" in screen.pressed())
+            for key in ("ArrowUp", "Shift", "Digit7"):
+                page.keyboard.up(key)
+            wait_until(lambda: not screen.pressed())
+            page.keyboard.press("a")
+            wait_until(lambda: screen.pressed() == {"a"})
+            wait_until(lambda: not screen.pressed())
             assert complaints == []
     finally:
         screen.close()

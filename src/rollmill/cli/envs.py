@@ -108,9 +108,14 @@ def _is_there(entry: Entry) -> bool:
 
 @settings
 class CheckConfig:
-    """The part of a run's configuration that says what to check."""
+    """The part of a run's configuration that says what to check, or to play."""
 
     env: EnvSettings = field(default_factory=EnvSettings)
+
+
+def named_env(env: str, overrides: tuple[str, ...]) -> EnvSettings:
+    """The settings of an environment that was named by a word, and by KEY=VALUE words for its settings."""
+    return load_config(CheckConfig, (), (f"env.id={json.dumps(env)}", *overrides)).env
 
 
 def check(
@@ -138,7 +143,7 @@ def check(
     from rollmill.core.process_scope import process_scope
     from rollmill.envs.check.runner import CheckOptions, check_env
 
-    chosen = load_config(CheckConfig, (), (f"env.id={json.dumps(env)}", *overrides)).env
+    chosen = named_env(env, overrides)
     options = CheckOptions(steps=steps, timeout=timeout, seed=seed)
     with process_scope() as environment:
         report = check_env(chosen, options, environment)

@@ -81,7 +81,10 @@ _CHECKPOINT = {
     "prune": Verb("checkpoints:prune", "remove checkpoints but the newest and the best"),
     "export": Verb("checkpoints:export", "the part of a checkpoint that plays, as one small file"),
 }
-_ENVS = {"check": Verb("envs:check", "find out what is wrong with an environment", settings="cli.envs:CheckConfig")}
+_ENVS = {
+    "check": Verb("envs:check", "find out what is wrong with an environment", settings="cli.envs:CheckConfig"),
+    "play": Verb("play:play", "play one yourself, with the keyboard", settings="cli.envs:CheckConfig"),
+}
 
 VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent", settings=_TRAIN),
@@ -100,7 +103,7 @@ VERBS: dict[str, Verb] = {
     "tb": Verb("tb:tb", "one TensorBoard over the runs that match"),
     "diary": Verb("diary:diary", "the history of an experiment's runs"),
     "report": Verb("report:report", "curves, best settings and importance of an experiment"),
-    "envs": Verb("envs:list_envs", "list the environments, check one", _ENVS),
+    "envs": Verb("envs:list_envs", "list the environments, check one, play one", _ENVS),
     "config": Verb("info:config", "explain the keys of the configuration"),
     "completion": Verb("completion:completion", "what bash or zsh needs to complete all this"),
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rollmill.core.fields import Array
+from rollmill.envs.keys import CODES
 from rollmill.envs.treasure_hunt.observation import ACTIONS, SPACE, Observer
 from rollmill.envs.treasure_hunt.rewards import HuntRewards
 from rollmill.envs.treasure_hunt.settings import HuntSettings
@@ -190,6 +191,13 @@ class TreasureHuntEnv(gym.Env):
         if stats is not None:
             own["episode_stats"] = {name: float(x[0]) for name, x in stats.items() if not name.startswith("_")}
         return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), own
+
+    def get_keys_to_action(self) -> dict[tuple[int, ...], int]:
+        """Arrows walk, two at a time aslant; with shift they flash."""
+        east, north, west, south = (CODES[name] for name in ("right", "up", "left", "down"))
+        ways = ((east,), (east, north), (north,), (north, west), (west,), (west, south), (south,), (south, east))
+        flashes = [(*way, CODES["shift"]) for way in ways]
+        return {tuple(sorted(keys)): action for action, keys in enumerate((*ways, *flashes))}
 
     def render(self) -> Array | None:
         if self.render_mode is None:

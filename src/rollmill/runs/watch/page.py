@@ -1,7 +1,8 @@
 """A page in the browser that shows what an agent does: a stream of JPEG images and a line of text.
 
 It listens on loopback only, answers GET (and HEAD) of four fixed paths, and refuses requests that were addressed to any
-other host name, so that a page of somebody else cannot read it through the browser.
+other host name, so that a page of somebody else cannot read it through the browser. A page to play on takes which keys
+are held, too, by POST: as JSON from itself only, so that a page of somebody else cannot press them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from collections.abc import Collection, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,6 +26,8 @@ VIEWERS = 8
 """Streams at the same time."""
 BOUNDARY = "image"
 WAIT_SECONDS = 5.0
+MOST_BODY = 4096
+"""Bytes of a list of keys."""
 
 SCRIPT = """
 "use strict";
@@ -41,6 +45,36 @@ async function look() {
 }
 look();
 """
+KEYS_SCRIPT = """
+const names = {ArrowUp: "up", ArrowDown: "down", ArrowLeft: "left", ArrowRight: "right", " ": "space",
+               Enter: "return", Escape: "escape", Shift: "shift", Control: "ctrl", Alt: "alt"};
+const held = new Set();
+function name(event) {
+  const digit = /^(?:Digit|Numpad)([0-9])$/.exec(event.code);  // with shift, its character is another one
+  return digit ? digit[1] : names[event.key] || event.key.toLowerCase();
+}
+let sending = Promise.resolve();
+function send() {
+  const body = JSON.stringify({held: [...held]});
+  const headers = {"Content-Type": "application/json"};
+  sending = sending.then(() => fetch("/keys", {method: "POST", headers, body})).catch(() => {});
+}
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey && event.key !== "Control" || event.metaKey) return;  // the browser's own shortcuts
+  if (/^(Arrow|Page| |Home|End)/.test(event.key)) event.preventDefault();  // or the page would scroll
+  if (event.repeat || held.has(name(event))) return;
+  held.add(name(event));
+  send();
+});
+addEventListener("keyup", (event) => {
+  held.delete(name(event));
+  send();
+});
+addEventListener("blur", () => {
+  held.clear();
+  send();
+});
+"""
 POLICY = {"img_src": "'self' data:", "script_src": "'self'", "connect_src": "'self'"}
 """What this page may do besides what all pages may."""
 SECURITY = {
@@ -57,7 +91,11 @@ class PageScreen:
 
     closed = False
 
-    def __init__(self, title: str, port: int = 0) -> None:
+    def __init__(self, title: str, port: int = 0, keys: Sequence[str] = (), legend: str = "") -> None:
+        """``keys``: those that are taken from the page, none: it is for watching; ``legend``: what they do."""
+        self.keys = frozenset(keys)
+        self._held: frozenset[str] = frozenset()
+        self._tapped: frozenset[str] = frozenset()
         self._encode = JpegEncoder()
         self._news = threading.Condition()
         self._jpeg = b""
@@ -66,8 +104,8 @@ class PageScreen:
         self._viewers = threading.Semaphore(VIEWERS)
         self.status: dict[str, Any] = {"text": "waiting", "over": False}
         self.pages = {
-            "/": ("text/html; charset=utf-8", _page(title).encode()),
-            "/page.js": ("text/javascript; charset=utf-8", SCRIPT.encode()),
+            "/": ("text/html; charset=utf-8", _page(title, legend).encode()),
+            "/page.js": ("text/javascript; charset=utf-8", (SCRIPT + KEYS_SCRIPT * bool(self.keys)).encode()),
         }
         try:
             self._server = _Server((HOST, port), _Handler, self)
@@ -91,6 +129,18 @@ class PageScreen:
             self._news.wait_for(lambda: self._count > seen or self._ended, WAIT_SECONDS)
             return None if self._ended else (self._count, self._jpeg)
 
+    def press(self, held: Collection[str]) -> None:
+        """The keys that are held in the browser now; those that mean nothing are forgotten."""
+        with self._news:
+            now = self.keys.intersection(held)
+            self._tapped |= now - self._held
+            self._held = now
+
+    def pressed(self) -> frozenset[str]:
+        with self._news:
+            found, self._tapped = self._held | self._tapped, frozenset()
+            return found
+
     def admit(self) -> bool:
         """Whether one more stream may begin; ``leave`` when it ends."""
         return self._viewers.acquire(blocking=False)
@@ -107,10 +157,12 @@ class PageScreen:
         self._thread.join()
 
 
-def _page(title: str) -> Html:
+def _page(title: str, legend: str) -> Html:
     stream = element("img", id="image", class_="live", src="/stream", alt="what the agent does")
     text = element("p", "waiting", id="text", class_="live")
-    return document("watch", title, header(title), stream, text, policy=content_policy(**POLICY), script="/page.js")
+    keys = element("p", legend, class_="live")
+    parts = (header(title), stream, text, *([keys] if legend else []))
+    return document("watch", title, *parts, policy=content_policy(**POLICY), script="/page.js")
 
 
 class _Server(ThreadingHTTPServer):
@@ -141,6 +193,37 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain", b"no such page\n")
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        screen = self.server.screen
+        if not screen.keys:
+            self._answer(501, "text/plain", b"this page is for watching\n")
+        elif not self._is_addressed_here() or not self._is_our_page():
+            self._answer(403, "text/plain", b"keys are taken from this page only\n")
+        elif self.path != "/keys":
+            self._answer(404, "text/plain", b"no such page\n")
+        elif (held := self._held_keys()) is None:
+            self._answer(400, "text/plain", b'{"held": [...]} is expected\n')
+        else:
+            screen.press(held)
+            self._answer(204, "text/plain", b"")
+
+    def _is_our_page(self) -> bool:
+        """Browsers say where a POST comes from, and ask before they send JSON to another host."""
+        ours = self.headers.get("Origin", "") == f"http://{self.headers.get('Host', '')}"
+        return ours and self.headers.get("Content-Type", "") == "application/json"
+
+    def _held_keys(self) -> list[str] | None:
+        size = self.headers.get("Content-Length", "")
+        if not size.isdecimal() or int(size) > MOST_BODY:
+            self.close_connection = True  # what is not read must not be taken for the next request
+            return None
+        try:
+            said = json.loads(self.rfile.read(int(size)))
+        except ValueError:
+            return None
+        held = said.get("held") if isinstance(said, dict) else None
+        return held if isinstance(held, list) and all(isinstance(key, str) for key in held) else None
 
     def _is_addressed_here(self) -> bool:
         """A name that somebody else has pointed at this machine stands in the Host header."""

@@ -1,4 +1,4 @@
-"""What ``rollmill watch`` shows, and where on this machine: in the terminal, or in a window."""
+"""What ``rollmill watch`` and ``envs play`` show, and where on this machine: in the terminal, or in a window."""
 
 from __future__ import annotations
 
@@ -46,6 +46,13 @@ class Screen(Protocol):
     def show(self, shown: Shown) -> None: ...
 
     def close(self) -> None: ...
+
+
+class PlayScreen(Screen, Protocol):
+    """One that has a keyboard."""
+
+    def pressed(self) -> frozenset[str]:
+        """Keys that are held, or were at some time since the last call, by their names (``envs.keys``)."""
 
 
 class TerminalScreen:
@@ -108,6 +115,8 @@ class WindowScreen:
         self.closed = False
         self._own, self._title = own, title
         self._window: Any = None
+        self._held: set[str] = set()
+        self._tapped: set[str] = set()
         if not own and not has_pygame():
             raise MissingExtraError('--window needs pygame: pip install "rollmill[classic]" (or use --browser)')
 
@@ -125,7 +134,27 @@ class WindowScreen:
         self._window.blit(pygame.transform.scale(surface, self._window.get_size()), (0, 0))
         pygame.display.set_caption(shown.text)
         pygame.display.flip()
-        self.closed |= any(event.type == pygame.QUIT for event in pygame.event.get())
+        self._take_events()
+
+    def pressed(self) -> frozenset[str]:
+        if self._window is not None:
+            self._take_events()
+        found = frozenset(self._held | self._tapped)
+        self._tapped.clear()
+        return found
+
+    def _take_events(self) -> None:
+        import pygame
+
+        for event in pygame.event.get():
+            self.closed |= event.type == pygame.QUIT
+            if event.type == pygame.KEYDOWN:
+                self._held.add(_name(pygame.key.name(event.key)))
+                self._tapped.add(_name(pygame.key.name(event.key)))
+            elif event.type == pygame.KEYUP:
+                self._held.discard(_name(pygame.key.name(event.key)))
+            elif event.type == pygame.WINDOWFOCUSLOST:
+                self._held.clear()  # their release will not be seen
 
     def close(self) -> None:
         if self._window is not None:
@@ -133,3 +162,8 @@ class WindowScreen:
 
             pygame.display.quit()
             self._window = None
+
+
+def _name(pygames: str) -> str:
+    """``left shift`` and ``right shift`` are one key to us, and so are 7 and that of the number pad."""
+    return pygames.strip("[]").rpartition(" ")[2]
