@@ -70,6 +70,15 @@ def test_whatever_ends_it_nothing_is_left(
     assert "Traceback" not in command.text
 
 
+def test_no_address_is_promised_where_tensorboard_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(Path("runs/default"), "one")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = call("tb")
+    assert done.code == 2
+    assert done.out == ""
+    assert "rollmill[tensorboard]" in done.err
+
+
 def test_nothing_matches(call: Call, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     done = call("tb", "*gamma*")

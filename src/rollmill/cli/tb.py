@@ -41,12 +41,12 @@ def tb(
     with process_scope() as environment:
         folder = Path(environment[SCRATCH_VARIABLE])
         link_runs(folder, runs.items())
-        for name in runs:
-            print(name)
-        print(f"{len(runs)} runs: http://{host}:{port}/ (Ctrl-C ends it)")
-        print(f"from another machine: {forwarding(port)}", flush=True)
         board = start_board(folder, host, port)
         try:
+            for name in runs:
+                print(name)
+            print(f"{len(runs)} runs: http://{host}:{port}/ (Ctrl-C ends it)")
+            print(f"from another machine: {forwarding(port)}", flush=True)
             return _wait(board, folder, root, masks)
         except KeyboardInterrupt as error:
             if isinstance(error, Interrupted) and error.name != signal.SIGINT.name:
