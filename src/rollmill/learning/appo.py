@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.saving import (
     OPTIMIZER_SHAPE,
     WEIGHTS_SHAPE,
+    copy_optimizer,
     load_generator,
     load_optimizer,
     load_weights,
@@ -215,6 +217,27 @@ class Appo:
         self._alarms.check(metrics, spread, self.version)
         metrics["alarms"] = float(self._alarms.active)
         return metrics
+
+    # -- as one of a population ----------------------------------------------------------------
+
+    def set_knobs(self, values: dict[str, Any]) -> None:
+        """Go on with other settings (``knobs.LIVE``); nothing else of the learner changes."""
+        self.settings = replace(self.settings, **values)
+        self._step.take(self.settings)
+
+    def adopt(self, other: Appo) -> None:
+        """Go on from the weights of another, with its moments and its optimizer; the own random numbers stay.
+
+        The version jumps, so that all experience which is on its way is too old: other weights have made it.
+        """
+        with torch.no_grad():
+            for mine, its in zip(self.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+                mine.copy_(its)
+        copy_optimizer(self._optimizer, other._optimizer)
+        self._rate = other._rate
+        self._alarms = Alarms(self.settings.collapse_patience, self.settings.max_grad_norm)
+        self.version += self.settings.max_policy_lag + 1
+        self.publish()
 
     @property
     def oldest_useful(self) -> int:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD
 from rollmill.learning.batch import Pieces, micro_batches
-from rollmill.learning.losses import ppo_policy_loss, ratio_metrics, value_loss
+from rollmill.learning.knobs import DeviceKnobs, Knobs
+from rollmill.learning.losses import Number, ppo_policy_loss, ratio_metrics, value_loss
 from rollmill.learning.metrics import row_sums
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.ranks import Ranks, SingleRank, share_gradients, shared_moments
@@ -50,11 +51,17 @@ class Step:
         self.model = model
         self.optimizer = optimizer
         self.settings = settings
+        self.knobs: Knobs = settings
+        """The numbers of the settings, where those that may change are read from."""
         self.ranks: Ranks = ranks or SingleRank()
         self.device = next(model.parameters()).device
         self.entropy_weight = torch.zeros((), device=self.device)
         """Weight of the exploration term; a tensor, because it changes while graphs do not."""
         self._moments_lock = threading.Lock()
+
+    def take(self, settings: LearningSettings) -> None:
+        """Go on with other numbers (``knobs.LIVE``); what is on stays on, and off stays off."""
+        self.settings = self.knobs = settings
 
     def gradients(self, minibatch: Pieces) -> Tensor:
         """Gradients of a minibatch (of all ranks), clipped; returns ``METRICS`` as ``[n]``."""
@@ -103,7 +110,7 @@ class Step:
 
     def losses(self, pieces: Pieces, model: ActorCritic) -> tuple[Tensor, Tensor]:
         """(loss, ``METRICS`` but the last as ``[n]``) of some pieces, each the sum over the rows that count."""
-        s, head, valid = self.settings, model.head, pieces.valid
+        s, knobs, head, valid = self.settings, self.knobs, model.head, pieces.valid
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=s.precision == "bfloat16", cache_enabled=self.compact
         ):
@@ -117,11 +124,11 @@ class Step:
         advantage, target = self._targets(pieces, log_ratio, values, rows)
         entropy = head.entropy(params, mask)
         explore = entropy if s.exploration == "entropy" else -head.symmetric_kl_uniform(params, mask)
-        policy = ppo_policy_loss(log_ratio, advantage, s.clip)
+        policy = ppo_policy_loss(log_ratio, advantage, knobs.clip)
         value = self._value_loss(values[:steps], pieces.value[:steps], target, rows)
-        loss = policy + s.value_coefficient * value - self.entropy_weight * explore
+        loss = policy + knobs.value_coefficient * value - self.entropy_weight * explore
         predicted = self.model.denormalise(values[:steps].detach(), rows)
-        columns = (loss, policy, value, entropy, *ratio_metrics(log_ratio.detach(), s.clip), predicted, target)
+        columns = (loss, policy, value, entropy, *ratio_metrics(log_ratio.detach(), knobs.clip), predicted, target)
         metrics = row_sums([*(column.detach() for column in columns), target - predicted], valid)
         return torch.where(valid, loss, 0.0).sum(), metrics
 
@@ -129,7 +136,7 @@ class Step:
         self, pieces: Pieces, log_ratio: Tensor, values: Tensor, rows: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """(advantages, value targets in units of the return) of some pieces."""
-        s = self.settings
+        s, knobs = self.settings, self.knobs
         if s.targets == "gae":
             return pieces.advantage, pieces.target
         current = self.model.denormalise(values.detach(), pieces.obs)
@@ -139,10 +146,10 @@ class Step:
             current,
             pieces.terminated,
             pieces.valid,
-            s.gamma,
-            s.gae_lambda,
-            s.rho_bar,
-            s.c_bar,
+            knobs.gamma,
+            knobs.gae_lambda,
+            knobs.rho_bar,
+            knobs.c_bar,
         )
         if s.normalize_returns:
             with self._moments_lock:
@@ -154,12 +161,26 @@ class Step:
 
     def _value_loss(self, values: Tensor, old: Tensor, target: Tensor, obs: dict[str, Tensor]) -> Tensor:
         model = self.model
-        clip = self.settings.value_clip or None
+        clip = self.knobs.value_clip if self.settings.value_clip else None
         return value_loss(values, model.normalise(old, obs), model.normalise(target, obs), clip)
 
     def _clip_gradients(self) -> Tensor:
-        limit = self.settings.max_grad_norm or math.inf
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        if not self.settings.max_grad_norm:
+            return torch.nn.utils.clip_grad_norm_(self.model.parameters(), math.inf)
+        return clip_gradients(self.model.parameters(), self.knobs.max_grad_norm)
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[Tensor], limit: Number) -> Tensor:
+    """Scale gradients down to the norm ``limit``; returns the norm they had. ``clip_grad_norm_`` for any ``limit``:
+    torch's own makes a number of a tensor, which no graph can record.
+    """
+    if not isinstance(limit, Tensor):
+        return torch.nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = [x.grad for x in parameters if x.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0).to(norm))
+    return norm
 
 
 class GraphStep(Step):
@@ -177,6 +198,7 @@ class GraphStep(Step):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__(model, optimizer, settings, ranks)
+        self._on_device = self.knobs = DeviceKnobs(settings, self.device)
         for module in model.modules():
             if isinstance(module, RecurrentMemory):
                 module.by_steps = True  # packing fragments needs the host to look at the data
@@ -187,6 +209,10 @@ class GraphStep(Step):
         self._update = torch.cuda.CUDAGraph()
         # A thread that spins for the GPU takes a core from the simulators; this event lets it sleep.
         self._known = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def take(self, settings: LearningSettings) -> None:
+        self.settings = settings
+        self._on_device.take(settings)
 
     def gradients(self, minibatch: Pieces) -> Tensor:
         if self._plain_steps < self.WARM_UP:

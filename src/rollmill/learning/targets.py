@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rollmill.learning.losses import Number
+
 
 @torch.no_grad()
 def gae(
@@ -42,10 +44,10 @@ def vtrace(
     values: Tensor,
     terminated: Tensor,
     valid: Tensor,
-    gamma: float,
-    gae_lambda: float = 1.0,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
+    gamma: Number,
+    gae_lambda: Number = 1.0,
+    rho_bar: Number = 1.0,
+    c_bar: Number = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """V-trace (Espeholt et al. 2018): targets for experience of a slightly older policy.
 
@@ -64,7 +66,7 @@ def vtrace(
     return torch.where(valid, advantages, 0.0), targets
 
 
-def _discount(terminated: Tensor, valid: Tensor, gamma: float) -> Tensor:
+def _discount(terminated: Tensor, valid: Tensor, gamma: Number) -> Tensor:
     """``gamma`` where row t + 1 continues row t, else 0; ``[T, B]`` float32."""
     return (valid & ~terminated).float() * gamma
 

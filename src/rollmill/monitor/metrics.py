@@ -65,6 +65,16 @@ class EpisodeStats:
             self.count += 1
 
     @property
+    def known(self) -> int:
+        """How many episodes the means are over, or, once the window was full, how many there were in all."""
+        return self.count if len(self._returns) == self._returns.maxlen else len(self._returns)
+
+    def restart(self) -> None:
+        """Forget the episodes so far, but not how many there were."""
+        self._returns.clear()
+        self._lengths.clear()
+
+    @property
     def mean_return(self) -> float | None:
         """None before the first episode has ended."""
         return _mean(self._returns) if self._returns else None

@@ -54,18 +54,25 @@ class Mailbox:
     seconds_wait: Array  # [W] float64, time spent waiting for actions
     sleeping: Array  # [W] int64, written by the worker: it must be notified to see a command
     next_episode: Array  # [E] int64, first unused episode number of every env
-    variables: Array  # [D] float64, written by main: ``env.variables``, in the order of the config
+    variables: Array  # [P, D] float64, written by main: ``env.variables`` in the order of the config, for each policy
     stop: Array  # [1] int64, written by main
     wanted: Array  # [1] int64, written by main: ready groups it waits for; workers notify it from then on
     main_sleeping: Array  # [1] int64, written by main: 0 while it looks at the numbers by itself before it sleeps
 
     def __init__(
-        self, groups: int, workers: int, envs: int, block: SharedBlock | None = None, *, variables: int = 0
+        self,
+        groups: int,
+        workers: int,
+        envs: int,
+        block: SharedBlock | None = None,
+        *,
+        variables: int = 0,
+        policies: int = 1,
     ) -> None:
-        fields = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
+        fields: list[tuple[Field, tuple[int, ...]]] = [(Field(name, "int64"), (groups,)) for name in GROUP_FIELDS]
         fields += [(Field("next_episode", "int64"), (envs,))]
         fields += [(Field(name, "int64"), (1,)) for name in ("stop", "wanted", "main_sleeping")]
-        fields += [(Field("variables", "float64"), (variables,))]
+        fields += [(Field("variables", "float64"), (policies, variables))]
         offsets, nbytes = layout_arrays([(Field("lines", f"V{LINE_BYTES}"), (workers,)), *fields])
         self.block = block or SharedBlock.create(nbytes)
         for field, shape in fields:

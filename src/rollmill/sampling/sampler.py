@@ -39,6 +39,7 @@ log = logging.getLogger("rollmill")
 
 COUNTERS_SHAPE: Shape = {
     "steps": int,
+    "steps_of?": [int],
     "frames_decided": int,
     "lost_segments": int,
     "env_faults": int,
@@ -101,13 +102,16 @@ class SamplerPlan:
     filled theirs wait for all others, and go on when the learner has been there. Sync mode's promise."""
     even: bool = False
     """All groups fill as many segments as the others, give or take one: a group that is ahead waits. So tasks that are
-    mixed over groups get the same number of rows, at the pace of the slowest."""
+    mixed over groups, and members of a population, get the same number of rows, at the pace of the slowest."""
     lockstep: bool = False
     """Infer only when every group is ready: slower, but the order of decisions is fixed."""
     schedule: EpisodeSchedule | None = None
     """Numbered episodes instead of one sequence for each env."""
     random_actions: bool = False
     """Workers act at random by themselves; the policy decides only where a segment begins. To measure simulators."""
+    policy_of_group: tuple[int, ...] = ()
+    """Of every group: the one policy that acts in it, and learns from batches of its own groups alone (a population).
+    Empty: policies share groups, and batches."""
     spare_slots: int = 0
     """Slots that are not sampled into: a recorder exchanges them for finished ones that it wants to keep a while."""
 
@@ -134,11 +138,18 @@ class SamplerPlan:
         return self.settings.envs_per_worker // self.settings.groups * self.spec.agents
 
     @property
+    def lines(self) -> int:
+        """In how many lines finished segments wait, each for a learner of its own."""
+        return max(self.policy_of_group, default=0) + 1
+
+    @property
     def slots(self) -> int:
+        # In every other line a batch may lack one segment only, and still wait.
+        waiting = (self.lines - 1) * (self.segments_per_batch - 1)
         if self.settings.mode == "serial" or self.lockstep:
             # All groups fill up in the same round and must all find a place to go on.
-            return 2 * self.groups + self.segments_per_batch
-        return self.groups + self.segments_per_batch * (1 + self.settings.spare_batches)
+            return 2 * self.groups + self.segments_per_batch + waiting
+        return self.groups + self.segments_per_batch * (1 + self.settings.spare_batches) + waiting
 
 
 def default_workers() -> int:
@@ -157,7 +168,8 @@ class Sampler:
         )
         self.arena = Arena(layout, plan.slots + plan.spare_slots)
         envs = plan.workers * settings.envs_per_worker
-        self.box = Mailbox(plan.groups, plan.workers, envs, variables=len(plan.env.variables))
+        variables = len(plan.env.variables)
+        self.box = Mailbox(plan.groups, plan.workers, envs, variables=variables, policies=plan.lines)
         self.box.variables[:] = list(plan.env.variables.values())
         self.policies = policies
         try:
@@ -167,6 +179,8 @@ class Sampler:
             self._let_go()
             raise
         self.inference = Inference(self.arena, self.box, policies)
+        if plan.policy_of_group:
+            self.inference.policy_of_lane[:] = np.array(plan.policy_of_group)[:, None]
         self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
         """Slots that are free for whoever returns as many others (``release``)."""
         self.pool = self._build_pool()
@@ -177,6 +191,8 @@ class Sampler:
         """When the episode that is under way in each lane began."""
         self.steps = 0
         """Decisions that counted, in finished segments."""
+        self.steps_of = [0] * plan.lines
+        """The same, of the policy of every line."""
         self.lost_segments = 0
         self.rounds = 0
         """Rounds with a forward pass."""
@@ -196,11 +212,12 @@ class Sampler:
     @property
     def variables(self) -> dict[str, float]:
         """``env.variables`` as they stand; envs take them over when their next episode begins."""
-        return dict(zip(self.plan.env.variables, self.box.variables.tolist(), strict=True))
+        return dict(zip(self.plan.env.variables, self.box.variables[0].tolist(), strict=True))
 
-    def set_variable(self, name: str, value: float) -> None:
-        """Turn one of ``env.variables``, for all envs."""
-        self.box.variables[tuple(self.plan.env.variables).index(name)] = value
+    def set_variable(self, name: str, value: float, policy: int | None = None) -> None:
+        """Turn one of ``env.variables``, for all envs or for those of one policy of a population."""
+        index = tuple(self.plan.env.variables).index(name)
+        self.box.variables[slice(None) if policy is None else policy, index] = value
 
     @property
     def frames(self) -> int:
@@ -223,6 +240,7 @@ class Sampler:
                 workers_before=plan.workers_before,
                 schedule=plan.schedule,
                 random_actions=plan.random_actions,
+                policy_of_group=plan.policy_of_group,
             )
             for index in range(plan.workers)
         ]
@@ -340,7 +358,9 @@ class Sampler:
     def _finish(self, slot: int) -> None:
         segment = self.arena.segment(slot)
         self._filled[self.inference.group_of_slot[slot]] += 1
-        self.steps += int(np.count_nonzero(segment["valid"][:-1]))
+        steps = int(np.count_nonzero(segment["valid"][:-1]))
+        self.steps += steps
+        self.steps_of[self._line_of(slot)] += steps
         self.episodes.extend(self._episode_ends(slot, segment))
         with self._any_finished:
             self.finished.append(slot)
@@ -379,11 +399,36 @@ class Sampler:
     # -- finished segments ---------------------------------------------------------------------
 
     def take(self, count: int, timeout: float) -> list[int] | None:
-        """``count`` finished segments in the order they ended, or None after ``timeout`` seconds."""
+        """``count`` finished segments in the order they ended, or None after ``timeout`` seconds.
+
+        Of a population they are all one policy's: whose batch was complete first.
+        """
         with self._any_finished:
             if not self._any_finished.wait_for(lambda: len(self.finished) >= count, timeout):
                 return None
-            return [self.finished.popleft() for _ in range(count)]
+            if self.plan.lines == 1:
+                return [self.finished.popleft() for _ in range(count)]
+            found = self._first_batch(count)
+            if not found and timeout:  # enough in all, but not of one policy
+                self._any_finished.wait(timeout)
+                found = self._first_batch(count)
+            for slot in found:
+                self.finished.remove(slot)
+            return found or None
+
+    def _first_batch(self, count: int) -> list[int]:
+        """Of the line that has as many segments first; empty if none has."""
+        lines: list[list[int]] = [[] for _ in range(self.plan.lines)]
+        for slot in self.finished:
+            line = lines[self._line_of(slot)]
+            line.append(slot)
+            if len(line) == count:
+                return line
+        return []
+
+    def _line_of(self, slot: int) -> int:
+        owners = self.plan.policy_of_group
+        return owners[self.inference.group_of_slot[slot]] if owners else 0
 
     def put_back(self, slots: Sequence[int]) -> None:
         """Return segments that were taken, unused; they are the next to be taken."""
@@ -433,6 +478,7 @@ class Sampler:
         report = self.pool.report
         return {
             "steps": self.steps,
+            "steps_of": list(self.steps_of),
             "frames_decided": self.inference.frames,
             "lost_segments": self.lost_segments,
             "env_faults": report.env_faults,
@@ -444,6 +490,8 @@ class Sampler:
 
     def _load_counts(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"]
+        if len(known := state.get("steps_of", [])) == self.plan.lines:
+            self.steps_of = list(known)
         self.inference.frames = state["frames_decided"]
         self.lost_segments = state["lost_segments"]
         self.pool.report.env_faults = state["env_faults"]

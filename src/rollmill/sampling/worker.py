@@ -52,6 +52,9 @@ class WorkerPlan:
     """Numbered episodes (see there); None: every env goes through a branch of ``seeds`` of its own."""
     random_actions: bool = False
     """Fill segments with random actions alone, and ask for a decision only where the next one begins."""
+    policy_of_group: tuple[int, ...] = ()
+    """Of every group of the run: the one policy that acts in it, whose ``env.variables`` its envs see; empty: the first
+    one's."""
 
     def episode_seed(self, env: int, episode: int) -> int | None:
         """What an episode's reset is seeded with; None: it is not seeded alone (``env.vector``)."""
@@ -65,6 +68,10 @@ class WorkerPlan:
         """Which of the whole run's envs ``env`` is."""
         before = self.workers_before
         return EnvInstance(index=before * self.groups * self.envs_per_group + env, worker=before + self.index)
+
+    def policy_of(self, group: int) -> int:
+        """The policy whose variables this worker's ``group``-th group sees."""
+        return self.policy_of_group[self.index * self.groups + group] if self.policy_of_group else 0
 
     def envs_of(self, group: int) -> range:
         """Sampler-wide env numbers of this worker's ``group``-th group."""
@@ -103,11 +110,8 @@ class Worker:
 
     def _build(self, plan: WorkerPlan, group: int, watch: Watch, listener: Listener) -> EnvBatch | VectorBatch:
         envs = plan.envs_of(group)
-        variables = (
-            tuple(EnvVariables(tuple(plan.env.variables), self._box.variables) for _ in envs)
-            if plan.env.variables
-            else ()
-        )
+        names, source = tuple(plan.env.variables), self._box.variables[plan.policy_of(group)]
+        variables = tuple(EnvVariables(names, source) for _ in envs) if names else ()
         spec = plan.layout.spec
         setup = BatchSetup(
             spec=spec,
@@ -217,7 +221,8 @@ class WorkerProcess:
         self._parent = parent
         self._awake = setup.awake
         arena_block, box_block = SharedBlock(*setup.arena), SharedBlock(*setup.mailbox)
-        self._box = Mailbox(*setup.shape, block=box_block, variables=len(setup.plan.env.variables))
+        variables, policies = len(setup.plan.env.variables), max(setup.plan.policy_of_group, default=0) + 1
+        self._box = Mailbox(*setup.shape, block=box_block, variables=variables, policies=policies)
         self._main_wakeup = Wakeup(*setup.main_wakeup)
         self._own_wakeup = Wakeup(*setup.own_wakeup)
         index = setup.plan.index

@@ -42,6 +42,7 @@ class LoadOptions:
     machine: bool = True
     """Whether the settings for the machine that it was trained on apply, too (``sampling``)."""
     best: bool = False
+    member: int | None = None
     targets: tuple[float, ...] = ()
     deterministic: bool | None = None
     device: str | None = None

@@ -25,6 +25,7 @@ def load_policy(
     env: str | EnvSettings | None = None,
     overrides: Sequence[str] = (),
     best: bool = False,
+    member: int | None = None,
     target: float | None = None,
     deterministic: bool | None = None,
     device: str | None = None,
@@ -42,6 +43,7 @@ def load_policy(
 
     ``env`` and ``overrides`` (``KEY=VALUE``) say what differs from the settings it was made with; random and own
     policies need an ``env``. ``best``: of an online run, the checkpoint with the highest training return.
+    ``member``: of a population, which member plays; None: the best.
     ``target``: the return to ask for, where the policy can be asked. ``deterministic``: the most likely action instead
     of a sampled one; None: as the run was judged. ``device``: cpu, cuda, cuda:N or auto; None: as in training.
     ``last``: of an offline run, the last weights instead of those with the lowest held-out loss. ``encoder`` and
@@ -53,6 +55,7 @@ def load_policy(
         env=None if isinstance(env, str) else env,
         overrides=(*named, *overrides),
         best=best,
+        member=member,
         targets=() if target is None else (target,),
         deterministic=deterministic,
         device=device,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings
 from rollmill.core.errors import ConfigError
@@ -27,6 +29,8 @@ class OnlinePolicy(LoadedPolicy):
 
     config: TrainConfig
     """The run's settings below what the user has said."""
+    member: int | None = None
+    """Of a population: which member plays."""
 
     def check(self, spec: EnvSpec) -> None:
         assert self.spec is not None
@@ -42,7 +46,8 @@ class OnlinePolicy(LoadedPolicy):
         from rollmill.optim.device import choose_device
 
         assert self.path is not None
-        learners = require_online(load_checkpoint(self.path)).state["learners"]
+        state = require_online(load_checkpoint(self.path)).state
+        learners = state["learners"] if self.member is None else [state["learners"][self.member]]
         owners = self._owners(spec, len(learners))
         torch.set_num_threads(1)  # as in training; how an operator is shared out to threads changes the last bits
         members: list[Policy] = []
@@ -72,6 +77,7 @@ def load_online(loaded: Loaded, how: LoadOptions) -> OnlinePolicy:
     config = how.settings(state["config"], path)
     if how.device is not None:
         config = replace(config, learning=replace(config.learning, device=how.device))
+    member = _member(state, how.member, path)
     own = saved_settings(SavedEnv, {"env": state["config"]["env"]}, path).env
     return OnlinePolicy(
         name=checkpoint_name(loaded.path),
@@ -81,8 +87,21 @@ def load_online(loaded: Loaded, how: LoadOptions) -> OnlinePolicy:
         sampling=config.sampling,
         path=path,
         frames=loaded.frames,
-        version=int(state["learners"][0]["version"]),
+        version=int(state["learners"][member or 0]["version"]),
+        member=member,
         deterministic=bool(how.deterministic),
         seed=how.seed,
         config=config,
     )
+
+
+def _member(state: Mapping[str, Any], asked: int | None, path: Path) -> int | None:
+    """The member of a population that plays: the best, if nothing is said; None: this is no population."""
+    if "population" not in state:
+        if asked is not None:
+            raise ConfigError(f"{path} holds no population: leave out the member")
+        return None
+    member = state["population"]["best"] if asked is None else asked
+    if not 0 <= member < len(state["learners"]):
+        raise ConfigError(f"{path} has no member {member}: there are {len(state['learners'])}, the first is 0")
+    return int(member)

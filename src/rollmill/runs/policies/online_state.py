@@ -15,6 +15,7 @@ PLAYABLE_SHAPE: Shape = {
     "config": {"env": MAPPING, "model": MAPPING},
     "spec": SPEC_SHAPE,
     "learners": [{"model": {str: ARRAY}, "version": int}],
+    "population?": {"best": int},
 }
 """What a policy needs to play; the policies that are shipped have no more."""
 
@@ -51,4 +52,6 @@ def playable_part(loaded: Loaded) -> dict[str, Any]:
     state = require_online(loaded).state
     learners = [{name: learner[name] for name in ("model", "version")} for learner in state["learners"]]
     kept = {name: state[name] for name in ("format", "kind", "config", "spec") if name in state}
+    if "population" in state:
+        kept["population"] = {"best": state["population"]["best"]}
     return {"frames": loaded.frames, "metric": loaded.metric, "state": {**kept, "learners": learners}}

@@ -17,6 +17,7 @@ threads               (CPU, images) one per core, as long as each gets ``THREAD_
 precision             (if "auto") bfloat16 for images where the machine has units for it, else float32
 ====================  ==========================================================================================
 
+In a population (``pbt.members``) a batch is one member's, and groups are chosen so that each member has as many.
 Numbers are decided twice: before anything starts, and once more when the env's spec is known (agents, images).
 A batch must be a whole number of segments: envs and groups are chosen so that it is. Serial mode repeats bit for
 bit, so it must not depend on the machine: 1 worker, 8 envs, float32.
@@ -111,11 +112,12 @@ def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) 
     apart = machine.gpu and not (serial or (s.mode == "async" and config.learning.ranks == 1 and images))
     workers = s.workers or (1 if serial else _workers(machine, config.learning.ranks, apart))
     wanted = SERIAL_ENVS if serial else _fresh_envs(config, workers, agents)
-    best = APART_GROUPS if apart else GROUPS
+    unit = config.pbt.members // gcd(workers, config.pbt.members)
+    best = -(-(APART_GROUPS if apart else GROUPS) // unit) * unit
     if config.on_policy:
         workers, groups, lanes = _whole_rounds(config, machine.cores, agents, best)
     else:
-        groups, lanes = _fitting(config, wanted, agents, best)
+        groups, lanes = _fitting(config, wanted, agents, best, unit)
     threads = config.learning.threads or (1 if serial or machine.gpu or not images else _threads(config, machine.cores))
     precision = config.learning.precision
     if precision == "auto":
@@ -160,7 +162,7 @@ def _batch(config: TrainConfig, machine: Machine, agents: int) -> int:
     if not s.envs_per_worker or config.learning.algorithm == "sac":
         return -(-BATCH // unit) * unit
     workers = s.workers or (1 if s.mode == "serial" else machine.cores // ranks * ranks or ranks)
-    rows = workers * s.envs_per_worker * s.rollout * agents
+    rows = workers * s.envs_per_worker * s.rollout * agents // config.pbt.members
     if config.on_policy:
         return rows * max(1, BATCH // rows)
     groups = s.groups or (GROUPS if s.envs_per_worker % GROUPS == 0 else 1)
@@ -177,7 +179,7 @@ def _workers(machine: Machine, ranks: int, apart: bool) -> int:
 
 def _fresh_envs(config: TrainConfig, workers: int, agents: int) -> int:
     """Envs per worker, so many at most that experience is fresh when it is learnt from."""
-    limit = FRESH_BATCHES[config.sampling.mode] * config.learning.batch_size
+    limit = FRESH_BATCHES[config.sampling.mode] * config.learning.batch_size * config.pbt.members
     return max(1, min(ENVS, limit // (workers * config.sampling.rollout * agents)))
 
 
@@ -188,19 +190,31 @@ def _whole_rounds(config: TrainConfig, most: int, agents: int, best: int) -> tup
     is set stays set, and ``check`` says what is wrong with it.
     """
     s, ranks = config.sampling, config.learning.ranks
-    lanes = config.learning.batch_size // (s.rollout * agents)
+    members = config.pbt.members
+    lanes = config.learning.batch_size * members // (s.rollout * agents)
     workers = [s.workers] if s.workers else [count for count in range(most, 0, -1) if count % ranks == 0]
     envs = [s.envs_per_worker] if s.envs_per_worker else list(range(ENVS, 0, -1))
     pairs = [(w, e) for w in workers for e in envs if lanes % (w * e) == 0 and e % (s.groups or 1) == 0]
+    pairs = [(w, e) for w, e in pairs if e % (members // gcd(w, members)) == 0]
     pairs.sort(key=lambda pair: pair[1] < GROUPS)
     count, each = next(iter(pairs), (workers[0], s.envs_per_worker or s.groups or 1))
-    groups = s.groups or next(g for g in range(best, 0, -1) if each % g == 0)
+    groups = s.groups or _whole_groups(each, best, members // gcd(count, members))
     return count, groups, each // groups
 
 
-def _fitting(config: TrainConfig, wanted: int, agents: int, groups: int) -> tuple[int, int]:
-    """(groups, envs of a group), as near to what is wanted as a whole number of segments per batch allows."""
+def _whole_groups(envs: int, best: int, unit: int) -> int:
+    """Groups that ``envs`` can be parted into evenly, a multiple of ``unit`` where that can be, at most ``best``."""
+    fits = [g for g in range(max(best, unit), 0, -1) if envs % g == 0]
+    return next((g for g in fits if g % unit == 0), fits[0])
+
+
+def _fitting(config: TrainConfig, wanted: int, agents: int, groups: int, unit: int) -> tuple[int, int]:
+    """(groups, envs of a group), as near to what is wanted as a whole number of segments per batch allows.
+
+    Groups are a multiple of ``unit`` where that can be.
+    """
     shapes = list(_shapes(config, wanted, groups))
+    shapes = [shape for shape in shapes if shape[0] % unit == 0] or shapes
     rows = config.sampling.rollout * agents * config.learning.ranks
     return next((shape for shape in shapes if config.learning.batch_size % (rows * shape[1]) == 0), shapes[-1])
 

@@ -24,9 +24,11 @@ from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
 from rollmill.monitor.wandb import WandbSettings, require_wandb
+from rollmill.pbt.settings import PbtSettings
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
 from rollmill.replay.settings import ReplaySettings
+from rollmill.runs.settings.population_checks import check_population
 from rollmill.runs.settings.replay_checks import check_replay, check_replay_room
 from rollmill.runs.settings.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
@@ -255,6 +257,7 @@ class TrainConfig:
     learning: LearningSettings = field(default_factory=LearningSettings)
     sac: SacSettings = field(default_factory=SacSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
+    pbt: PbtSettings = field(default_factory=PbtSettings)
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
@@ -270,6 +273,11 @@ class TrainConfig:
         """The run's folder: ``<dir>/<experiment>/<name>``."""
         plain = re.sub(r"[^\w.-]+", "-", self.env.id.removeprefix(f"{MAIN}:")).strip(".-")
         return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
+
+    @property
+    def policy_count(self) -> int:
+        """Policies of the run: those of agents, or the members of a population."""
+        return max(self.env.policy_count, self.pbt.members)
 
     @property
     def on_policy(self) -> bool:
@@ -295,6 +303,7 @@ def require_env(files: Sequence[Path], overrides: Sequence[str], command: str) -
 def check(config: TrainConfig) -> None:
     """Refuse what can be seen to be wrong before any process starts."""
     check_env_settings(config.env)
+    check_population(config)
     _check_frozen(config)
     _check_tasks(config)
     check_algorithm(config)
@@ -436,11 +445,14 @@ def rows_in_flight(config: TrainConfig, agents: int = 1) -> int:
 
 def _check_on_policy(config: TrainConfig, agents: int) -> None:
     """Sync mode learns from whole rounds: one segment of every lane, or several."""
-    s, batch, rows = config.sampling, config.learning.batch_size, rows_in_flight(config, agents)
+    s, batch = config.sampling, config.learning.batch_size
+    rows = rows_in_flight(config, agents) // config.pbt.members
     if not config.on_policy or not rows or batch % rows == 0:
         return
     lanes, near = batch // (s.rollout * agents), max(1, round(batch / rows)) * rows
+    lanes *= config.pbt.members
     each = f"{s.workers} workers x {s.envs_per_worker} envs x {s.rollout} steps" + f" x {agents} agents" * (agents > 1)
+    each += f" / {config.pbt.members} members" * config.pbt.on
     raise ConfigError(
         f"sampling.mode=sync learns from segments of all environments together, {rows:,} rows at a time ({each}), and "
         f"learning.batch_size={batch} is no multiple of that. Set learning.batch_size={near}, or {lanes} environments "

@@ -27,6 +27,7 @@ from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.optim.device import choose_device
 from rollmill.recording.recorder import spare_slots
+from rollmill.runs.settings.population_checks import group_owners
 from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segments_taken
 from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.sampling.policies.per_agent import lane_owners
@@ -70,7 +71,7 @@ def build_parts(
     if device.type == "cpu":
         map_large_tensors()
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
-    per_batch, policies = segments_taken(config, spec), config.env.policy_count
+    per_batch, policies = segments_taken(config, spec), config.policy_count
     segment_rows = config.learning.batch_size // segments_per_batch(config, spec)
     segment_bytes = segment_rows * sum(field.nbytes for field in spec.observation)
     plan = SamplerPlan(
@@ -84,6 +85,7 @@ def build_parts(
         pin_inference=device.type == "cuda",
         on_policy=config.on_policy,
         even=_must_wait(config, spec),
+        policy_of_group=group_owners(config),
         workers_before=ranks.rank * config.sampling.workers,
         spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
     )
@@ -115,8 +117,12 @@ def build_parts(
 
 
 def _must_wait(config: TrainConfig, spec: EnvSpec) -> bool:
-    """Whether groups must wait for each other, so that all tasks of a suite get as many rows."""
+    """Whether groups must wait for each other, so that all tasks of a suite, or all members of a population, get as many
+    rows.
+    """
     s, env = config.sampling, config.env
+    if config.pbt.on:
+        return s.mode == "async"
     mixed = spec.tasks > 1 and env.task_spread == "mixed" and not env.task
     return mixed and s.mode == "async" and s.envs_per_worker // s.groups % spec.tasks > 0
 

@@ -20,16 +20,20 @@ import numpy as np
 
 from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import to_dict
-from rollmill.core.errors import CheckpointError, ConfigError
+from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
 from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.protocols import Learner
 from rollmill.core.shapes import check_shape
 from rollmill.envs.variables import PROGRESS
+from rollmill.learning.appo import Appo
+from rollmill.learning.guards import ValueCollapseError
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.lifecycle import Life
 from rollmill.runs.policies.online_state import STATE_SHAPE
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
+from rollmill.runs.train.population import Members
 from rollmill.runs.train.rank_sync import COUNTERS, RankSync
 from rollmill.runs.train.reporting import TrainMetrics
 from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
@@ -65,6 +69,12 @@ class OnlineRun:
         self.life = life
         """Its checkpoints, its signals, and how it will end."""
         self._metrics = metrics
+        self.members: Members | None = None
+        """The population, if the run is one."""
+        if config.pbt.on:
+            appo = [learner for learner in parts.learners if isinstance(learner, Appo)]
+            self.members = Members(config, appo, parts.sampler, life.folder)
+            metrics.follow(self.members)
         self._learners = [learner for learner in parts.learners if learner.policy_id not in config.learning.frozen]
         self._rank_sync = RankSync(parts.ranks, parts.sampler)
         self._dropped = 0
@@ -170,6 +180,8 @@ class OnlineRun:
             self._metrics.open(self.frames, self.seconds)
         if not self.iteration:  # a run that goes on has what its checkpoint says
             self._keep_progress(0.0)
+            if self.members is not None:
+                self.members.begin()
         with self.life.interrupt, self._sampling():
             self.tell("on_start")
             begun = time.monotonic()
@@ -294,18 +306,35 @@ class OnlineRun:
         self._give_back(slots)
         gathered = time.perf_counter()
         self._seconds_gather += gathered - begun
-        for learner in self._learners:
-            metrics = learner.train(self._batch, progress)
-            learner.publish()
-            self._metrics.add_learning(learner.policy_id, metrics)
+        for learner in self._learners if self.members is None else [self._learners[self._owner]]:
+            self._teach(learner, progress)
         self._seconds_learn += time.perf_counter() - gathered
         self.iteration += 1
+
+    @property
+    def _owner(self) -> int:
+        """The member of a population that the batch belongs to."""
+        return self.parts.sampler.plan.policy_of_group[int(self._groups[0])]
+
+    def _teach(self, learner: Learner, progress: float) -> None:
+        try:
+            metrics = learner.train(self._batch, progress)
+        except (NonFiniteError, ValueCollapseError) as error:
+            if self.members is None:
+                raise
+            self.members.set_back(learner.policy_id, error)
+            return
+        learner.publish()
+        self._metrics.add_learning(learner.policy_id, metrics)
 
     def _after_step(self) -> None:
         if not self._rank_sync.leads:
             return
         self.tell("on_training_step", self.iteration)
         self._metrics.step(self)
+        if self.members is not None:
+            for member in self.members.step():
+                self._metrics.restart(member)
         if self.life.save_due:
             self._save_or_complain(self.state())
 
@@ -370,6 +399,7 @@ class OnlineRun:
             "sampler": {**(self.parts.sampler.state() if exact else self.parts.sampler.counters()), **self.counts()},
             "ranks": self._rank_sync.state(),
             "reporter": self._metrics.state(),
+            **({} if self.members is None else {"population": self.members.state()}),
             "recorder": asdict(self.recorder.tally.plus(self.recorder.counts())) if self.recorder else {},
         }
 
@@ -396,6 +426,9 @@ class OnlineRun:
         self._dropped = state["dropped_segments"]
         with restoring(path, "reporter"):
             self._metrics.load_state(state["reporter"])
+        if self.members is not None:
+            with restoring(path, "population"):
+                self.members.load_state(state["population"])
         if self.recorder is not None:
             with restoring(path, "recorder"):
                 self.recorder.tally = DropCounts(**state.get("recorder", {}))
@@ -420,6 +453,7 @@ class OnlineRun:
             old["run"]["seed"] == new["run"]["seed"]
             and old["sampling"] == new["sampling"]
             and old["env"] == new["env"]
+            and old.get("pbt", new["pbt"]) == new["pbt"]
             and old["learning"]["recurrence"] == new["learning"]["recurrence"]
             and len(held) == self.parts.sampler.plan.groups  # workers=0 is a matter of the machine
         )

@@ -27,6 +27,7 @@ from rollmill.sampling.sampler import EpisodeEnd
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
+    from rollmill.runs.train.population import Members
 
 STATE_SHAPE: Shape = {
     "episodes": EPISODES_SHAPE,
@@ -79,7 +80,7 @@ class TrainMetrics:
 
     def __init__(self, config: TrainConfig, life: Life) -> None:
         self.episodes = EpisodeStats(config.report.window)
-        several = config.env.policy_count if config.env.policy_count > 1 else 0
+        several = config.policy_count if config.policy_count > 1 else 0
         self.policies = [EpisodeStats(config.report.window) for _ in range(several)]
         """The episodes of every policy, where there are several."""
         self.checkpoint_failures = 0
@@ -96,6 +97,7 @@ class TrainMetrics:
         self._sums: dict[str, list[float]] = {}  # name -> [sum, count] since the last row
         self._next_row = config.report_frames
         self._played: PlayedLog | None = None
+        self._members: Members | None = None
 
     def open(self, frames: int, seconds: float) -> None:
         """Open the sinks of a run that stands at ``frames`` after ``seconds`` of training."""
@@ -119,13 +121,25 @@ class TrainMetrics:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of the last episodes; None before the first has ended."""
-        return self.episodes.mean_return
+        """Mean return of the last episodes (of a population: of its best member's); None before the first has ended."""
+        return self._judged.mean_return
 
     @property
     def window_full(self) -> bool:
         """Whether as many episodes have ended as a mean return is taken over."""
-        return self.episodes.count >= self._config.report.window
+        return self._judged.known >= self._config.report.window
+
+    @property
+    def _judged(self) -> EpisodeStats:
+        return self.episodes if self._members is None else self.policies[self._members.best]
+
+    def follow(self, members: Members) -> None:
+        """The run is a population: it is judged by its best member."""
+        self._members = members
+
+    def restart(self, policy_id: int) -> None:
+        """A policy has other weights now: its returns are told of those alone."""
+        self.policies[policy_id].restart()
 
     def add_learning(self, policy_id: int, metrics: Mapping[str, float]) -> None:
         """Metrics of one training step; rows hold their means."""
@@ -159,10 +173,14 @@ class TrainMetrics:
             new.append(episode)
         if self._played is not None:
             self._played.add(new)
+        if self._members is not None:
+            self._members.add(new)
         extras = run.parts.sampler.pool.report.episode_stats
         while extras:
-            _, _, stats = extras.popleft()
+            lane, number, stats = extras.popleft()
             self._extras.add({f"episode/{name}": value for name, value in stats.items()})
+            if self._members is not None:
+                self._members.add_statistics(lane, number, stats)
 
     def write_row(self, run: OnlineRun) -> None:
         frames = run.frames  # read once: in async mode the sampler goes on counting
@@ -172,7 +190,8 @@ class TrainMetrics:
         metrics = {
             **self._extras.means(),
             **self._workers.means(),
-            **self.episodes.metrics(),
+            **self._judged.metrics(),
+            "episode/count": float(self.episodes.count),
             **self._by_policy(),
             **self._tasks.metrics(run.spec.frames_per_step),
             **{name: total / count for name, (total, count) in self._sums.items()},
@@ -191,6 +210,8 @@ class TrainMetrics:
             **self._usage.metrics(_worker_pids(run)),
             **_gpu_memory(),
         }
+        if self._members is not None:
+            metrics |= self._members.metrics()
         if run.recorder is not None:
             metrics |= recorder_metrics(run.recorder)
         for observer in run.observers:
@@ -207,7 +228,7 @@ class TrainMetrics:
 
     def finish(self, run: OnlineRun) -> None:
         """The last metrics for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
-        fresh = {**self.episodes.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
+        fresh = {**self._judged.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
         if run.recorder is not None:
             fresh |= recorder_metrics(run.recorder)
         self._reporter.end(run.frames, fresh)

@@ -1,0 +1,118 @@
+"""Whether a population can be trained as it is described: refused before anything starts, with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rollmill.core.errors import ConfigError
+from rollmill.core.text import nearest
+from rollmill.envs.variables import PROGRESS
+from rollmill.learning.settings import LIVE, SWITCHES
+from rollmill.pbt.space import Range, parse_space
+
+if TYPE_CHECKING:
+    from rollmill.runs.settings.train import TrainConfig
+
+LEARNING, VARIABLES = "learning.", "env.variables."
+ROUNDS = 20
+"""Rounds of decisions in a run whose ``pbt.period`` is automatic."""
+
+
+def population_period(config: TrainConfig) -> int:
+    """Frames of each member between two rounds."""
+    return config.pbt.period or max(1, config.stop.frames // (config.pbt.members * ROUNDS))
+
+
+def configured(config: TrainConfig, key: str) -> float:
+    """What the run's own settings say of a tuned one."""
+    if key.startswith(VARIABLES):
+        return config.env.variables[key.removeprefix(VARIABLES)]
+    return float(getattr(config.learning, key.removeprefix(LEARNING)))
+
+
+def check_population(config: TrainConfig) -> None:
+    """ConfigError for what can be seen without the environment."""
+    pbt = config.pbt
+    if pbt.replay is not None and not pbt.replay.exists():
+        raise ConfigError(f"pbt.replay={pbt.replay}: there is no such run")
+    if not pbt.on:
+        return
+    learning = config.learning
+    for wrong, what in (
+        (bool(config.env.policies), "env.policies: one policy plays all agents of an environment there"),
+        (learning.ranks > 1, f"learning.ranks={learning.ranks}: use learning.ranks=1"),
+        (learning.algorithm != "appo", f"learning.algorithm={learning.algorithm}: use learning.algorithm=appo"),
+        (learning.custom is not None, "learning.custom: only APPO's settings can be changed in a run"),
+        (config.replay.on, "replay: rows of members would mix with those of their predecessors"),
+        (pbt.objective in ("", "-"), "an empty pbt.objective"),
+    ):
+        if wrong:
+            raise ConfigError(f"pbt.members={pbt.members} does not go together with {what}")
+    if not pbt.period and not config.stop.frames:
+        raise ConfigError("pbt.period is automatic only where stop.frames says how long the run is: set pbt.period")
+    for key, bounds in _space(config).items():
+        _check_tuned(config, key, bounds)
+    _check_groups(config)
+
+
+def _space(config: TrainConfig) -> dict[str, Range]:
+    try:
+        return parse_space(config.pbt.tuned)
+    except ValueError as error:
+        raise ConfigError(f"pbt.tune.{error}") from error
+
+
+def _check_tuned(config: TrainConfig, key: str, bounds: Range) -> None:
+    if key.startswith(VARIABLES):
+        name = key.removeprefix(VARIABLES)
+        if name not in config.env.variables or name == PROGRESS:
+            there = ", ".join(name for name in config.env.variables if name != PROGRESS) or "none"
+            raise ConfigError(f"pbt.tune.{key}: env.variables has no such name that may be tuned (it has: {there})")
+    else:
+        name = key.removeprefix(LEARNING)
+        if key == name or name not in LIVE:
+            known = sorted([f"{LEARNING}{x}" for x in LIVE] + [f"{VARIABLES}{x}" for x in config.env.variables])
+            hint = nearest(key, known)
+            raise ConfigError(
+                f"pbt.tune.{key} is nothing that may change in a run{f'; {hint}' if hint else ''} "
+                f"(there are: {', '.join(known)})"
+            )
+        _check_learning(config, name, bounds)
+    if config.pbt.begin == "config" and configured(config, key) not in bounds:
+        raise ConfigError(
+            f"pbt.begin=config, but {key}={configured(config, key):g} lies outside of its bounds "
+            f"{bounds.low:g} to {bounds.high:g}"
+        )
+
+
+def _check_learning(config: TrainConfig, name: str, bounds: Range) -> None:
+    learning = config.learning
+    if name == "learning_rate" and learning.lr_schedule != "constant":
+        raise ConfigError(f"pbt.tune.learning.{name}: learning.lr_schedule={learning.lr_schedule} moves it already")
+    if name == "entropy_coefficient" and learning.entropy_end is not None:
+        raise ConfigError(f"pbt.tune.learning.{name}: learning.entropy_end moves it already")
+    if name in SWITCHES and (not getattr(learning, name) or bounds.low <= 0):
+        raise ConfigError(f"pbt.tune.learning.{name}: 0 switches it off; set learning.{name} and bounds above 0")
+    for bound in (bounds.low, bounds.high):
+        try:
+            values: dict[str, Any] = {name: bound}
+            replace(learning, **values)
+        except ValueError as error:
+            raise ConfigError(f"pbt.tune.learning.{name}: {error}") from error
+
+
+def _check_groups(config: TrainConfig) -> None:
+    s, members = config.sampling, config.pbt.members
+    if s.workers and s.groups and s.workers * s.groups % members:
+        raise ConfigError(
+            f"pbt.members={members}: each member plays whole groups of environments, and sampling.workers={s.workers} "
+            f"x sampling.groups={s.groups} cannot be shared out evenly; leave sampling.groups=0 to choose, or more "
+            "environments (sampling.envs_per_worker)"
+        )
+
+
+def group_owners(config: TrainConfig) -> tuple[int, ...]:
+    """The member that plays each group of a sized config: in turn, so that every worker has several; empty without."""
+    s, members = config.sampling, config.pbt.members
+    return tuple(group % members for group in range(s.workers * s.groups)) if config.pbt.on else ()

@@ -1,0 +1,275 @@
+"""A population in a run: what its members are given, what is decided, what is written down, and going on with it."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from running import SERIAL, Run, assert_same, config_of, rows_of, saved_state, train_here
+
+from rollmill.core.checkpoints import load_checkpoint
+from rollmill.core.errors import ConfigError
+from rollmill.core.run_folder import RunFolder
+from rollmill.envs.probe import probe_here
+from rollmill.learning.appo import Appo
+from rollmill.pbt.evidence import Evidence, chance
+from rollmill.pbt.ledger import NAME, read_ledger
+from rollmill.pbt.lineage import ancestors, best_member, best_so_far, schedule
+from rollmill.runs.policies.load import load_policy
+from rollmill.runs.settings.train import check
+from rollmill.runs.train.build import Parts, build_parts
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.population import Members
+from rollmill.sampling.sampler import EpisodeEnd
+
+POPULATION = (
+    *("env=toy_target", "pbt.members=4", "pbt.tune.learning.learning_rate=[1e-6,1e-1]", "pbt.period=200"),
+    *("pbt.min_episodes=5", "pbt.episodes=20", "stop.frames=6000"),
+)
+RATE = "learning.learning_rate"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train_here(tmp_path_factory.mktemp("whole"), *SERIAL, *POPULATION)[1]
+
+
+# -- what is decided ------------------------------------------------------------------------------------------
+
+
+def test_the_worst_go_on_from_the_best_and_every_decision_has_its_evidence(whole: RunFolder) -> None:
+    entries = read_ledger(whole.path / NAME)
+    begin, rounds = entries[0], entries[1:]
+    assert [own[RATE] for own in begin["begin"]] == pytest.approx(np.geomspace(1e-6, 1e-1, 4))
+    assert len(rounds) == 7  # of 1,500 frames that each member got, after every 200
+    copies = [(entry, move) for entry in rounds for move in entry["moves"]]
+    assert copies
+    for entry, move in copies:
+        taker, donor = (
+            Evidence(own["objective"], own["error"], own["episodes"])
+            for own in (entry["members"][move["member"]], entry["members"][move["from"]])
+        )
+        assert chance(donor, taker) < 0.05
+        assert min(taker.episodes, donor.episodes) >= 5
+        old, new = move["settings"][RATE]
+        assert old == entry["members"][move["member"]]["settings"][RATE]
+        taken = entry["members"][move["from"]]["settings"][RATE]
+        assert new != taken
+        assert taken / 1.5 <= new <= min(taken * 1.5, 0.1)
+    state = saved_state(whole)
+    assert state["population"]["copies"] == len(copies)
+    assert rows_of(whole)[-1]["pbt/copies"] <= len(copies)
+
+
+def test_members_share_frames_evenly_and_are_told_apart(whole: RunFolder) -> None:
+    state, row = saved_state(whole), rows_of(whole)[-1]
+    assert max(state["sampler"]["steps_of"]) - min(state["sampler"]["steps_of"]) <= 64
+    best = int(row["pbt/best_member"])
+    assert row["episode/return"] == row[f"policy{best}/episode/return"]
+    assert sum(row[f"policy{k}/episode/count"] for k in range(4)) == row["episode/count"]
+    assert {f"policy{k}/pbt/{RATE}" for k in range(4)} <= row.keys()
+
+
+def test_the_best_member_plays_unless_another_is_asked_for(whole: RunFolder) -> None:
+    loaded = load_policy(whole.path)
+    path = loaded.path
+    assert path is not None
+    state = load_checkpoint(path).state
+    assert loaded.version == state["learners"][state["population"]["best"]]["version"]
+    assert load_policy(whole.path, member=3).version == state["learners"][3]["version"]
+    with pytest.raises(ConfigError, match=r"has no member 4: there are 4"):
+        load_policy(whole.path, member=4)
+
+
+def test_lineage_and_schedule_follow_the_copies(whole: RunFolder) -> None:
+    entries = read_ledger(whole.path / NAME)
+    member = best_member(entries)
+    line = ancestors(entries, member)
+    assert len(line) == len(entries)
+    assert line[-1] == member
+    for entry, before, after in zip(entries[1:], line, line[1:], strict=False):
+        taken = {move["member"]: move["from"] for move in entry["moves"]}
+        assert before == taken.get(after, after)
+    stretches = schedule(entries, member)
+    assert stretches[0].settings == entries[0]["begin"][line[0]]
+    assert stretches[-1].settings == saved_state(whole)["population"]["rules"]["settings"][member]
+    assert [s.frames for s in stretches] == sorted(s.frames for s in stretches)
+    assert all(own <= best for _, own, best in best_so_far(entries, member))
+
+
+# -- objectives of these weights alone ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[tuple[Members, Parts]]:
+    config = config_of(tmp_path, *SERIAL, *POPULATION)
+    parts = build_parts(config, probe_here(config.env), os.environ)
+    folder = RunFolder.create(tmp_path / "run", "new")
+    made = Members(config, [x for x in parts.learners if isinstance(x, Appo)], parts.sampler, folder)
+    made.begin()
+    yield made, parts
+    parts.sampler.stop()
+    folder.close()
+
+
+def episodes(member: int, value: float, first: int, count: int = 10) -> list[EpisodeEnd]:
+    rng = np.random.default_rng(member)
+    returns = value + 0.01 * rng.normal(size=count)
+    return [EpisodeEnd(member, k, float(x), 10, True, member, 0, first) for k, x in enumerate(returns)]
+
+
+def test_only_episodes_of_the_present_weights_count(members: tuple[Members, Parts]) -> None:
+    made, parts = members
+    parts.sampler.inference.frames = 1000
+    parts.sampler.steps_of = [200] * 4
+    made.add([e for k in range(4) for e in episodes(k, -float(k), 10)])  # member 0 is the best, 3 the worst
+    assert set(made.step()) == {2, 3}
+    made.add(episodes(3, 100.0, 999))  # begun by the weights that are gone
+    made.add(episodes(3, 100.0, 1000))  # decided before they were
+    made.add(episodes(3, 100.0, -1))  # nobody knows
+    parts.sampler.steps_of = [400] * 4
+    assert made.step() == [1], "the worse of the two that are known"
+    seen = made.ledger.entries[-1]
+    assert [own["episodes"] for own in seen["members"]] == [10, 10, 0, 0]
+    assert seen["kept"]["3"] == "0 episodes of its present weights, 5 are needed"
+    made.add(episodes(3, 100.0, 1001))
+    parts.sampler.steps_of = [600] * 4
+    assert made.step() == [0], "negative objectives are objectives"
+    assert made.best == 3
+
+
+def test_a_member_that_takes_over_has_the_weights_the_optimizer_and_no_old_rows(
+    members: tuple[Members, Parts],
+) -> None:
+    made, parts = members
+    one, two = (x for x in parts.learners[:2] if isinstance(x, Appo))
+    sampler = parts.sampler
+    sampler.start()
+    for _ in range(4):
+        while (slots := sampler.take(parts.segments_per_batch, 0)) is None:
+            sampler.round()
+        owner = sampler.plan.policy_of_group[sampler.inference.group_of_slot[slots[0]]]
+        batch = {name: array.copy() for name, array in sampler.arena.gather(slots).items()}
+        assert set(batch["policy_id"].ravel()) == {owner}, "a batch is one member's"
+        parts.learners[owner].train(batch)
+        sampler.release(slots)
+        kept = batch if owner == 1 else locals().get("kept", batch)
+    generator = two._generator.get_state()
+    version = two.version
+    two.adopt(one)
+    assert_same(one.state()["model"], two.state()["model"])
+    assert_same(one.state()["optimizer"], two.state()["optimizer"])
+    assert torch.equal(two._generator.get_state(), generator)
+    assert two.version > version + two.settings.max_policy_lag
+    assert two.train(kept)["rows"] == 0, "what other weights have played"
+    one.model.value_head.bias.data += 1
+    assert not np.array_equal(one.state()["model"]["value_head.bias"], two.state()["model"]["value_head.bias"])
+
+
+# -- settings of environments --------------------------------------------------------------------------------------
+
+
+class Levels(Observer):
+    """What episodes of every member have seen, against what it was given."""
+
+    def __init__(self) -> None:
+        self.wrong = 0
+        self.looked = 0
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        assert run.members is not None
+        for window, own in zip(run.members._windows, run.members.population.settings, strict=True):
+            self.looked += len(window)
+            self.wrong += sum(value != own["env.variables.level"] for value in window)
+
+
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_variables_of_an_environment_are_each_members_own(tmp_path: Path, mode: str) -> None:
+    words = ("env=population_envs:Seen", "env.variables.level=0.5", "pbt.members=2", "pbt.period=100")
+    words += ("pbt.tune.env.variables.level=[0,1]", "pbt.objective=seen", "pbt.min_episodes=5", "stop.frames=2500")
+    seen = Levels()
+    _, folder = train_here(tmp_path, f"sampling.mode={mode}", *words, observers=[seen])
+    assert seen.looked > 100
+    assert seen.wrong == 0
+    entries = read_ledger(folder.path / NAME)
+    assert [own["env.variables.level"] for own in entries[0]["begin"]] == [0.0, 1.0]
+    assert any(entry["moves"] for entry in entries[1:])
+
+
+def test_an_objective_that_the_environment_does_not_tell_is_refused(tmp_path: Path) -> None:
+    words = ("env=population_envs:Seen", "env.variables.level=0.5", "pbt.members=2", "pbt.objective=sean")
+    with pytest.raises(ConfigError, match=r"pbt.objective=sean: .* did you mean .seen"):
+        train_here(tmp_path, *SERIAL, *words, "stop.frames=2000")
+
+
+# -- the same again ---------------------------------------------------------------------------------------------
+
+
+def test_stopped_and_resumed_is_as_if_never_stopped_and_the_ledger_is_the_same(
+    tmp_path: Path, whole: RunFolder
+) -> None:
+    train_here(tmp_path, *SERIAL, *POPULATION, "stop.frames=2500")
+    with (tmp_path / "x" / "run" / NAME).open("a") as file:  # as if it had been killed after its last checkpoint
+        file.write('{"round": 99}\n{"round"')
+    _, parts = train_here(tmp_path, *SERIAL, *POPULATION, mode="resume")
+    assert (parts.path / NAME).read_bytes() == (whole.path / NAME).read_bytes()
+    one, two = saved_state(whole), saved_state(parts)
+    assert_same(one["learners"], two["learners"])
+    assert_same(one["population"], two["population"])
+    assert rows_of(whole)[-1] == rows_of(parts)[-1]
+
+
+def test_killed_and_resumed(tmp_path: Path, rollmill: Run) -> None:
+    words = [f"run.dir={tmp_path}", "run.experiment=x", *POPULATION, "run.name=run", "checkpoints.every_seconds=0.1"]
+    words += ["report.tensorboard=false", "checkpoints.min_free_mb=1", "sampling.workers=2", "learning.batch_size=64"]
+    words += ["sampling.rollout=8", "stop.frames=60000"]
+    first = rollmill("train", *words)
+    folder = RunFolder(tmp_path / "x" / "run")
+    first.wait_for_text("population, round 3")
+    first.kill()
+    second = rollmill("train", "--resume", *words, "stop.frames=20000")
+    assert second.wait() == 0, second.text
+    entries, state = read_ledger(folder.path / NAME), saved_state(folder)
+    assert [entry["round"] for entry in entries[1:]] == list(range(1, len(entries)))
+    assert json.loads(json.dumps(state["population"]["ledger"])) == entries
+    settings = state["population"]["rules"]["settings"]
+    assert settings[best_member(entries)] == schedule(entries, best_member(entries))[-1].settings
+
+
+# -- refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("pbt.members=3",), r"pbt.members=3: each member plays whole groups .* cannot be shared out evenly"),
+        (("pbt.tune.learning.gama=[0.9,0.99]",), r"pbt.tune.learning.gama is nothing .* did you mean .learning.gamma"),
+        (("pbt.tune.learning.gamma=0.9",), r"pbt.tune.learning.gamma: expected bounds such as"),
+        (("pbt.tune.learning.clip=[-1,1]",), r"pbt.tune.learning.clip: clip must be positive"),
+        (("pbt.tune.learning.value_clip=[0.1,1]",), r"0 switches it off"),
+        (("pbt.tune.env.variables.x=[0,1]",), r"env.variables has no such name that may be tuned \(it has: none\)"),
+        (("learning.lr_schedule=linear",), r"learning.lr_schedule=linear moves it already"),
+        (("pbt.begin=config", "learning.learning_rate=1"), r"lies outside of its bounds"),
+        (("env=toy_agents", "env.policies=[0,1]"), r"does not go together with env.policies"),
+        (("learning.ranks=2",), r"use learning.ranks=1"),
+        (("replay.capacity=8", "learning.targets=vtrace"), r"does not go together with replay"),
+        (("pbt.period=0", "stop.frames=0", "stop.seconds=1"), r"set pbt.period"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(config_of(tmp_path, *POPULATION, *words))
+
+
+def test_nobody_gets_all_the_slots(tmp_path: Path) -> None:
+    """With segments as large as a batch there are few slots: the first group must not take them all."""
+    words = (*POPULATION, "sampling.mode=async", "learning.batch_size=16", "stop.frames=4000", "learning.epochs=4")
+    _, folder = train_here(tmp_path, *words)
+    steps = saved_state(folder)["sampler"]["steps_of"]
+    assert max(steps) - min(steps) <= 4 * 16
