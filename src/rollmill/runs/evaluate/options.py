@@ -41,6 +41,8 @@ class EvalOptions:
     """Environments that play side by side; sampled actions depend on it."""
     best: bool = False
     """Take a run's checkpoint with the highest training return instead of the newest."""
+    member: int | None = None
+    """Of a population: the member that plays; unset: the best."""
     all_checkpoints: bool = False
     """Evaluate every checkpoint of a run."""
     random: bool = False

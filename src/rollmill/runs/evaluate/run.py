@@ -135,6 +135,7 @@ def _how(options: EvalOptions) -> LoadOptions:
     return LoadOptions(
         overrides=options.overrides,
         best=options.best,
+        member=options.member,
         targets=options.targets,
         deterministic=True if options.deterministic else None,
         device=options.device,
