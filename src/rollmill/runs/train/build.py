@@ -117,9 +117,7 @@ def build_parts(
 
 
 def _must_wait(config: TrainConfig, spec: EnvSpec) -> bool:
-    """Whether groups must wait for each other, so that all tasks of a suite, or all members of a population, get as many
-    rows.
-    """
+    """Whether groups must wait for each other, so that all tasks of a suite, or all members, get as many rows."""
     s, env = config.sampling, config.env
     if config.pbt.on:
         return s.mode == "async"

@@ -157,6 +157,7 @@ class Members:
             # Read after the weights were published: what is decided later than this is decided by them.
             self._since[move.member] = self._sampler.inference.frames
             self._windows[move.member].clear()
+            self._waiting = {key: member for key, member in self._waiting.items() if member != move.member}
         if varied:
             # An env may be reset, and have taken the variables, before its first decision is asked for; and it may
             # have begun one more episode than it has told of.
