@@ -320,7 +320,8 @@ def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_
     first_cells = [cells[0] for cells in table_rows(DOCS / "metrics.md")]
     explained = [name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)]
     assert len(explained) == len(set(explained))
-    assert set(explained) == logged
+    of_clusters = {name for name in explained if name.startswith("cluster/")}  # tests/runs/train/test_cluster.py
+    assert set(explained) - of_clusters == logged
 
 
 # -- reliability --------------------------------------------------------------------------------------

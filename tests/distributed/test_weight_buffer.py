@@ -64,9 +64,9 @@ def test_a_board_over_a_buffer_gives_every_tensor_of_any_type() -> None:
         return made
 
     ours, theirs = model(1), model(2)
-    buffer = WeightBuffer(weight_bytes(ours), variables=0)
+    buffer = WeightBuffer(weight_bytes(tensors_of(ours)), variables=0)
     with buffer.writing():
-        for view, tensor in zip(weight_views(ours, buffer.weights), tensors_of(ours), strict=True):
+        for view, tensor in zip(weight_views(tensors_of(ours), buffer.weights), tensors_of(ours), strict=True):
             view.copy_(tensor.detach())
         buffer.tell(9, 0, ())
     board = BufferBoard(buffer)

@@ -53,7 +53,7 @@ def node_plan(env: EnvSettings = ENV, **changes: Any) -> NodePlan:
         "seeds": SEEDS,
         "action_seeds": Seeds(5).branch("actions"),
         "bfloat16": False,
-        "weight_bytes": weight_bytes(build_model(spec, model)),
+        "weight_bytes": weight_bytes(tensors_of(build_model(spec, model))),
         "workers_before": 3,
         "chunk_bytes": 1 << 20,
         "start_timeout": 60.0,
@@ -84,7 +84,8 @@ class Learner:
 
     def publish(self, version: int, frames: int = 0, level: float = 1.0) -> None:
         with self.weights.writing():
-            for view, tensor in zip(weight_views(self.model, self.weights.weights), tensors_of(self.model)):
+            tensors = tensors_of(self.model)
+            for view, tensor in zip(weight_views(tensors, self.weights.weights), tensors):
                 view.copy_(tensor.detach())
             self.weights.tell(version, frames, (level,) if self.plan.env.variables else ())
 

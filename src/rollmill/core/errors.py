@@ -140,6 +140,10 @@ class RankError(RollmillError):
     """A rank (one of several learners of a run) died, lost the others, or no longer agrees with them."""
 
 
+class ClusterError(RollmillError):
+    """Other machines that should sample for a run are missing, do not fit it, or cannot be reached."""
+
+
 class NonFiniteError(RollmillError):
     """A NaN or infinity appeared while learning; the message names the first place."""
 

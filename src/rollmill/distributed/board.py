@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +15,15 @@ from rollmill.models.acting.weights import tensors_of
 ALIGNMENT = 64
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """What a buffer for this network must hold."""
-    return sum(_room(tensor) for tensor in tensors_of(model))
+def weight_bytes(tensors: Sequence[Tensor]) -> int:
+    """What a buffer for a network of these must hold (``tensors_of``)."""
+    return sum(_room(tensor) for tensor in tensors)
 
 
-def weight_views(model: nn.Module, weights: Array) -> list[Tensor]:
+def weight_views(tensors: Sequence[Tensor], weights: Array) -> list[Tensor]:
     """Tensors over a buffer's bytes, of the shapes and types of a network's, in their order."""
     views, at = [], 0
-    for tensor in tensors_of(model):
+    for tensor in tensors:
         count = math.prod(tensor.shape) * tensor.element_size()
         views.append(torch.from_numpy(weights[at : at + count]).view(tensor.dtype).reshape(tensor.shape))
         at += _room(tensor)
@@ -47,5 +48,6 @@ class BufferBoard:
     def load_into(self, model: nn.Module) -> int:
         found = self._buffer.read()
         assert found.weights is not None
-        torch._foreach_copy_(tensors_of(model), weight_views(model, found.weights))
+        tensors = tensors_of(model)
+        torch._foreach_copy_(tensors, weight_views(tensors, found.weights))
         return found.version

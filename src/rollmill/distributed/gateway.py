@@ -102,13 +102,14 @@ class Gateway:
         self._looked = 0.0
 
     def serve(self) -> None:
-        """Until the learner's end of the line is closed."""
+        """Until the learner has closed its end of the line, or says that it is over."""
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            while True:
+            while not self._members.used_up:  # then another gateway goes on, with numbers of its own
                 while self._home.poll():
                     message = self._home.recv()
-                    if isinstance(message, Slots):
-                        self._credits.give(message.slots)
+                    if not isinstance(message, Slots):
+                        return
+                    self._credits.give(message.slots)
                 self.turn(WAIT_SECONDS)
 
     def turn(self, timeout: float) -> None:

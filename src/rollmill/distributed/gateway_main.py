@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from rollmill.core.child import begin_child
 from rollmill.core.errors import RollmillError
-from rollmill.core.slots import Arena, SegmentLayout, SharedBlock
+from rollmill.core.slots import Arena, SharedBlock
 from rollmill.distributed.gateway import Gateway
 from rollmill.distributed.link import Link
 from rollmill.distributed.local_link import LocalLink
-from rollmill.distributed.messages import NodePlan
+from rollmill.distributed.messages import GatewaySetup
 from rollmill.distributed.settings import ClusterSettings
 from rollmill.distributed.weight_buffer import WeightBuffer
-
-
-@dataclass(frozen=True)
-class GatewaySetup:
-    """What the process is given: what nodes are told, and the inherited descriptors."""
-
-    plan: NodePlan
-    settings: ClusterSettings
-    first_incarnation: int
-    first_group: int
-    layout: SegmentLayout
-    slots: int
-    arena: tuple[int, int]  # fd, bytes
-    weights: tuple[int, int]
-    channel: int
 
 
 def make_link(settings: ClusterSettings) -> Link:

@@ -19,6 +19,8 @@ from typing import Literal
 
 Stage = Literal["starting", "sampling", "resting", "refused"]
 
+INCARNATIONS_EACH = 1000
+"""Numbers that one gateway may give; the next one begins with the next thousand."""
 FIRST_REST, LONGEST_REST = 1.0, 60.0
 """Seconds before a node that has failed is tried again; doubled with each failure."""
 PROVEN_SECONDS = 60.0
@@ -72,9 +74,14 @@ class Membership:
 
     def __init__(self, seats: int, first_incarnation: int, start_timeout: float, node_timeout: float) -> None:
         self._seats = seats
-        self._next = first_incarnation
+        self._next, self._last = first_incarnation, first_incarnation + INCARNATIONS_EACH - 1
         self._start_timeout, self._node_timeout = start_timeout, node_timeout
         self.members: dict[str, Member] = {}
+
+    @property
+    def used_up(self) -> bool:
+        """Whether there is no number left for another start on every seat."""
+        return self._next + self._seats > self._last
 
     def look(self, nodes: Collection[str], now: float) -> list[Start | End]:
         """``nodes``: all that the link sees. Returns what is to be done."""

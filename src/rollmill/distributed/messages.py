@@ -16,6 +16,7 @@ from rollmill import __version__
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.seeds import INCARNATION_EPISODES, Seeds
 from rollmill.core.slots import SegmentLayout
+from rollmill.distributed.settings import ClusterSettings
 from rollmill.distributed.weight_buffer import Publication
 from rollmill.envs.settings import EnvSettings
 from rollmill.models.settings import ModelSettings
@@ -211,6 +212,21 @@ class Alive:
 
 
 @dataclass(frozen=True)
+class GatewaySetup:
+    """What the process is given: what nodes are told, and the inherited descriptors."""
+
+    plan: NodePlan
+    settings: ClusterSettings
+    first_incarnation: int
+    first_group: int
+    layout: SegmentLayout
+    slots: int
+    arena: tuple[int, int]  # fd, bytes
+    weights: tuple[int, int]
+    channel: int
+
+
+@dataclass(frozen=True)
 class Slots:
     """To the gateway: these may be filled."""
 
@@ -235,8 +251,8 @@ class NodeState:
     incarnation: int
     stage: str
     reason: str
-    steps: int
-    """Rows received."""
+    rows: int
+    """Steps received."""
     packed_bytes: int
     raw_bytes: int
     lag: float

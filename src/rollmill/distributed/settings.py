@@ -6,7 +6,8 @@ from rollmill.core.config.schema import settings
 
 LOCAL = "local"
 """The address of nodes that are plain processes of this machine."""
-MOST_SEATS = 16
+USUAL_SEATS = 16
+MOST_NODES = 500
 
 
 @settings(shorthand="address")
@@ -61,6 +62,8 @@ class ClusterSettings:
             raise ValueError("workers, max_nodes, remote_slots and cpus must not be negative")
         if self.nodes < 0 or (self.max_nodes and self.max_nodes < self.nodes):
             raise ValueError(f"nodes={self.nodes} must be between 0 and max_nodes={self.max_nodes}")
+        if self.seats > MOST_NODES:
+            raise ValueError(f"at most {MOST_NODES} nodes can take part, not {self.seats}")
         if min(self.chunk_mb, self.publish_seconds, self.start_timeout, self.node_timeout, self.lease) <= 0:
             raise ValueError("chunk_mb, publish_seconds, start_timeout, node_timeout and lease must be positive")
         if self.address == LOCAL and not self.nodes:
@@ -75,4 +78,4 @@ class ClusterSettings:
         """Nodes that may take part at a time."""
         if not self.on:
             return 0
-        return self.max_nodes or (self.nodes if self.address == LOCAL else max(self.nodes, MOST_SEATS))
+        return self.max_nodes or (self.nodes if self.address == LOCAL else max(self.nodes, USUAL_SEATS))

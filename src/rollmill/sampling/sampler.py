@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -114,9 +114,15 @@ class SamplerPlan:
     Empty: policies share groups, and batches."""
     spare_slots: int = 0
     """Slots that are not sampled into: a recorder exchanges them for finished ones that it wants to keep a while."""
+    remote_slots: int = 0
+    """Slots for segments that were sampled elsewhere (``Sampler.admit``)."""
+    remote_groups: int = 0
+    """Groups that fill those; they are numbered behind this sampler's own."""
+    idle: bool = False
+    """Nothing is sampled here: there are no workers, only slots for what comes from elsewhere."""
 
     def __post_init__(self) -> None:
-        s, slots = self.settings, self.slots + self.spare_slots
+        s, slots = self.settings, self.all_slots
         if not s.groups:  # automatic, and not decided yet
             return
         check_room(
@@ -127,7 +133,7 @@ class SamplerPlan:
 
     @property
     def workers(self) -> int:
-        return self.settings.workers or default_workers()
+        return 0 if self.idle else self.settings.workers or default_workers()
 
     @property
     def groups(self) -> int:
@@ -149,7 +155,11 @@ class SamplerPlan:
         if self.settings.mode == "serial" or self.lockstep:
             # All groups fill up in the same round and must all find a place to go on.
             return 2 * self.groups + self.segments_per_batch + waiting
-        return self.groups + self.segments_per_batch * (1 + self.settings.spare_batches) + waiting
+        return self.groups + self.segments_per_batch * (1 + self.settings.spare_batches) * (not self.idle) + waiting
+
+    @property
+    def all_slots(self) -> int:
+        return self.slots + self.spare_slots + self.remote_slots
 
 
 def default_workers() -> int:
@@ -166,7 +176,7 @@ class Sampler:
         layout = SegmentLayout(
             plan.spec, settings.rollout, plan.lanes_per_group, policies[0].state_size, plan.state_every
         )
-        self.arena = Arena(layout, plan.slots + plan.spare_slots)
+        self.arena = Arena(layout, plan.all_slots)
         envs = plan.workers * settings.envs_per_worker
         variables = len(plan.env.variables)
         self.box = Mailbox(plan.groups, plan.workers, envs, variables=variables, policies=plan.lines)
@@ -183,11 +193,15 @@ class Sampler:
             self.inference.policy_of_lane[:] = np.array(plan.policy_of_group)[:, None]
         self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
         """Slots that are free for whoever returns as many others (``release``)."""
+        self.remote = [self.inference.free.pop() for _ in range(plan.remote_slots)]
+        """Slots for whoever brings segments from elsewhere."""
+        self.hand_back: Callable[[Sequence[int]], None] | None = None
+        """Told when as many of those are free again."""
         self.pool = self._build_pool()
         self._dismissed = False
         self.finished: deque[int] = deque()
         self.episodes: deque[EpisodeEnd] = deque(maxlen=100_000)
-        self._first_frames = np.full((plan.groups, plan.lanes_per_group), -1)
+        self._first_frames = np.full((plan.groups + plan.remote_groups, plan.lanes_per_group), -1)
         """When the episode that is under way in each lane began."""
         self.steps = 0
         """Decisions that counted, in finished segments."""
@@ -262,7 +276,8 @@ class Sampler:
         self.box.row[:] = -1
         self.box.command[:] = self.box.done + 1
         self.pool.start()
-        self.pool.post(np.arange(self.plan.groups))
+        if self.plan.groups:
+            self.pool.post(np.arange(self.plan.groups))
 
     def _poison_fresh(self) -> None:
         if self.plan.settings.poison:
@@ -287,6 +302,7 @@ class Sampler:
             self._short_since = None
             finished = self._infer(groups)
             for slot in finished:
+                self._filled[self.inference.group_of_slot[slot]] += 1
                 self._finish(slot)
             self.rounds += 1
             self.seconds_inference += time.perf_counter() - begun
@@ -357,12 +373,11 @@ class Sampler:
 
     def _finish(self, slot: int) -> None:
         segment = self.arena.segment(slot)
-        self._filled[self.inference.group_of_slot[slot]] += 1
-        steps = int(np.count_nonzero(segment["valid"][:-1]))
-        self.steps += steps
-        self.steps_of[self._line_of(slot)] += steps
-        self.episodes.extend(self._episode_ends(slot, segment))
-        with self._any_finished:
+        with self._any_finished:  # segments from elsewhere come by another thread
+            steps = int(np.count_nonzero(segment["valid"][:-1]))
+            self.steps += steps
+            self.steps_of[self._line_of(slot)] += steps
+            self.episodes.extend(self._episode_ends(slot, segment))
             self.finished.append(slot)
             self._any_finished.notify()
 
@@ -397,6 +412,11 @@ class Sampler:
         return found
 
     # -- finished segments ---------------------------------------------------------------------
+
+    def admit(self, slot: int, group: int) -> None:
+        """One of the ``remote`` slots holds a segment of a remote group: from here on it is like any other."""
+        self.inference.group_of_slot[slot] = group
+        self._finish(slot)
 
     def take(self, count: int, timeout: float) -> list[int] | None:
         """``count`` finished segments in the order they ended, or None after ``timeout`` seconds.
@@ -440,7 +460,12 @@ class Sampler:
         for slot in slots:
             if self.plan.settings.poison:
                 self.arena.poison(slot)
-            self.inference.free.append(slot)
+        if self.hand_back is not None:
+            remote = [slot for slot in slots if self.inference.group_of_slot[slot] >= self.plan.groups]
+            if remote:
+                self.hand_back(remote)
+                slots = [slot for slot in slots if slot not in remote]
+        self.inference.free.extend(slots)
         if isinstance(self.pool, ProcessPool):
             self.pool.wake()
 

@@ -46,6 +46,7 @@ class Mirror:
         shape = (self.spare + 1, layout.state_rows + 1, layout.lanes, layout.state_size)
         self.state = torch.zeros(shape, device=device)
         every = layout.state_every or layout.steps
+        self._host_states = arena["state"] if layout.state_size else None
         places = [row // every if row % every == 0 else layout.state_rows for row in range(layout.steps)]
         self._places = torch.tensor(places, device=device)
         """Where in ``state`` the states before each row belong."""
@@ -78,6 +79,14 @@ class Mirror:
         """Store recurrent states ``[n * L, S]`` where back-propagation begins."""
         shape = (len(slots), self.layout.lanes, self.layout.state_size)
         self.state[slots, self._places[rows]] = state.reshape(shape)
+
+    def load(self, slots: list[int]) -> None:
+        """Take over whole segments that somebody else has decided: from host memory, states and all."""
+        for slot in slots:
+            for host, own in self._wide.values():
+                own[slot].copy_(host[slot])
+            if self._host_states is not None:
+                self.state[slot, :-1].copy_(torch.from_numpy(self._host_states[slot]))
 
     def segments(self, slots: list[int]) -> dict[str, Tensor]:
         """Return whole segments side by side: ``[T + 1, len(slots) * L, ...]`` for observations and states."""

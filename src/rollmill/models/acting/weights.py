@@ -7,7 +7,7 @@ of an update. Only the version number is read without the lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -31,8 +31,6 @@ class WeightBoard:
         self._lock = threading.Lock()
         self._tensors = [tensor.detach().clone() for tensor in tensors_of(model)]
         self.version = version
-        self.on_publish: Callable[[nn.Module, int], None] | None = None
-        """Told what was published, by the thread that did: for those who act elsewhere."""
 
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
@@ -40,8 +38,6 @@ class WeightBoard:
             torch._foreach_copy_(self._tensors, tensors_of(model))
             self._wait(model)
             self.version = version
-        if self.on_publish is not None:
-            self.on_publish(model, version)
 
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> int:
@@ -49,6 +45,19 @@ class WeightBoard:
         with self._lock:
             torch._foreach_copy_(tensors_of(model), self._tensors)
             self._wait(model)
+            return self.version
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """What is published, in the order of ``tensors_of``: for their shapes and types."""
+        return self._tensors
+
+    @torch.no_grad()
+    def copy_to(self, targets: Sequence[Tensor]) -> int:
+        """Copy the newest weights into tensors in host memory; returns their version."""
+        with self._lock:
+            for target, tensor in zip(targets, self._tensors, strict=True):
+                target.copy_(tensor)
             return self.version
 
     @staticmethod

@@ -16,6 +16,7 @@ from rollmill.core.given import MAIN
 from rollmill.core.room import LEAST_ROW_BYTES, check_room
 from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
+from rollmill.distributed.settings import ClusterSettings
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.tasks.suite import tasks_of
@@ -28,6 +29,7 @@ from rollmill.pbt.settings import PbtSettings
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
 from rollmill.replay.settings import ReplaySettings
+from rollmill.runs.settings.cluster_checks import check_cluster
 from rollmill.runs.settings.population_checks import check_population
 from rollmill.runs.settings.replay_checks import check_replay, check_replay_room
 from rollmill.runs.settings.sac_checks import check_algorithm, check_sac_env
@@ -267,6 +269,7 @@ class TrainConfig:
     observers: ObserverSettings = field(default_factory=ObserverSettings)
     recording: RecordingSettings = field(default_factory=RecordingSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
     @property
     def folder(self) -> Path:
@@ -316,6 +319,7 @@ def check(config: TrainConfig) -> None:
     _check_room(config)
     _check_ranks(config)
     _check_recording(config)
+    check_cluster(config)
     require_wandb(config.wandb)
     if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.settings.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less

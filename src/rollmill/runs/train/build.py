@@ -30,6 +30,7 @@ from rollmill.recording.recorder import spare_slots
 from rollmill.runs.settings.population_checks import group_owners
 from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segments_taken
 from rollmill.runs.train.allocation import map_large_tensors
+from rollmill.runs.train.cluster import node_sampling, remote_slots
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.policies.warmup import WarmupPolicy
@@ -52,6 +53,7 @@ class Parts:
     """Copies segments side by side into a batch, wherever the learner wants it."""
     ranks: Ranks
     device: torch.device
+    boards: list[WeightBoard]
 
 
 def build_parts(
@@ -88,6 +90,9 @@ def build_parts(
         policy_of_group=group_owners(config),
         workers_before=ranks.rank * config.sampling.workers,
         spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
+        remote_slots=remote_slots(config, per_batch),
+        remote_groups=config.cluster.seats * node_sampling(config).workers * config.sampling.groups,
+        idle=not config.cluster.local_workers,
     )
     boards: list[WeightBoard] = []
     learners: list[Learner] = []
@@ -99,7 +104,8 @@ def build_parts(
         make = LEARNERS["custom" if config.learning.custom else config.learning.algorithm]
         learners.append(make(config, spec, model, boards[k], seed, k, ranks))
     # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
-    if device.type == "cuda" and policies == 1 and config.learning.algorithm == "appo" and not config.replay.on:
+    resident = config.learning.algorithm == "appo" and not config.replay.on and not plan.idle
+    if device.type == "cuda" and policies == 1 and resident:
         return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
     lanes = plan.groups * plan.lanes_per_group
     actors: list[Policy] = []
@@ -113,7 +119,7 @@ def build_parts(
     sampler = Sampler(plan, actors)
     if config.env.policies:
         sampler.inference.policy_of_lane[:] = lane_owners(config.env.policies, plan.groups, plan.lanes_per_group)
-    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device)
+    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device, boards)
 
 
 def _must_wait(config: TrainConfig, spec: EnvSpec) -> bool:
@@ -170,8 +176,8 @@ def _on_gpu(
     pause = None if place is None else place.pause
     policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), pause=pause)
     sampler = Sampler(plan, [policy])
-    gather = DeviceGather(sampler.arena, policy.mirror)
-    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks, device)
+    gather = DeviceGather(sampler, policy.mirror)
+    return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks, device, [board])
 
 
 def autocast_dtype(settings: LearningSettings) -> torch.dtype | None:
@@ -193,13 +199,17 @@ class HostGather:
 class DeviceGather:
     """Small columns from host memory; observations and states from the mirror, where they already are."""
 
-    def __init__(self, arena: Arena, mirror: Mirror) -> None:
-        self._arena, self._mirror = arena, mirror
-        self._skip = {"state", *(name for name in arena.fields if name.startswith(OBS))}
+    def __init__(self, sampler: Sampler, mirror: Mirror) -> None:
+        self._sampler, self._arena, self._mirror = sampler, sampler.arena, mirror
+        self._skip = {"state", *(name for name in sampler.arena.fields if name.startswith(OBS))}
         self._buffers: dict[str, Array] | None = None
 
     def __call__(self, slots: list[int]) -> Mapping[str, Any]:
         self._buffers = self._arena.gather(slots, self._buffers, self._skip)
+        plan = self._sampler.plan
+        if plan.remote_slots:
+            groups = self._sampler.inference.group_of_slot[slots]
+            self._mirror.load([slot for slot, group in zip(slots, groups) if group >= plan.groups])
         large = self._mirror.segments(slots)
         # The slots are given back next: what they hold must have been read by then.
         torch.cuda.current_stream(self._mirror.device).synchronize()

@@ -32,6 +32,7 @@ from rollmill.runs.lifecycle import Life
 from rollmill.runs.policies.online_state import STATE_SHAPE
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import Parts
+from rollmill.runs.train.cluster import Cluster
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
 from rollmill.runs.train.population import Members
 from rollmill.runs.train.rank_sync import COUNTERS, RankSync
@@ -42,6 +43,11 @@ log = logging.getLogger("rollmill")
 
 SWITCH_SECONDS = 0.0005
 """How long the learner may hold the interpreter while the sampler's thread wants it (async mode)."""
+
+
+def _mean(seconds: Array) -> float:
+    """Over workers, where there are any."""
+    return float(seconds.mean()) if seconds.size else 0.0
 
 
 class OnlineRun:
@@ -66,6 +72,8 @@ class OnlineRun:
         """Seconds of training, over all sessions of the run."""
         self.recorder: Recorder | None = None
         """Keeps trajectories; None if the run does not record. Set before ``loop``."""
+        self.cluster: Cluster | None = None
+        """Other machines that sample for the run; None without ``cluster.address``. Set before ``loop``."""
         self.life = life
         """Its checkpoints, its signals, and how it will end."""
         self._metrics = metrics
@@ -110,7 +118,11 @@ class OnlineRun:
         sampler = self.parts.sampler
         report = sampler.pool.report
         own = (sampler.steps, sampler.lost_segments, report.env_faults, report.worker_restarts)
-        return {name: n + self._rank_sync.elsewhere(name) for name, n in zip(COUNTERS, own, strict=True)}
+        counts = {name: n + self._rank_sync.elsewhere(name) for name, n in zip(COUNTERS, own, strict=True)}
+        if self.cluster is not None:
+            for name, count in self.cluster.counts().items():
+                counts[name] += count
+        return counts
 
     @property
     def frames_allowed(self) -> int:
@@ -161,8 +173,8 @@ class OnlineRun:
         """Where the time of this session went so far, by process and phase (workers: mean over them)."""
         sampler = self.parts.sampler
         return {
-            "worker env": float(sampler.box.seconds_env.mean()),
-            "worker wait": float(sampler.box.seconds_wait.mean()),
+            "worker env": _mean(sampler.box.seconds_env),
+            "worker wait": _mean(sampler.box.seconds_wait),
             "main inference": sampler.seconds_inference,
             "main gather": self._seconds_gather,
             "main learn": self._seconds_learn,
@@ -199,6 +211,8 @@ class OnlineRun:
     def _agree(self) -> tuple[list[int], float] | None:
         """What all ranks do next: segments to learn from (none, where one of them has no batch yet) and the share of
         the run that is done; None when it is over."""
+        if self.cluster is not None:
+            self.cluster.tick(self.frames)
         slots = None if self._over() else self._collect()
         agreed = self._rank_sync.agree(slots is not None, self.stop_reason, self.progress, self._dropped)
         if agreed.stop:
@@ -229,6 +243,8 @@ class OnlineRun:
                 sampler.start()
             if self.recorder is not None:
                 self.recorder.wait_ready()
+            if self.cluster is not None:
+                self.cluster.start(self.frames)
             untrained = None if self.life.can_be_resumed or not self._rank_sync.leads else self.state()
             if self.config.sampling.mode == "async":
                 # By default a thread may hold the interpreter for 5 ms while the other one waits: ten rounds.
@@ -240,6 +256,8 @@ class OnlineRun:
             yield
         finally:
             sys.setswitchinterval(usual)
+            if self.cluster is not None:
+                self.cluster.stop()
             if self._thread is not None:
                 self._thread.stop()
             sampler.stop()
@@ -287,8 +305,9 @@ class OnlineRun:
         """Nobody here needs these segments any more; the recorder may want to keep some a little longer."""
         sampler = self.parts.sampler
         if self.recorder is not None:
-            groups = sampler.inference.group_of_slot[slots].tolist()
-            slots = self.recorder.offer(slots, groups, self.frames, learnt)
+            groups = sampler.inference.group_of_slot[slots]
+            slots = self.recorder.offer(slots, groups.tolist(), self.frames, learnt)
+            sampler.inference.group_of_slot[slots] = groups  # another slot may stand in for one that is held
         sampler.release(slots)
 
     def _offer_rest(self, recorder: Recorder) -> None:

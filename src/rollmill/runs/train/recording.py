@@ -14,6 +14,7 @@ from rollmill.recording.pieces import PieceChooser
 from rollmill.recording.recorder import LocalRecorder, ProcessRecorder, Recorder
 from rollmill.recording.sink import SinkPlan
 from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.train.cluster import node_sampling
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.store.format.schema import Column, StoreSchema, create_store
 
@@ -37,13 +38,15 @@ def build_recorder(
     plan = sampler.plan
     schema = create_store(store, store_schema(config, plan.spec))
     lanes = LanePlan(
-        groups=plan.groups,
+        groups=plan.groups + plan.remote_groups,
         lanes=plan.lanes_per_group,
         agents=plan.spec.agents,
         groups_per_worker=plan.settings.groups,
         seeds=None if plan.env.vector else plan.seeds,
         workers_before=plan.workers_before,
         tasks=tuple(task.name for task in tasks_of(plan.env)),
+        own_groups=plan.groups,
+        node_groups=node_sampling(config).workers * plan.settings.groups,
         key=plan.seeds.branch("recording").integer(),
     )
     steps = max(1, round(sample.episode_length))
@@ -57,6 +60,7 @@ def build_recorder(
 def _build_chooser(config: TrainConfig, plan: SamplerPlan, lanes: LanePlan, sample: Sample) -> Chooser:
     frames = config.stop.frames
     if not config.recording.whole:
-        return PieceChooser(config.recording, plan.workers, plan.settings.groups, frames)
+        workers = lanes.groups // plan.settings.groups
+        return PieceChooser(config.recording, workers, plan.settings.groups, frames)
     shape = RunShape(frames, plan.spec.frames_per_step, sample.bytes_per_step, sample.episode_length)
     return EpisodeChooser(config.recording, shape, ChosenLanes(lanes.key, lanes.groups, lanes.lanes, lanes.agents))

@@ -214,6 +214,8 @@ class TrainMetrics:
             metrics |= self._members.metrics()
         if run.recorder is not None:
             metrics |= recorder_metrics(run.recorder)
+        if run.cluster is not None:
+            metrics |= run.cluster.metrics()
         for observer in run.observers:
             metrics |= ask_summaries(observer, run, metrics)
         self._sums.clear()

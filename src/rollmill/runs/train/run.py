@@ -27,6 +27,7 @@ from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.background_eval import BackgroundEval
+from rollmill.runs.train.cluster import start_cluster
 from rollmill.runs.train.forecasting import start_forecast
 from rollmill.runs.train.observers import Observer, build_observers, call_hook
 from rollmill.runs.train.profiler import Profiler
@@ -94,6 +95,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         if forecaster is not None:
             sample = forecaster.announce(life.folder.path)
             run.recorder = build_recorder(config, run.parts.sampler, life.folder.data, environment, sample)
+        run.cluster = stack.enter_context(start_cluster(config, run.parts, environment, life.folder.path))
         life.begin(run)
         ranks.join(run)
         for observer in reversed(observers):  # one call each: all are told, even when one of them fails

@@ -1,0 +1,407 @@
+"""A run's end of its cluster: the gateway's process, the slots it fills, the weights it takes out (``distributed``).
+
+Nothing here imports Ray or waits for a node. The gateway is watched and started anew when it dies; what was under way
+is lost and counted, and the run goes on with what it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollmill.core import atomic, given
+from rollmill.core.errors import ClusterError, ConfigError
+from rollmill.core.opening import read_json
+from rollmill.core.process import Child, OutputLog, Recent
+from rollmill.core.seeds import Seeds
+from rollmill.core.text import bytes_text
+from rollmill.distributed.membership import INCARNATIONS_EACH
+from rollmill.distributed.messages import Admitted, Ended, GatewaySetup, NodePlan, NodeState, Said, Slots, State, Tally
+from rollmill.distributed.settings import LOCAL
+from rollmill.distributed.weight_buffer import WeightBuffer
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.sampling.settings import SamplingSettings
+
+if TYPE_CHECKING:
+    from rollmill.runs.train.build import Parts
+
+log = logging.getLogger("rollmill")
+
+FILE = "cluster.json"
+"""In the run's folder: how the nodes stand, and how many gateways there were."""
+WRITE_SECONDS = 2.0
+LONGEST_REST = 30.0
+"""Seconds between two starts of a gateway that keeps dying."""
+END_SECONDS = 10.0
+
+
+def node_sampling(config: TrainConfig) -> SamplingSettings:
+    """How one node samples. Nodes of one machine share its cores, so they are not pinned."""
+    s, cluster = config.sampling, config.cluster
+    return replace(
+        s, workers=cluster.workers or s.workers, affinity=s.affinity and cluster.address != LOCAL, poison=False
+    )
+
+
+def remote_slots(config: TrainConfig, segments_per_batch: int) -> int:
+    """Slots for segments of nodes; ConfigError where they cannot hold a batch and nobody else fills one."""
+    cluster = config.cluster
+    if not cluster.on:
+        return 0
+    if cluster.remote_slots and cluster.remote_slots < segments_per_batch and not cluster.local_workers:
+        raise ConfigError(
+            f"cluster.remote_slots={cluster.remote_slots} do not hold a batch of {segments_per_batch} segments, and "
+            "cluster.local_workers=false"
+        )
+    return cluster.remote_slots or segments_per_batch * (1 + config.sampling.spare_batches)
+
+
+@dataclass
+class _Totals:
+    """Of the gateways that have ended."""
+
+    lost: int = 0
+    refused: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+    def plus(self, state: State) -> _Totals:
+        tally = Tally(*(a + b for a, b in zip(_numbers(self.tally), _numbers(state.tally))))
+        return _Totals(self.lost + state.lost, self.refused + state.refused, tally)
+
+
+def _numbers(tally: Tally) -> tuple[int, ...]:
+    return tuple(asdict(tally).values())
+
+
+NOTHING = State((), 0, 0, 0, Tally(), 0)
+
+
+class Cluster:
+    """The nodes of a run, as its main process sees them."""
+
+    def __init__(self, config: TrainConfig, parts: Parts, environment: Mapping[str, str], folder: Path) -> None:
+        self._config, self._settings, self._parts = config, config.cluster, parts
+        self._environment, self._file = dict(environment), folder / FILE
+        sampler = parts.sampler
+        (board,) = parts.boards
+        from rollmill.distributed.board import weight_bytes, weight_views
+
+        self._board = board
+        self._weights = WeightBuffer(weight_bytes(board.tensors), len(config.env.variables))
+        self._views = weight_views(board.tensors, self._weights.weights)
+        self._written: tuple[int, int, tuple[float, ...]] | None = None
+        self._away = set(sampler.remote)
+        """Slots that the gateway has."""
+        self._lock = threading.Lock()
+        sampler.hand_back = self._hand_back
+        self._plan = self._node_plan()
+        self._state = NOTHING
+        self._before = _Totals()
+        self._child: Child | None = None
+        self._channel: Connection | None = None
+        self._reader: threading.Thread | None = None
+        self._output = OutputLog("gateway")
+        self._deaths = Recent()
+        self.restarts = 0
+        """Of the gateway."""
+        self.received = 0
+        """Segments of nodes, in this session."""
+        self._retry_at = self._started = self._last_node = self._saved = time.monotonic()
+        self._complete = self._stopped = False
+        self._gateways = self._saved_gateways()
+        """Of this run, over all its sessions."""
+        self._rates: dict[int, tuple[float, int, int]] = {}
+        """By incarnation: time, rows and bytes at the last row of metrics."""
+
+    def _node_plan(self) -> NodePlan:
+        config, plan = self._config, self._parts.sampler.plan
+        sampling = node_sampling(config)
+        return NodePlan(
+            sampling=sampling,
+            env=config.env,
+            model=config.model,
+            spec=plan.spec,
+            layout=self._parts.sampler.arena.layout,
+            seeds=plan.seeds,
+            action_seeds=Seeds(config.run.seed).branch("actions", "nodes"),
+            bfloat16=config.learning.precision == "bfloat16",
+            weight_bytes=len(self._weights.weights),
+            workers_before=plan.workers,
+            chunk_bytes=int(self._settings.chunk_mb * 1e6),
+            start_timeout=self._settings.start_timeout,
+            lease=self._settings.lease,
+            folder=os.getcwd(),
+            own_code=given.packed(),
+        )
+
+    # -- what the run calls --------------------------------------------------------------------
+
+    def start(self, frames: int) -> None:
+        log.info("%s", self.forecast())
+        self._started = self._last_node = time.monotonic()
+        self._write_weights(frames)
+        self._spawn()
+
+    def tick(self, frames: int) -> None:
+        """Once a turn of the training loop: publish, look after the gateway, raise ClusterError when it is hopeless."""
+        self._write_weights(frames)
+        self._look_after()
+        now, sampling = time.monotonic(), self._sampling()
+        if sampling:
+            self._last_node = now
+        self._complete |= len(sampling) >= self._settings.nodes
+        if not self._complete and now - self._started > self._settings.start_timeout:
+            raise ClusterError(
+                f"cluster.nodes={self._settings.nodes}: {len(sampling)} sample after cluster.start_timeout="
+                f"{self._settings.start_timeout:g} s; {self._who_does_not()}"
+            )
+        silent = now - self._last_node
+        if not self._settings.local_workers and silent > self._settings.patience:
+            raise ClusterError(
+                f"no node has sampled for cluster.patience={self._settings.patience:g} s, and "
+                f"cluster.local_workers=false; {self._who_does_not()}. The run is saved: --resume goes on"
+            )
+        if now - self._saved >= WRITE_SECONDS:
+            self._save(now)
+
+    def stop(self) -> None:
+        """End the gateway, and with it all nodes; may be called again."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._parts.sampler.hand_back = None
+        if self._child is not None:
+            self._end_gateway(END_SECONDS)
+            self._save(time.monotonic())
+        self._output.close()
+        self._weights.block.close_fd()
+
+    def counts(self) -> dict[str, int]:
+        """What nodes have counted in this session, by the names of ``rank_sync.COUNTERS``; steps are the sampler's."""
+        totals = self._totals()
+        return {
+            "lost_segments": totals.lost + totals.tally.lost_segments,
+            "env_faults": totals.tally.env_faults,
+            "worker_restarts": totals.tally.worker_restarts,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """A row of metrics (``docs/metrics.md``); rates are since the last one."""
+        totals, sampling = self._totals(), self._sampling()
+        found: dict[str, float] = {
+            "cluster/nodes": len(sampling),
+            "cluster/segments": self.received,
+            "cluster/lost_segments": totals.lost,
+            "cluster/refused_segments": totals.refused,
+            "cluster/gateway_restarts": self.restarts,
+            "cluster/publications": self._state.published,
+        }
+        now, rates = time.monotonic(), {}
+        for node in sampling:
+            at, rows, packed = self._rates.get(node.incarnation, (self._started, 0, 0))
+            rates[node.incarnation] = (now, node.rows, node.packed_bytes)
+            passed = max(now - at, 1e-3)
+            frames = (node.rows - rows) * self._parts.spec.frames_per_step
+            found |= {
+                f"cluster/node{node.seat}/frames_per_s": frames / passed,
+                f"cluster/node{node.seat}/mb_per_s": (node.packed_bytes - packed) / passed / 1e6,
+                f"cluster/node{node.seat}/lag": node.lag,
+                f"cluster/node{node.seat}/incarnation": node.incarnation,
+            }
+        self._rates = rates
+        if sampling:
+            each = [node.lag for node in sampling]
+            found["cluster/lag"] = sum(each) / len(each)
+            found["cluster/mb_per_s"] = sum(found[f"cluster/node{node.seat}/mb_per_s"] for node in sampling)
+        if packed_bytes := sum(node.packed_bytes for node in self._state.nodes):
+            found["cluster/pack_ratio"] = sum(node.raw_bytes for node in self._state.nodes) / packed_bytes
+        return found
+
+    def forecast(self) -> str:
+        """What nodes will take, before anything is known of them."""
+        s, layout, slots = self._plan.sampling, self._plan.layout, len(self._parts.sampler.remote)
+        step = layout.slot_bytes / (layout.steps * layout.lanes)
+        nodes = f"up to {self._settings.seats} nodes of {s.workers} workers x {s.envs_per_worker} environments"
+        return (
+            f"cluster {self._settings.address}: {nodes}; {slots} slots for their segments take "
+            f"{bytes_text(slots * layout.slot_bytes)} here. 1,000 steps/s of a node are {1e3 * step / 1e6:.2f} MB/s "
+            f"before packing; weights are {bytes_text(self._plan.weight_bytes)}, sent at most "
+            f"{1 / self._settings.publish_seconds:g} times per second and node"
+        )
+
+    # -- segments and weights ------------------------------------------------------------------
+
+    def _write_weights(self, frames: int) -> None:
+        version, variables = self._board.version, tuple(self._parts.sampler.variables.values())
+        now = (version, frames, variables)
+        if now == self._written:
+            return
+        with self._weights.writing():
+            if self._written is None or version != self._written[0]:
+                version = self._board.copy_to(self._views)
+            self._weights.tell(version, frames, variables)
+        self._written = (version, frames, variables)
+
+    def _hand_back(self, slots: Sequence[int]) -> None:
+        """From whichever thread releases segments."""
+        with self._lock:
+            self._away.update(slots)
+            self._send(slots)
+
+    def _send(self, slots: Sequence[int]) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(OSError):  # it has died: the next one is given all slots that are away
+                self._channel.send(Slots(tuple(slots)))
+
+    def _hear(self, channel: Connection) -> None:
+        """The reader's thread: until the gateway has gone, and what it has sent is taken in."""
+        sampler = self._parts.sampler
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = channel.recv()
+                if isinstance(message, Admitted):
+                    with self._lock:
+                        self._away.discard(message.slot)
+                    sampler.admit(message.slot, message.group)
+                    self.received += 1
+                elif isinstance(message, State):
+                    self._state = message
+                elif isinstance(message, Said):
+                    log.log(message.level, "%s", message.text)
+                elif isinstance(message, Ended):
+                    for lane, number, stats in message.extras:
+                        sampler.pool.report.note_episode(lane, number, stats)
+
+    # -- the gateway's process -----------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        sampler, weights = self._parts.sampler, self._weights.block
+        self._channel, theirs = Pipe()
+        arena = sampler.arena
+        setup = GatewaySetup(
+            plan=self._plan,
+            settings=self._settings,
+            first_incarnation=self._next_incarnation(),
+            first_group=sampler.plan.groups,
+            layout=arena.layout,
+            slots=arena.slots,
+            arena=(arena.block.fd, arena.block.nbytes),
+            weights=(weights.fd, weights.nbytes),
+            channel=theirs.fileno(),
+        )
+        inherit = {setup.arena[0], setup.weights[0], setup.channel}
+        self._child = Child("rollmill.distributed.gateway_main", setup, self._environment, inherit)
+        theirs.close()
+        with self._lock:
+            self._send(sorted(self._away))
+        self._reader = threading.Thread(target=self._hear, args=(self._channel,), name="gateway", daemon=True)
+        self._reader.start()
+
+    def _next_incarnation(self) -> int:
+        """Numbers that no gateway of this run has ever given, whatever ended it: written down before they are used."""
+        self._gateways += 1
+        self._save(time.monotonic())
+        return self._gateways * INCARNATIONS_EACH
+
+    def _saved_gateways(self) -> int:
+        try:
+            return int(read_json(self._file)["gateways"])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ClusterError(
+                f"{self._file} is damaged ({error}). It says which episodes nodes have played: without it a run that "
+                f'goes on would play them again. Write {{"gateways": 1000}} into it, a number that was not reached'
+            ) from error
+
+    def _look_after(self) -> None:
+        child = self._child
+        if child is None:
+            if time.monotonic() >= self._retry_at:
+                self.restarts += 1
+                self._spawn()
+            return
+        self._output.write(child.read_output())
+        if child.alive:
+            return
+        events = child.read_events()
+        self._end_gateway(0.0)
+        deaths = self._deaths.add()
+        rest = min(LONGEST_REST, 0.5 * 2.0 ** min(deaths - 1, 8))
+        self._retry_at = time.monotonic() + rest
+        for event in events:
+            log.error("the gateway failed: %s", event.get("error") or event.get("trace"))
+        log.warning(
+            "the gateway %s; training goes on, all nodes are started anew in %.1f s", child.how_it_ended(), rest
+        )
+
+    def _end_gateway(self, patience: float) -> None:
+        assert self._child is not None
+        with self._lock:
+            channel, self._channel = self._channel, None
+        if patience and channel is not None:
+            with contextlib.suppress(OSError):
+                channel.send(None)
+        self._child.end(patience)
+        self._output.write(self._child.read_output())
+        if self._reader is not None:
+            self._reader.join(END_SECONDS)
+        if channel is not None:
+            channel.close()
+        self._child.close()
+        self._child = None
+        self._before, self._state = self._before.plus(self._state), NOTHING
+
+    # -- how it stands -------------------------------------------------------------------------
+
+    def _totals(self) -> _Totals:
+        return self._before.plus(self._state)
+
+    def _sampling(self) -> list[NodeState]:
+        return [node for node in self._state.nodes if node.stage == "sampling"]
+
+    def _who_does_not(self) -> str:
+        others = [node for node in self._state.nodes if node.stage != "sampling"]
+        if not others:
+            return "no other node is there"
+        return "; ".join(f"{node.node} {node.stage}{node.reason and f': {node.reason}'}" for node in others)
+
+    def _save(self, now: float) -> None:
+        """For ``rollmill cluster status``, and for the next session."""
+        self._saved = now
+        content: dict[str, Any] = {
+            "gateways": self._gateways,
+            "address": self._settings.address,
+            "time": time.time(),
+            "nodes": [asdict(node) for node in self._state.nodes],
+            "received": self.received,
+            "lost": self._totals().lost,
+            "refused": self._totals().refused,
+        }
+        try:
+            atomic.write_json(self._file, content)
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._file, error)
+
+
+@contextlib.contextmanager
+def start_cluster(
+    config: TrainConfig, parts: Parts, environment: Mapping[str, str], folder: Path
+) -> Iterator[Cluster | None]:
+    """The cluster of a run that has one; nothing is left of it when this ends."""
+    if not config.cluster.on:
+        yield None
+        return
+    cluster = Cluster(config, parts, environment, folder)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
