@@ -52,7 +52,7 @@ def test_in_the_browser(run: Path, rollmill: Run) -> None:
     pytest.importorskip("av")
     command = rollmill("watch", str(run), "--browser", "--trust-code")
     command.wait_for_text("(Ctrl-C ends it)")
-    url = re.search(r"http://127\.0\.0\.1:\d+/", command.text)
+    url = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", command.text)
     assert url is not None
     if CHROMIUM is not None:
         look_at(url.group())
@@ -65,7 +65,7 @@ def test_in_the_browser(run: Path, rollmill: Run) -> None:
 def test_the_address_as_json(call: Call, run: Path) -> None:
     pytest.importorskip("av")
     shown = call("watch", str(run), "--browser", "--json", "--episodes", "1", "--fps", "0", "--trust-code")
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", str(shown.json["url"]))
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=\S+", str(shown.json["url"]))
 
 
 def look_at(url: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from linking import cookie_of
 from running import Run
 from showing_envs import Shown as ShownEnv
 
@@ -196,6 +197,7 @@ def press(page: PageScreen, body: Any, **other: str) -> int:
     line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
     here = f"127.0.0.1:{page.port}"
     headers = {"Host": here, "Origin": f"http://{here}", "Content-Type": "application/json"}
+    headers["Cookie"] = cookie_of(page.url)
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     line.request("POST", other.pop("path", "/keys"), text, headers | {k.replace("_", "-"): v for k, v in other.items()})
     code = line.getresponse().status
@@ -221,6 +223,7 @@ def test_keys_are_taken_from_the_page_itself_only(page: PageScreen) -> None:
         {"Host": "evil.example", "Origin": "http://evil.example"},
         {"Content_Type": "text/plain"},
         {"Content_Type": "application/x-www-form-urlencoded"},
+        {"Cookie": ""},
     ):
         assert press(page, held, **headers) == 403
     assert press(page, held, path="/status") == 404
@@ -231,7 +234,7 @@ def test_keys_are_taken_from_the_page_itself_only(page: PageScreen) -> None:
 
 def test_the_legend_is_text(page: PageScreen) -> None:
     line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
-    line.request("GET", "/")
+    line.request("GET", "/", headers={"Cookie": cookie_of(page.url)})
     body = line.getresponse().read()
     line.close()
     assert b"keys: &lt;b&gt;up&lt;/b&gt; 0" in body
@@ -245,12 +248,13 @@ def test_a_game_in_the_browser(rollmill: Run, tmp_path: Path) -> None:
     words = ("--episodes", "1", "--browser", "--json", "--fps", "1000", "--out", str(tmp_path / "store"))
     command = rollmill("envs", "play", "treasure_hunt", "env.args.treasure_num=0", "env.args.max_step=30", *words)
     command.wait_for_text('"url"')
-    found = re.search(r"http://127\.0\.0\.1:(\d+)/", command.text)
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=[\w-]+", command.text)
     assert found is not None
     port = int(found.group(1))
     here = f"127.0.0.1:{port}"
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     headers = {"Host": here, "Origin": f"http://{here}", "Content-Type": "application/json"}
+    headers["Cookie"] = cookie_of(found.group())
     line.request("POST", "/keys", json.dumps({"held": ["up"]}), headers)
     assert line.getresponse().status == 204
     line.close()

@@ -9,9 +9,11 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from linking import cookie_of
 from running import SERIAL, saved_state, train_here
 
 from rollmill.core.checkpoints import Checkpoints
@@ -164,9 +166,12 @@ def page() -> Iterator[PageScreen]:
     screen.close()
 
 
-def ask(page: PageScreen, path: str, method: str = "GET", host: str = "") -> tuple[int, bytes, http.client.HTTPMessage]:
+def ask(
+    page: PageScreen, path: str, method: str = "GET", host: str = "", cookies: str | None = None
+) -> tuple[int, bytes, http.client.HTTPMessage]:
     line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
-    line.request(method, path, headers={"Host": host or f"127.0.0.1:{page.port}"})
+    shown = cookie_of(page.url) if cookies is None else cookies
+    line.request(method, path, headers={"Host": host or f"127.0.0.1:{page.port}", "Cookie": shown})
     answer = line.getresponse()
     body = answer.read()
     line.close()
@@ -174,7 +179,7 @@ def ask(page: PageScreen, path: str, method: str = "GET", host: str = "") -> tup
 
 
 def test_the_page_shows_what_happens_and_nothing_else(page: PageScreen) -> None:
-    assert page.url == f"http://127.0.0.1:{page.port}/"
+    assert page.url.startswith(f"http://127.0.0.1:{page.port}/?token=")
     code, body, headers = ask(page, "/")
     assert code == 200
     assert b"<b>" not in body
@@ -183,14 +188,29 @@ def test_the_page_shows_what_happens_and_nothing_else(page: PageScreen) -> None:
     page.show(frame(text="<i>run</i>"))
     assert json.loads(ask(page, "/status")[1])["text"].startswith("<i>run</i>  episode 1"), "set by textContent"
     assert b"innerHTML" not in ask(page, "/page.js")[1]
-    for path in ("/../etc/passwd", "//etc/passwd", "/status?x=1", "/page"):
+    for path in ("/../etc/passwd", "//etc/passwd", "/page"):
         assert ask(page, path)[0] == 404
     assert ask(page, "/", method="HEAD")[:2] == (200, b"")
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert ask(page, "/", method=method)[0] == 501
-    for host in ("evil.example", f"evil.example:{page.port}", "127.0.0.1"):
+    for host in ("evil.example", f"evil.example:{page.port}", "10.0.0.1"):
         assert ask(page, "/status", host=host)[0] == 403
-    assert ask(page, "/status", host=f"localhost:{page.port}")[0] == 200
+
+
+def test_only_who_has_the_link_may_watch(page: PageScreen) -> None:
+    for path in ("/", "/page.js", "/status", "/stream", "/?token=x"):
+        code, body, headers = ask(page, path, cookies="")
+        assert (code, b"open the link" in body, headers["Set-Cookie"]) == (403, True, None)
+    code, _, headers = ask(page, f"/?{urlsplit(page.url).query}", cookies="")
+    assert (code, headers["Set-Cookie"].endswith("HttpOnly; SameSite=Strict")) == (200, True)
+    assert ask(page, "/status", cookies=headers["Set-Cookie"].partition(";")[0])[0] == 200
+
+
+def test_through_a_tunnel_with_another_port(page: PageScreen) -> None:
+    """``ssh -L 6000:127.0.0.1:PORT``: the browser says localhost:6000."""
+    for host in ("localhost:6000", "127.0.0.1:6000", "localhost"):
+        assert ask(page, f"/?{urlsplit(page.url).query}", host=host, cookies="")[0] == 200
+        assert ask(page, "/status", host=host)[0] == 200
 
 
 def test_the_stream_is_of_images(page: PageScreen) -> None:
@@ -198,7 +218,7 @@ def test_the_stream_is_of_images(page: PageScreen) -> None:
 
     page.show(frame(200))
     line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
-    line.request("GET", "/stream")
+    line.request("GET", "/stream", headers={"Cookie": cookie_of(page.url)})
     answer = line.getresponse()
     assert answer.getheader("Content-Type") == "multipart/x-mixed-replace; boundary=image"
     head = b"".join(answer.readline() for _ in range(4))
@@ -240,4 +260,4 @@ def test_closing_ends_streams_and_the_server() -> None:
     assert ended.wait(120)
     thread.join()
     with pytest.raises(ConnectionRefusedError):
-        ask(page, "/")
+        ask(page, "/", cookies="")

@@ -1,8 +1,8 @@
 """A page in the browser that shows what an agent does: a stream of JPEG images and a line of text.
 
-It listens on loopback only, answers GET (and HEAD) of four fixed paths, and refuses requests that were addressed to any
-other host name, so that a page of somebody else cannot read it through the browser. A page to play on takes which keys
-are held, too, by POST: as JSON from itself only, so that a page of somebody else cannot press them.
+It listens on loopback only, answers GET (and HEAD) of four fixed paths, and lets only those in who were given its link
+(``reports.html.serving``): on a login node, every user reaches every port. A page to play on takes which keys are held,
+too, by POST: as JSON from itself only, so that a page of somebody else cannot press them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.fields import Array
 from rollmill.reports.html.document import content_policy, document, header
 from rollmill.reports.html.elements import Html, element
+from rollmill.reports.html.serving import LOOPBACK, Door, Pass, security_headers
 from rollmill.reports.video.images import enlarge
 from rollmill.runs.watch.screen import Shown
 
-HOST = "127.0.0.1"
 VIEWERS = 8
 """Streams at the same time."""
 BOUNDARY = "image"
@@ -31,6 +31,7 @@ MOST_BODY = 4096
 
 SCRIPT = """
 "use strict";
+if (location.search) history.replaceState(null, "", location.pathname);  // the token is a cookie now
 const text = document.getElementById("text");
 async function look() {
   try {
@@ -77,13 +78,7 @@ addEventListener("blur", () => {
 """
 POLICY = {"img_src": "'self' data:", "script_src": "'self'", "connect_src": "'self'"}
 """What this page may do besides what all pages may."""
-SECURITY = {
-    "Content-Security-Policy": content_policy(**POLICY, frame_ancestors="'none'"),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+SECURITY = security_headers(**POLICY)
 
 
 class PageScreen:
@@ -108,11 +103,13 @@ class PageScreen:
             "/page.js": ("text/javascript; charset=utf-8", (SCRIPT + KEYS_SCRIPT * bool(self.keys)).encode()),
         }
         try:
-            self._server = _Server((HOST, port), _Handler, self)
+            self._server = _Server((LOOPBACK, port), _Handler, self)
         except OSError as error:
-            raise ConfigError(f"--port {port}: cannot listen on {HOST}: {error.strerror or error}") from error
+            raise ConfigError(f"--port {port}: cannot listen on {LOOPBACK}: {error.strerror or error}") from error
         self.port = int(self._server.server_address[1])
-        self.url = f"http://{HOST}:{self.port}/"
+        self.door = Door()
+        self.url = self.door.link(LOOPBACK, self.port)
+        """Whoever has it is let in."""
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="page", daemon=True)
         self._thread.start()
 
@@ -177,17 +174,17 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = 30.0
+    _pass = Pass()
 
     def do_GET(self) -> None:
-        if not self._is_addressed_here():
-            self._answer(403, "text/plain", b"this page is for loopback only\n")
+        screen, path = self.server.screen, self.path.partition("?")[0]
+        if self._refused():
             return
-        screen = self.server.screen
-        if self.path in screen.pages:
-            self._answer(200, *screen.pages[self.path])
-        elif self.path == "/status":
+        if path in screen.pages:
+            self._answer(200, *screen.pages[path])
+        elif path == "/status":
             self._answer(200, "application/json", json.dumps(screen.status).encode())
-        elif self.path == "/stream" and self.command == "GET":
+        elif path == "/stream" and self.command == "GET":
             self._stream(screen)
         else:
             self._answer(404, "text/plain", b"no such page\n")
@@ -196,9 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         screen = self.server.screen
+        if self._refused():
+            return
         if not screen.keys:
             self._answer(501, "text/plain", b"this page is for watching\n")
-        elif not self._is_addressed_here() or not self._is_our_page():
+        elif not self._is_our_page():
             self._answer(403, "text/plain", b"keys are taken from this page only\n")
         elif self.path != "/keys":
             self._answer(404, "text/plain", b"no such page\n")
@@ -207,6 +206,15 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             screen.press(held)
             self._answer(204, "text/plain", b"")
+
+    def _refused(self) -> bool:
+        """Whether the door stays closed; that is answered, too."""
+        query = self.path.partition("?")[2]
+        self._pass = self.server.screen.door.ask(self.headers.get("Host", ""), query, self.headers.get("Cookie", ""))
+        if self._pass.refused:
+            self.close_connection = True  # what else was sent is not read
+            self._answer(403, "text/plain", self._pass.words.encode())
+        return bool(self._pass.refused)
 
     def _is_our_page(self) -> bool:
         """Browsers say where a POST comes from, and ask before they send JSON to another host."""
@@ -224,11 +232,6 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         held = said.get("held") if isinstance(said, dict) else None
         return held if isinstance(held, list) and all(isinstance(key, str) for key in held) else None
-
-    def _is_addressed_here(self) -> bool:
-        """A name that somebody else has pointed at this machine stands in the Host header."""
-        port = self.server.screen.port
-        return self.headers.get("Host", "") in (f"{HOST}:{port}", f"localhost:{port}")
 
     def _stream(self, screen: PageScreen) -> None:
         if not screen.admit():
@@ -261,6 +264,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         for name, value in SECURITY.items():
             self.send_header(name, value)
+        if self._pass.cookie:
+            self.send_header("Set-Cookie", self._pass.cookie)
 
     def version_string(self) -> str:
         return "rollmill"
