@@ -222,7 +222,7 @@ def data_of(run: Path) -> dict[str, Any]:
     """How long a policy was fitted, from its last row of metrics."""
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     names = ("time/seconds", "time/samples_per_s", "data/wait_share", "validation/loss", "validation/accuracy")
-    return {"steps": last["frames"], **{name: last.get(name) for name in names}}
+    return {"steps": last["step"], **{name: last.get(name) for name in names}}
 
 
 def markdown(found: dict[str, Any]) -> str:
