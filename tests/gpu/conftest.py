@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
-from gpu_device import DEVICE, ON_GPU, exact
+from gpu_device import ON_GPU, exact
+
+from rollmill.optim.device import free_memory
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -17,7 +18,4 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _full_precision_and_no_memory_left() -> Iterator[None]:
     exact()
     yield
-    if ON_GPU:
-        gc.collect()
-        torch.cuda.synchronize(DEVICE)
-        torch.cuda.empty_cache()
+    free_memory()

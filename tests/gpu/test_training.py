@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from running import SAC, rows_of, saved_state, train_here
 from recording import Seen, check_stored
 from rollmill.core.errors import MemoryFull, NonFiniteError, ObserverError
 from rollmill.models.acting.graph import GraphPolicy
+from rollmill.optim.device import free_memory
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
@@ -124,8 +124,7 @@ def test_one_training_after_the_other_in_one_process(tmp_path: Path) -> None:
         outcome, _ = train_here(tmp_path / str(number), *WORDS, *words, "stop.batches=8")
         assert outcome.state == "finished"
     if ON_GPU:
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()
         assert torch.cuda.memory_allocated(DEVICE) < 64 << 20
 
 
@@ -161,8 +160,13 @@ def test_after_a_failure_the_next_training_works(
 
 @pytest.mark.skipif(not ON_GPU, reason="a CPU would take all of the machine's memory first")
 def test_out_of_memory_is_named_and_the_next_training_works(tmp_path: Path) -> None:
-    with pytest.raises(MemoryFull, match=r"out of memory: .*micro_batch"):
-        train_here(tmp_path / "bad", *WORDS, "env=toy_target", "model.mlp=[300000,300000]", "stop.batches=2")
-    gc.collect()
+    free_memory()
+    torch.cuda.set_per_process_memory_fraction(0.005, DEVICE)  # the machine's own memory must hold the network first
+    try:
+        with pytest.raises(MemoryFull, match=r"out of memory: .*micro_batch"):
+            train_here(tmp_path / "bad", *WORDS, "env=toy_target", "model.mlp=[10000,10000]", "stop.batches=2")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+    free_memory()
     outcome, _ = train_here(tmp_path / "good", *WORDS, "env=toy_target", "stop.batches=6")
     assert outcome.state == "finished"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from collections.abc import Iterator
 
@@ -17,6 +16,8 @@ def machine_as_it_was() -> Iterator[None]:
     """
     import torch
 
+    from rollmill.optim.device import free_memory
+
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     benchmark, random = torch.backends.cudnn.benchmark, torch.random.get_rng_state()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -29,5 +30,4 @@ def machine_as_it_was() -> Iterator[None]:
         torch.random.set_rng_state(random)
         if cores and os.sched_getaffinity(0) != cores:
             keep_threads_to(cores)
-        gc.collect()
-        torch.cuda.empty_cache()  # does nothing where no GPU is in use
+        free_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import Literal
 
 import torch
@@ -39,3 +40,12 @@ def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype | No
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
     """Multiplies matrices in ``dtype`` as long as it is entered; None changes nothing."""
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def free_memory() -> None:
+    """Give back what nothing refers to any more. On a GPU, products keep 32 MB for every stream that has made one."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]  # what torch calls around its own graphs
+        torch.cuda.empty_cache()

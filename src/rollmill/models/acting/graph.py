@@ -204,10 +204,14 @@ class GraphPolicy(InPlacePolicy):
         return recording
 
     def _capture(self, recording: Recording, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        slot = torch.tensor([self.mirror.spare - 1], device=self._device)  # padding alone: it is written for this one
+        row = torch.zeros_like(slot)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
+            before = self.mirror.decision(self.mirror.spare - 1, 0)
             for _ in range(WARM_UP_STEPS):
                 self._step(recording)
+            self.mirror.put(slot, row, *before)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)

@@ -75,6 +75,11 @@ class Mirror:
         for host, new in zip(self._decisions, (action, log_prob, value), strict=True):
             host[slots, rows] = new.to(host.dtype).reshape(len(slots), *host.shape[2:])
 
+    def decision(self, slot: int, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what stands in one row of the arena: action, log-probability and value ``[L, ...]``, copied."""
+        action, log_prob, value = (host[slot, row].clone() for host in self._decisions)
+        return action, log_prob, value
+
     def keep_state(self, slots: Tensor, rows: Tensor, state: Tensor) -> None:
         """Store recurrent states ``[n * L, S]`` where back-propagation begins."""
         shape = (len(slots), self.layout.lanes, self.layout.state_size)
