@@ -161,12 +161,12 @@ def test_after_a_failure_the_next_training_works(
 @pytest.mark.skipif(not ON_GPU, reason="a CPU would take all of the machine's memory first")
 def test_out_of_memory_is_named_and_the_next_training_works(tmp_path: Path) -> None:
     free_memory()
-    torch.cuda.set_per_process_memory_fraction(0.005, DEVICE)  # the machine's own memory must hold the network first
+    torch.cuda.set_per_process_memory_fraction(0.005)  # the machine's own memory must hold the network first
     try:
         with pytest.raises(MemoryFull, match=r"out of memory: .*micro_batch"):
             train_here(tmp_path / "bad", *WORDS, "env=toy_target", "model.mlp=[10000,10000]", "stop.batches=2")
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+        torch.cuda.set_per_process_memory_fraction(1.0)
     free_memory()
     outcome, _ = train_here(tmp_path / "good", *WORDS, "env=toy_target", "stop.batches=6")
     assert outcome.state == "finished"

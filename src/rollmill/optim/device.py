@@ -45,7 +45,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abst
 def free_memory() -> None:
     """Give back what nothing refers to any more. On a GPU, products keep 32 MB for every stream that has made one."""
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]  # what torch calls around its own graphs
+        torch._C._cuda_clearCublasWorkspaces()  # what torch calls around its own graphs
         torch.cuda.empty_cache()
