@@ -21,11 +21,12 @@ from rollmill.core.checkpoints import (
     saved_settings,
 )
 from rollmill.core.config.load import load_config
-from rollmill.core.config.plain import differences
+from rollmill.core.config.plain import completed, differences
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
 from rollmill.core.run_folder import Mode, RunFolder
 from rollmill.core.shapes import MAPPING, Shape, check_shape
+from rollmill.envs.settings import EnvSettings
 from rollmill.runs.trust import load_saved
 
 T = TypeVar("T")
@@ -78,6 +79,9 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
+SETTINGS_AMONG_INPUTS = {"env": EnvSettings(), "environment": EnvSettings()}
+"""What a run is made from, where that is settings: an earlier version has saved it without what is newer."""
+
 Answer = Literal["free", "extends", "never"]
 
 
@@ -117,6 +121,7 @@ def compare(
         if answer != "free":
             getattr(changes, answer).append(f"{key}: {_short(old)} -> {_short(new)}")
     known = inputs_before or {}
+    known = completed(known, {name: default for name, default in SETTINGS_AMONG_INPUTS.items() if name in known})
     changes.never.extend(f"another {name}" for name, value in (inputs or {}).items() if known.get(name) != value)
     return changes
 

@@ -16,15 +16,24 @@ def to_dict(config: object) -> dict[str, Any]:
 
 
 def completed(values: Mapping[str, Any], defaults: object) -> dict[str, Any]:
-    """Settings as an earlier version has saved them: keys that it did not know have their defaults."""
+    """Settings as an earlier version has saved them: keys that it did not know have their defaults.
+
+    ``defaults``: an instance of their class, or a mapping of such instances for blocks that stand together.
+    """
+    known = dict(defaults) if isinstance(defaults, Mapping) else fields_of(defaults)
     found = dict(values)
-    for field in dataclasses.fields(defaults):  # type: ignore[arg-type]  # an instance of a settings class
-        default = getattr(defaults, field.name)
-        if field.name not in found:
-            found[field.name] = plain(default)
-        elif dataclasses.is_dataclass(default) and isinstance(found[field.name], Mapping):
-            found[field.name] = completed(found[field.name], default)
+    for name, default in known.items():
+        if name not in found:
+            found[name] = plain(default)
+        elif dataclasses.is_dataclass(default) and isinstance(found[name], Mapping):
+            found[name] = completed(found[name], default)
     return found
+
+
+def fields_of(settings: object) -> dict[str, Any]:
+    """The fields of a dataclass, as they are."""
+    names = dataclasses.fields(settings)  # type: ignore[arg-type]  # an instance of a settings class
+    return {field.name: getattr(settings, field.name) for field in names}
 
 
 def dump_yaml(config: object) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.checkpoints import Loaded, restoring
-from rollmill.core.config.plain import to_dict
+from rollmill.core.config.plain import completed, to_dict
 from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Learner
@@ -466,7 +466,7 @@ class OnlineRun:
 
     def _can_replay(self, state: Mapping[str, Any]) -> bool:
         """Whether the saved rows and envs fit this run; if not, it goes on with fresh episodes."""
-        old, new = state["config"], to_dict(self.config)
+        old, new = completed(state["config"], type(self.config)()), to_dict(self.config)
         held = state["sampler"]["held"]
         return (
             old["run"]["seed"] == new["run"]["seed"]

@@ -28,12 +28,13 @@ from typing import Any, Literal
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded
 from rollmill.core.config.old_names import renamed
-from rollmill.core.config.plain import completed, to_dict
+from rollmill.core.config.plain import completed, fields_of, to_dict
 from rollmill.core.errors import MissingExtraError, RollmillError, RunFolderError, StoreError
 from rollmill.core.machine import available_cores
 from rollmill.core.opening import read_json
 from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.envs.make import check_env_settings
+from rollmill.envs.settings import EnvSettings
 from rollmill.reports.run.report import write_run_report
 from rollmill.reports.run.world import VIDEO
 from rollmill.runs.collect.options import CollectOptions
@@ -156,7 +157,13 @@ class World:
         (out / RECORDS).mkdir(exist_ok=True)
         c = config
         self.stages = [
-            Stage("collect", {"seed": c.seed, "env": to_dict(c.env), **to_dict(c.collect)}, dict, self._collect),
+            Stage(
+                "collect",
+                {"seed": c.seed, "env": to_dict(c.env), **to_dict(c.collect)},
+                dict,
+                self._collect,
+                {"env": EnvSettings(), **fields_of(type(c.collect)())},
+            ),
             Stage("vae", to_dict(c.vae), lambda: {"images": self._images()}, self._vae, VaeConfig()),
             Stage("encode", to_dict(c.encode), self._encode_inputs, self._encode),
             Stage("dynamics", to_dict(c.dynamics), self._encode_inputs, self._dynamics, DynamicsSettings()),
