@@ -51,6 +51,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "video": ("av",),
     "export": ("safetensors", "onnx", "onnxscript", "onnxruntime"),
+    "viewer": ("starlette", "uvicorn"),
     "notebook": ("ipykernel", "matplotlib", "pandas"),
 }
 """Extras of the package, with what they install by the names it is imported under."""

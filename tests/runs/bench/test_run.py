@@ -127,7 +127,9 @@ def test_a_learner_alone_gets_every_segment_as_if_it_were_new(tmp_path: Path) ->
             assert found.batches > 0
             assert 0 < found.steps <= found.batches * config.learning.batch_size
             assert found.gather + found.learn <= found.seconds
-            metrics = learner.train(alone._parts.gather(alone._slots))
+            batch = alone._parts.gather(alone._slots)
+            batch["version"][:] = learner.version
+            metrics = learner.train(batch)
             assert metrics["epochs"] == config.learning.epochs, words
             np.testing.assert_allclose(weights(alone), before, atol=1e-6)
 

@@ -16,7 +16,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "train_for_seconds": ("stop.seconds",),
     "env_id": ("env",),
     "env_name": ("env",),
-    "task": ("env",),
     "n_envs": ("envs_per_worker",),
     "num_envs": ("envs_per_worker",),
     "num_envs_per_worker": ("envs_per_worker",),
