@@ -43,7 +43,7 @@ _DATA = {
     "repair": Verb("data.check:repair", "a new store with everything that is still good"),
     "merge": Verb("data.make:merge", "many stores into one"),
     "split": Verb("data.make:split", "one store into several, or a selection of it"),
-    "export": Verb("data.make:export", "to Minari, TFRecord, npz, Parquet or mp4"),
+    "export": Verb("data.make:export", "to Minari, TFRecord, TFDS, npz, Parquet, LeRobot or mp4"),
     "import": Verb("data.make:import_", "from Minari, npz or pickled episodes"),
     "report": Verb("data.report:report", "a page about a store, and its metrics as JSON"),
     "play": Verb("data.report:play", "videos of episodes, with action and reward drawn on"),
@@ -81,6 +81,10 @@ _CHECKPOINT = {
     "prune": Verb("checkpoints:prune", "remove checkpoints but the newest and the best"),
     "export": Verb("checkpoints:export", "the part of a checkpoint that plays, as one small file"),
 }
+_HUB = {
+    "push": Verb("hub:push", "a policy with its score and a video, or a store", settings=_TRAIN),
+    "pull": Verb("hub:pull", "fetch a policy or a store"),
+}
 _ENVS = {
     "check": Verb("envs:check", "find out what is wrong with an environment", settings="cli.envs:CheckConfig"),
     "play": Verb("play:play", "play one yourself, with the keyboard", settings="cli.envs:CheckConfig"),
@@ -90,6 +94,7 @@ VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent", settings=_TRAIN),
     "eval": Verb("evaluate:evaluate", "evaluate policies of any kind side by side, with videos", settings=_TRAIN),
     "export": Verb("export:export", "write a policy for other programs (ONNX, safetensors, torch)"),
+    "hub": Verb("", "push policies and stores to the Hugging Face Hub, pull them", _HUB),
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal", settings=_TRAIN),
     "collect": Verb("collect:collect", "write episodes of a policy into a store", settings=_TRAIN),
     "data": Verb("", "look at stores, check, repair, merge, split and convert them", _DATA),

@@ -152,5 +152,9 @@ class MemoryFull(RollmillError):
     """The memory of the machine or of its GPU does not hold what was asked for."""
 
 
+class HubError(RollmillError):
+    """The Hugging Face Hub could not be reached, refused, or has not what was asked for."""
+
+
 class LaunchError(RollmillError):
     """A launch of many runs could not be made, continued or watched; what runs already goes on."""

@@ -50,6 +50,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "minari": ("minari", "h5py"),
     "parquet": ("pyarrow",),
     "video": ("av",),
+    "hub": ("huggingface_hub",),
     "export": ("safetensors", "onnx", "onnxscript", "onnxruntime"),
     "viewer": ("starlette", "uvicorn"),
     "notebook": ("ipykernel", "matplotlib", "pandas"),
