@@ -21,7 +21,7 @@ pytest.importorskip("wandb")
 def _nobody_is_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -63,6 +63,13 @@ def test_a_sink(tmp_path: Path) -> None:
     assert "NaN" not in text
     with pytest.raises(ValueError, match="closed"):
         sink.write(11, {})
+
+
+def test_the_agent_of_a_sweep_says_which_run_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "given1")
+    WandbSink(tmp_path / "wandb", WandbSettings(on=True, mode="offline"), WandbRun("name", "group")).close()
+    assert (tmp_path / "wandb" / "run_id.txt").read_text().strip() == "given1"
+    assert [path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*")] == ["given1"]
 
 
 def test_online_without_a_login_says_what_to_do(tmp_path: Path) -> None:

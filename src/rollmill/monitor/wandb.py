@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -129,9 +130,23 @@ class WandbSink:
         return Path(self._run.dir).parent
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
+        self._log(frames, {name: float(value) for name, value in metrics.items() if math.isfinite(value)})
+
+    def write_table(self, frames: int, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Log a table."""
+        import wandb
+
+        self._log(frames, {name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+
+    def write_video(self, frames: int, name: str, path: Path) -> None:
+        """Log an mp4 file; W&B takes a copy."""
+        import wandb
+
+        self._log(frames, {name: wandb.Video(str(path), format="mp4")})
+
+    def _log(self, frames: int, row: Mapping[str, Any]) -> None:
         if self._run is None:
             raise ValueError("the W&B run is closed")
-        row = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         try:
             self._run.log({self._axis: int(frames), **row})
         except (self._error, OSError) as error:
@@ -152,10 +167,10 @@ class WandbSink:
 
 
 def _run_id(folder: Path) -> str:
-    """The id this run has at W&B: made once, kept in the folder."""
+    """The id this run has at W&B: made once, or given by the agent of a sweep, and kept in the folder."""
     path = folder / _ID_FILE
     if path.exists():
         return path.read_text(encoding="ascii").strip()
-    made = uuid.uuid4().hex[:12]
+    made = os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12]
     atomic.write_text(path, made + "\n")
     return made

@@ -85,6 +85,10 @@ class EvalOptions:
     """Write a page with table, plot and videos here; another kind of page of that name stays, this one gets a name
     beside it."""
 
+    wandb: bool = False
+    """Send a table of the episodes, and the videos, to the W&B run of each policy's training (wandb.mode=offline and
+    other words change where to)."""
+
     @property
     def wanted(self) -> int | None:
         """Episodes to play; None: by steps."""

@@ -27,6 +27,7 @@ from rollmill.runs.evaluate.record import EvalRecording
 from rollmill.runs.evaluate.render_env import without_display
 from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Score, Video, comparison, write_document
 from rollmill.runs.evaluate.setup import EvalSetup, Played
+from rollmill.runs.evaluate.to_wandb import send, wandb_settings
 from rollmill.runs.evaluate.video import VideoPlan, file_name, make_videos
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import find_targets, record_folder
@@ -63,6 +64,9 @@ def evaluate_all(
         raise ConfigError("what is to be evaluated? Give a run folder, a checkpoint file or a pattern; see --help")
     jobs = _told_apart(_jobs(policies, options))
     check_outputs(options)
+    if options.wandb:
+        for job in jobs:
+            wandb_settings(job.policy.path, job.policy.name, options.overrides)
     if options.record:
         for job in jobs:
             check_writable(_record_folder(job, options))
@@ -84,6 +88,9 @@ def evaluate_all(
                 write_document(options.out, results)  # after each one: what is known survives a failure later
     if options.report is not None:
         _write_page(options.report, results, context)
+    if options.wandb:
+        for link in send(results, options.overrides):
+            log.info("W&B: %s", link)
     return results
 
 
