@@ -11,7 +11,7 @@ import torch
 from running import SERIAL, Run, assert_same, config_of, rows_of, saved_state, train_here
 
 from rollmill.core.checkpoints import load_checkpoint
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.learning.appo import Appo
@@ -99,6 +99,68 @@ def test_lineage_and_schedule_follow_the_copies(whole: RunFolder) -> None:
     assert stretches[-1].settings == saved_state(whole)["population"]["rules"]["settings"][member]
     assert [s.frames for s in stretches] == sorted(s.frames for s in stretches)
     assert all(own <= best for _, own, best in best_so_far(entries, member))
+
+
+def test_the_page_shows_the_lineage_and_every_decision(whole: RunFolder) -> None:
+    page = (whole.path / "report.html").read_text()
+    copies = sum(move["from"] is not None for entry in read_ledger(whole.path / NAME)[1:] for move in entry["moves"])
+    assert copies
+    for words in ("<h2>Population</h2>", "Lineage", "Objective along the lineage", "Decisions of 7 rounds"):
+        assert words in page, words
+    assert page.count("from ") >= copies
+
+
+class Settings(Observer):
+    """The learning rate that every step was made with, and when."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        learner = run.parts.learners[0]
+        assert isinstance(learner, Appo)
+        self.seen.append((run.frames, learner.settings.learning_rate))
+
+
+def test_the_way_of_the_best_member_can_be_gone_again_by_one_policy(tmp_path: Path, whole: RunFolder) -> None:
+    entries, seen = read_ledger(whole.path / NAME), Settings()
+    stretches = schedule(entries, best_member(entries))
+    assert len(stretches) > 1
+    replay = ("env=toy_target", f"pbt.replay={whole.path}", "stop.frames=1500")
+    train_here(tmp_path, *SERIAL, *replay, observers=[seen])
+    for (before, _), (frames, rate) in zip(seen.seen, seen.seen[1:], strict=False):
+        allowed = {s.settings[RATE] for s in stretches if s.frames <= frames}
+        assert rate in allowed
+        if all(not before < s.frames <= frames for s in stretches):
+            assert rate == [s.settings[RATE] for s in stretches if s.frames <= frames][-1]
+    assert seen.seen[-1][1] == stretches[-1].settings[RATE]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("learning.lr_schedule=linear",), r"sets learning.learning_rate, which a schedule of this run moves already"),
+        (("pbt.members=4",), r"replay trains one policy"),
+        (
+            ("env=toy_reach", "learning.algorithm=sac", "model.action_distribution=tanh_gaussian"),
+            r"pbt.replay changes settings of APPO",
+        ),
+    ],
+)
+def test_a_way_that_cannot_be_gone_is_refused(
+    tmp_path: Path, whole: RunFolder, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_here(tmp_path, *SERIAL, "env=toy_target", f"pbt.replay={whole.path}", *words)
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.jsonl").write_text("{}\n")
+    with pytest.raises(RunFolderError, match="is no ledger of a population"):
+        train_here(tmp_path, *SERIAL, "env=toy_target", f"pbt.replay={tmp_path / 'no.jsonl'}")
+    with pytest.raises(ConfigError, match="there is no such run"):
+        check(config_of(tmp_path, f"pbt.replay={tmp_path / 'nowhere'}"))
 
 
 # -- objectives of these weights alone ----------------------------------------------------------------------------

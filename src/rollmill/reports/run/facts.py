@@ -17,6 +17,7 @@ from rollmill.core.errors import RollmillError, RunFolderError
 from rollmill.core.opening import check_within, parse_json, read_bytes
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.pbt.ledger import NAME, read_ledger
 
 LOG_LINES = 12
 _COMPLAINT = re.compile(r" (WARNING|ERROR|CRITICAL) +")
@@ -41,6 +42,8 @@ class RunFacts:
     """Summaries of ``rollmill eval`` that lie in the run's folder."""
     eval_rows: list[Metrics] = field(default_factory=list)
     """``eval/training.jsonl``: evaluations while the run went on."""
+    ledger: list[Mapping[str, Any]] = field(default_factory=list)
+    """``population.jsonl``: every decision of a population."""
     results: Metrics = field(default_factory=dict)
     """``eval/results.json`` of an offline run: what it was fitted to and what it is worth."""
     data: Metrics = field(default_factory=dict)
@@ -71,6 +74,8 @@ def read_run(folder: Path) -> RunFacts:
     try:
         facts.rows = _rows(run.metrics, folder)
         facts.eval_rows = _rows(folder / "eval" / "training.jsonl", folder)
+        if (folder / NAME).is_file():
+            facts.ledger = read_ledger(folder / NAME)
         found = Checkpoints(run.checkpoints).list() if run.checkpoints.is_dir() else ()
         facts.checkpoints = [(c.path.name, c.frames, c.path.stat().st_size) for c in found]
     except (RollmillError, OSError) as error:

@@ -17,6 +17,7 @@ from rollmill.reports.html.plots import Plot, spread
 from rollmill.reports.html.tables import NONE, Marked, counted, number, table, value
 from rollmill.reports.run import sections
 from rollmill.reports.run.facts import RunFacts
+from rollmill.reports.run.population import population
 from rollmill.reports.run.sections import Points, Row, curve_card, points, thinned
 
 CURVES = (
@@ -66,6 +67,7 @@ def render_online(facts: RunFacts) -> Html:
     drawn = {name for _, name, _ in CURVES}
     every: sections.Sections = {
         "Curves": lambda: _curves(facts),
+        "Population": lambda: population(facts.ledger),
         "Evaluations": lambda: _evaluations(facts),
         "The environment's own statistics": lambda: _own_statistics(facts.rows),
         "Workers and policies": lambda: _comparisons(facts.rows),

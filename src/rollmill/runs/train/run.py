@@ -36,6 +36,7 @@ from rollmill.runs.train.ranks import share_of, start_ranks
 from rollmill.runs.train.recording import build_recorder
 from rollmill.runs.train.reporting import TrainMetrics
 from rollmill.runs.train.save_requests import SaveRequests
+from rollmill.runs.train.settings_replay import SettingsReplay
 from rollmill.store.reader import Store
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     for key, custom in (("model.custom", config.model.custom), ("learning.custom", config.learning.custom)):
         if custom is not None:
             import_object(custom, key)  # a wrong name must not leave a folder behind
+    replayed = SettingsReplay(config) if config.pbt.replay is not None else None
     observers = (*observers, *build_observers(config.observers))
     if request.profile:
         observers = (*observers, Profiler(config.profile, config.folder / "profile"))
@@ -80,6 +82,8 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         stack.callback(life.reporter.close)  # W&B has a process, too
         rescue = stack.enter_context(_Rescue())
         observers = (*observers, SaveRequests())
+        if replayed is not None:
+            observers = (*observers, replayed)
         if config.pool.on:
             observers = (*observers, Publisher(config.pool, config.checkpoints.min_free_mb))
         if config.evaluation.on:

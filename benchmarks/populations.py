@@ -1,0 +1,250 @@
+"""What populations are worth, measured: greed, recovery, rewards, speed, kills, replay.
+
+    python benchmarks/populations.py greed             noisy quadratic: frequent selection against sub-populations
+    python benchmarks/populations.py recovery          CartPole, half of the learning rates are hopeless
+    python benchmarks/populations.py replay            the way of the best member of ``recovery``, as one policy
+    python benchmarks/populations.py reward            a harmful reward term that can be turned down
+    python benchmarks/populations.py speed             eight members in one run against one policy
+    python benchmarks/populations.py kills             killed at random moments and resumed, against never killed
+
+``recovery --with ray`` runs Ray Tune's PBT on the same task (Stable-Baselines3's PPO, one process, a venv of its own).
+Results are kept in ``runs/benchmarks``; ``--seeds`` says how often.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import record
+
+from rollmill.core.checkpoints import Checkpoints
+from rollmill.core.seeds import Seeds
+from rollmill.pbt.evidence import Evidence
+from rollmill.pbt.ledger import NAME, read_ledger
+from rollmill.pbt.lineage import best_member, schedule
+from rollmill.pbt.population import Population
+from rollmill.pbt.settings import PbtSettings
+from rollmill.pbt.space import parse_space
+
+RUNS = Path("runs") / "populations"
+CARTPOLE = (
+    *("env=CartPole-v1", "pbt.members=8", "pbt.tune.learning.learning_rate=[1e-5,1e-1]"),
+    *("pbt.tune.learning.entropy_coefficient=[1e-4,1]", "stop.frames=480000", "report.tensorboard=false"),
+    *("checkpoints.every_seconds=1e6", "learning.batch_size=512", "sampling.mode=serial"),
+)
+SOLVED = 475
+
+
+# -- greed ----------------------------------------------------------------------------------------------------
+
+
+def quadratic(
+    method: str, seed: int, rounds: int, growth: str = "fixed", members: int = 16, noise: float = 0.1
+) -> float:
+    """The lowest loss after gradient descent on a noisy quadratic of curvatures 1 and 0.01.
+
+    A low rate lowers the noise of the steep direction at once, and never gets anywhere in the flat one.
+    """
+    tune = {"rate": [1e-3, 1.9]}
+    settings = PbtSettings(
+        members=members, method=method, tune=tune, min_episodes=1, significance=0.5, growth=growth, patience=10
+    )
+    population = Population(settings, parse_space(tune), {}, Seeds(seed), 1)
+    rng, curvature = np.random.default_rng(1000 + seed), np.array([1.0, 0.01])
+    weights = np.tile(np.array([1.0, 100.0]), (members, 1))
+    loss = np.zeros(members)
+    for step in range(1, rounds + 1):
+        rate = np.array([own["rate"] for own in population.settings])[:, None]
+        weights -= rate * (curvature * weights + noise * np.sqrt(curvature) * rng.normal(size=weights.shape))
+        loss = 0.5 * (curvature * weights**2).sum(1)
+        if population.due([step] * members):
+            moves = population.decide([step] * members, [Evidence(-float(x), 0.0, 1) for x in loss]).moves
+            for move in sorted(moves, key=lambda move: -loss[move.member]):
+                if move.donor is not None:
+                    weights[move.member] = weights[move.donor]
+    return float(loss.min())
+
+
+def greed(seeds: int) -> dict[str, Any]:
+    kinds = {"pbt": ("pbt", "fixed"), "mf": ("mf", "fixed"), "auto": ("pbt", "auto"), "random": ("random", "fixed")}
+    found = {
+        name: [quadratic(method, seed, 600, growth) for seed in range(seeds)]
+        for name, (method, growth) in kinds.items()
+    }
+    medians = {name: statistics.median(losses) for name, losses in found.items()}
+    passed = medians["mf"] <= medians["pbt"] / 3 and medians["mf"] <= medians["random"]
+    return {"losses": found, "medians": medians, "mark": "mf <= pbt / 3 and <= random", "passed": passed}
+
+
+# -- trainings ------------------------------------------------------------------------------------------------
+
+
+def train(name: str, *words: str, resume: bool = False) -> Path:
+    """Train in a process of its own; returns the run's folder."""
+    folder = RUNS / name
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    done = subprocess.run(command(name, *words, resume=resume), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout}{done.stderr}")
+    return folder
+
+
+def command(name: str, *words: str, resume: bool = False) -> list[str]:
+    place = (f"run.dir={RUNS.parent}", f"run.experiment={RUNS.name}", f"run.name={name}")
+    return [sys.executable, "-m", "rollmill.cli.main", "train", *(["--resume"] if resume else []), *place, *words]
+
+
+def evaluated(folder: Path, *words: str) -> float:
+    """Mean return of 20 episodes of most likely actions."""
+    words = ("eval", str(folder), "--deterministic", "--episodes", "20", "--json", *words)
+    done = subprocess.run(
+        [sys.executable, "-m", "rollmill.cli.main", *words], capture_output=True, text=True, check=True
+    )
+    return float(json.loads(done.stdout)["mean_return"])
+
+
+def recovery(seeds: int) -> dict[str, Any]:
+    """Members at 475 at the end, with PBT and with the same settings fixed."""
+    found: dict[str, Any] = {}
+    for method in ("pbt", "fixed"):
+        rows = []
+        for seed in range(seeds):
+            begun = time.monotonic()
+            folder = train(f"recovery-{method}-{seed}", *CARTPOLE, f"pbt.method={method}", f"run.seed={seed}")
+            seconds = time.monotonic() - begun
+            returns = [evaluated(folder, "--member", str(k)) for k in range(8)]
+            own = Checkpoints(folder / "checkpoints").load_newest().state["population"]["rules"]["settings"]
+            rates = [settings["learning.learning_rate"] for settings in own]
+            rows.append({"seed": seed, "returns": returns, "rates": rates, "seconds": round(seconds)})
+            print(method, seed, [round(x) for x in returns], flush=True)
+        found[method] = rows
+    solved = {method: [sum(x >= SOLVED for x in row["returns"]) for row in rows] for method, rows in found.items()}
+    return {**found, "solved": solved, "mark": "pbt >= 7 of 8", "passed": min(solved["pbt"]) >= 7}
+
+
+def replay(seeds: int) -> dict[str, Any]:
+    """One policy with the settings that the weights of the best member learnt with, for as many frames."""
+    rows = []
+    for seed in range(seeds):
+        source = RUNS / f"recovery-pbt-{seed}"
+        entries = read_ledger(source / NAME)
+        frames = entries[-1]["members"][0]["frames"] + 1
+        words = [word for word in CARTPOLE if not word.startswith(("pbt.", "stop."))]
+        folder = train(f"replay-{seed}", *words, f"pbt.replay={source}", f"stop.frames={frames}", f"run.seed={seed}")
+        stretches = len(schedule(entries, best_member(entries)))
+        rows.append(
+            {"winner": evaluated(source), "replay": evaluated(folder), "stretches": stretches, "frames": frames}
+        )
+        print(rows[-1], flush=True)
+    return {"rows": rows, "mark": "replay >= 0.9 winner", "passed": all(r["replay"] >= 0.9 * r["winner"] for r in rows)}
+
+
+def reward(seeds: int) -> dict[str, Any]:
+    """The weight of a harmful reward term of the best member at the end, from 1; judged by the true objective."""
+    weights = []
+    words = (f"env={Path(__file__).parent / 'population_env.py'}:Lure", "pbt.members=8", "pbt.objective=reached")
+    words += ("env.variables.lure=1", "pbt.tune.env.variables.lure=[-1,2]", "pbt.begin=config", "pbt.period=2000")
+    words += ("stop.frames=320000", "sampling.mode=serial", "report.tensorboard=false", "learning.batch_size=256")
+    for seed in range(seeds):
+        folder = train(f"reward-{seed}", *words, f"run.seed={seed}")
+        entries = read_ledger(folder / NAME)
+        weights.append(entries[-1]["members"][best_member(entries)]["settings"]["env.variables.lure"])
+        print(seed, round(weights[-1], 3), flush=True)
+    low = sum(weight <= 0.3 for weight in weights)
+    return {"weights": weights, "mark": "<= 0.3 in 8 of 10", "passed": low >= 0.8 * seeds}
+
+
+# -- speed, kills -----------------------------------------------------------------------------------------------
+
+
+def speed(seeds: int) -> dict[str, Any]:
+    """Frames per second of eight members and of one policy with as many environments, by turns."""
+    found: dict[str, list[float]] = {"members": [], "one": []}
+    words = ("env=CartPole-v1", "sampling.workers=2", "sampling.envs_per_worker=32", "stop.frames=0", "stop.seconds=20")
+    words += ("report.tensorboard=false", "pbt.period=1000000", "sampling.groups=4", "model.mlp=[64,64]")
+    for turn in range(seeds):
+        for name in found:
+            members = 8 if name == "members" else 1
+            own = words if members > 1 else [word for word in words if not word.startswith("pbt.")]
+            folder = train(
+                f"speed-{name}", *own, f"run.seed={turn}", *([f"pbt.members={members}"] if members > 1 else [])
+            )
+            last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+            found[name].append(last["frames"] / last["time/seconds"])
+            print(name, round(found[name][-1]), flush=True)
+    ratio = statistics.median(found["members"]) / statistics.median(found["one"])
+    return {**found, "ratio": ratio, "mark": "ratio >= 0.7", "passed": ratio >= 0.7}
+
+
+def kills(seeds: int) -> dict[str, Any]:
+    """``seeds`` times killed at a random moment and resumed; at the end everything is as in a run never killed."""
+    words = [w for w in CARTPOLE if not w.startswith(("checkpoints.", "stop."))]
+    words += ["stop.frames=80000", "checkpoints.every_seconds=0.5", "pbt.min_episodes=5", "pbt.period=500"]
+    whole = train("never-killed", *words)
+    folder, rng = RUNS / "killed", random.Random(0)
+    shutil.rmtree(folder, ignore_errors=True)
+    killed = 0
+    while killed < seeds:
+        process = subprocess.Popen(
+            command("killed", *words, resume=folder.exists()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(rng.uniform(3, 12))
+            if process.returncode:
+                raise SystemExit(f"it does not go on:\n{process.communicate()[0].decode()}")
+            break  # it came to its end
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+    train("killed", *words, resume=True)
+    one, two = (Checkpoints(run / "checkpoints").load_newest().state for run in (whole, folder))
+    same = {
+        "ledger": (whole / NAME).read_bytes() == (folder / NAME).read_bytes(),
+        "population": one["population"] == two["population"] or str(one["population"]) == str(two["population"]),
+        "weights": all(
+            np.array_equal(mine, its)
+            for a, b in zip(one["learners"], two["learners"], strict=True)
+            for mine, its in zip(a["model"].values(), b["model"].values(), strict=True)
+        ),
+    }
+    return {"kills": killed, "same": same, "mark": "everything the same", "passed": all(same.values())}
+
+
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "greed": greed,
+    "recovery": recovery,
+    "replay": replay,
+    "reward": reward,
+    "speed": speed,
+    "kills": kills,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--seeds", type=int, default=1, help="seeds, turns or kills")
+    options = parser.parse_args()
+    result = PARTS[options.part](options.seeds)
+    path = record(f"populations_{options.part}", result)
+    print(json.dumps({name: value for name, value in result.items() if name != "losses"}, indent=1))
+    print(f"{'PASSED' if result['passed'] else 'MISSED'}: {result['mark']}; written to {path}")
+    return 0 if result["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
