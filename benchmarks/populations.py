@@ -45,6 +45,7 @@ CARTPOLE = (
     *("checkpoints.every_seconds=1e6", "learning.batch_size=512", "sampling.mode=serial"),
 )
 SOLVED = 475
+LURE = f"{Path(__file__).resolve().with_name('population_env.py')}:Lure"
 
 
 # -- greed ----------------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def replay(seeds: int) -> dict[str, Any]:
 def reward(seeds: int) -> dict[str, Any]:
     """The weight of a harmful reward term of the best member at the end, from 1; judged by the true objective."""
     weights = []
-    words = (f"env={Path(__file__).parent / 'population_env.py'}:Lure", "pbt.members=8", "pbt.objective=reached")
+    words = (f"env={LURE}", "pbt.members=8", "pbt.objective=reached")
     words += ("env.variables.lure=1", "pbt.tune.env.variables.lure=[-1,2]", "pbt.begin=config", "pbt.period=2000")
     words += ("stop.frames=320000", "sampling.mode=serial", "report.tensorboard=false", "learning.batch_size=256")
     for seed in range(seeds):

@@ -141,10 +141,6 @@ def test_the_way_of_the_best_member_can_be_gone_again_by_one_policy(tmp_path: Pa
     [
         (("learning.lr_schedule=linear",), r"sets learning.learning_rate, which a schedule of this run moves already"),
         (("pbt.members=4",), r"replay trains one policy"),
-        (
-            ("env=toy_reach", "learning.algorithm=sac", "model.action_distribution=tanh_gaussian"),
-            r"pbt.replay changes settings of APPO",
-        ),
     ],
 )
 def test_a_way_that_cannot_be_gone_is_refused(
