@@ -14,7 +14,7 @@ def export(
     /,
     to: Format,
     out: Path | None = None,
-    policy: int = 0,
+    policy: int | None = None,
     best: bool = False,
     overwrite: bool = False,
     trust_code: bool = False,
@@ -28,7 +28,8 @@ def export(
         target: A run folder or a checkpoint file.
         to: safetensors (weights), onnx (the network, for ONNX Runtime), torch-export (the same for PyTorch).
         out: The file; unset: policy.safetensors, policy.onnx or policy.pt2 in the current folder.
-        policy: Which policy, where the agents of a game have several; counted from 0.
+        policy: Which policy, where the agents of a game have several (unset: the first), or which member of a
+            population (unset: the best); counted from 0.
         best: Take a run's checkpoint with the highest training return instead of the newest.
         overwrite: Replace files that exist.
         trust_code: Run the code that the checkpoint names (a network of your own).

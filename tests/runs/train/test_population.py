@@ -18,6 +18,7 @@ from rollmill.learning.appo import Appo
 from rollmill.pbt.evidence import Evidence, chance
 from rollmill.pbt.ledger import NAME, read_ledger
 from rollmill.pbt.lineage import ancestors, best_member, best_so_far, schedule
+from rollmill.runs.checkpoints.export import export_policy
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.settings.train import check
 from rollmill.runs.train.build import Parts, build_parts
@@ -74,13 +75,15 @@ def test_members_share_frames_evenly_and_are_told_apart(whole: RunFolder) -> Non
     assert {f"policy{k}/pbt/{RATE}" for k in range(4)} <= row.keys()
 
 
-def test_the_best_member_plays_unless_another_is_asked_for(whole: RunFolder) -> None:
+def test_the_best_member_plays_unless_another_is_asked_for(tmp_path: Path, whole: RunFolder) -> None:
     loaded = load_policy(whole.path)
     path = loaded.path
     assert path is not None
     state = load_checkpoint(path).state
     assert loaded.version == state["learners"][state["population"]["best"]]["version"]
     assert load_policy(whole.path, member=3).version == state["learners"][3]["version"]
+    card = json.loads(export_policy(whole.path, "safetensors", tmp_path / "p.safetensors").card.read_text())
+    assert card["policy"] == state["population"]["best"]
     with pytest.raises(ConfigError, match=r"has no member 4: there are 4"):
         load_policy(whole.path, member=4)
 
@@ -156,7 +159,7 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is no ledger of a population"):
         train_here(tmp_path, *SERIAL, "env=toy_target", f"pbt.replay={tmp_path / 'no.jsonl'}")
     with pytest.raises(ConfigError, match="there is no such run"):
-        check(config_of(tmp_path, f"pbt.replay={tmp_path / 'nowhere'}"))
+        train_here(tmp_path, *SERIAL, "env=toy_target", f"pbt.replay={tmp_path / 'nowhere'}")
 
 
 # -- objectives of these weights alone ----------------------------------------------------------------------------

@@ -63,14 +63,14 @@ def export_policy(
     to: Format,
     out: Path,
     *,
-    policy: int = 0,
+    policy: int | None = None,
     best: bool = False,
     overwrite: bool = False,
     trust_code: bool = False,
 ) -> Exported:
     """Write the policy of a run or a checkpoint to ``out``, and its card beside it.
 
-    ``policy``: which one, where agents have several.
+    ``policy``: which one, where agents have several (None: the first), or which member of a population (the best).
     """
     if to not in get_args(Format):
         raise ConfigError(f"--to {to}: expected one of {', '.join(get_args(Format))}")
@@ -81,7 +81,7 @@ def export_policy(
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} exists; --overwrite replaces it")
     loaded = load_checkpoint(find_checkpoints(target, best)[0])
-    portable, about = _portable(loaded, policy, trust_code)
+    portable, about = _portable(loaded, _first(loaded.state) if policy is None else policy, trust_code)
     text = json.dumps(_json(about), allow_nan=False, indent=1)
     data = _WRITERS[to](portable, text)
     try:
@@ -91,6 +91,12 @@ def export_policy(
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from error
     return Exported(out, beside, to, len(data), loaded.path)
+
+
+def _first(state: Any) -> int:
+    """The policy that is meant where none is named; whether it is there is seen when it is taken."""
+    population = state.get("population") if isinstance(state, Mapping) else None
+    return int(population["best"]) if isinstance(population, Mapping) else 0
 
 
 def _portable(loaded: Loaded, number: int, trust_code: bool) -> tuple[PortablePolicy, dict[str, Any]]:

@@ -34,8 +34,6 @@ def configured(config: TrainConfig, key: str) -> float:
 def check_population(config: TrainConfig) -> None:
     """ConfigError for what can be seen without the environment."""
     pbt = config.pbt
-    if pbt.replay is not None and not pbt.replay.exists():
-        raise ConfigError(f"pbt.replay={pbt.replay}: there is no such run")
     if not pbt.on:
         return
     learning = config.learning

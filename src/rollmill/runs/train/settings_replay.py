@@ -30,6 +30,8 @@ class SettingsReplay(Observer):
         """ConfigError unless the ledger can be read, and everything it has tuned is there to be set."""
         source = config.pbt.replay
         assert source is not None, "asked for by pbt.replay"
+        if not source.exists():
+            raise ConfigError(f"pbt.replay={source}: there is no such run")
         entries = read_ledger(source / NAME if source.is_dir() else source)
         self.member = best_member(entries)
         self.stretches = schedule(entries, self.member)
