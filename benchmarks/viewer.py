@@ -122,7 +122,7 @@ def write_run(folder: Path, settings: dict[str, Any], returns: Sequence[float], 
     (folder / "metrics.jsonl").write_text("\n".join(written) + "\n")
     state = {"state": "failed" if k % 50 == 7 else "finished", "reason": "made up", "frames": 20_000 * len(returns)}
     (folder / "state.json").write_text(json.dumps(state))
-    session = {"started": "2026-11-01T10:00:00+00:00", "host": f"node{k % 8}", "frames_at_start": 0, "how": "finished"}
+    session = {"started": "2026-11-01T10:00:00+00:00", "host": f"node{k % 8}", "step_at_start": 0, "how": "finished"}
     diary = {"created": "2026-11-01T10:00:00+00:00", "command": "rollmill train", "git": None, "sessions": [session]}
     (folder / "diary.json").write_text(json.dumps(diary))
 

@@ -198,6 +198,9 @@ def test_an_offline_run_is_found_under_its_old_name(say: Say, old: Path) -> None
     """0.1 called runs after the folder of their store alone."""
     words = ("offline", "online/target/data", "run.dir=.", "run.experiment=offline", "algorithm=bc", "fit.steps=13")
     assert json.loads(say(*words, "--resume", "--json"))["folder"] == "offline/bc-data-s0"
+    kept = sorted(path.name for path in (old / "offline/bc-data-s0/checkpoints").iterdir())
+    assert kept == ["frames-000000000012.ckpt", "updates-000000000013.ckpt"], "0.1 called updates frames"
+    assert "12 to 13 updates" in say("diary", "offline/bc-data-s0", "--root", ".")
     assert sorted(path.name for path in (old / "offline").iterdir()) == ["bc-data-s0", "comparison.html", "dt"]
     assert [path.name for path in (old / "offline/bc-data-s0").glob("*.html")] == ["report.html"]
     shutil.copytree("online/target/data", "other/data")  # another recording, which nobody has learnt from

@@ -24,7 +24,7 @@ def run(tmp_path: Path, call: Call) -> RunFolder:
 
 
 def frames_of(run: RunFolder) -> list[int]:
-    return [checkpoint.frames for checkpoint in Checkpoints(run.checkpoints).list()]
+    return [checkpoint.step for checkpoint in Checkpoints(run.checkpoints).list()]
 
 
 def test_list(call: Call, run: RunFolder) -> None:
@@ -66,13 +66,13 @@ def test_prune_asks_and_keeps_the_newest_and_the_best(
     assert best is not None
     assert len(before) > 4
     done = call("checkpoint", "prune", "x/run", "--keep-last", "2", "--dry-run")
-    assert done.out.splitlines()[-1].startswith(f"would remove {len({*before} - {*before[-2:], best.frames})} ")
+    assert done.out.splitlines()[-1].startswith(f"would remove {len({*before} - {*before[-2:], best.step})} ")
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     assert call("checkpoint", "prune", "x/run", "--keep-last", "2").code == 1
     assert frames_of(run) == before
     done = call("checkpoint", "prune", "x/run", "--keep-last", "2", "--yes", "--json")
     assert done.json["bytes"] > 0
-    assert frames_of(run) == sorted({*before[-2:], best.frames})
+    assert frames_of(run) == sorted({*before[-2:], best.step})
     assert call("checkpoint", "prune", "x/run", "--keep-last", "0", "--yes").code == 2
     assert call("checkpoint", "prune", "x/run", "--keep-last", "2", "--yes").out == "removed 0 checkpoints, 0 B\n"
 
@@ -83,7 +83,7 @@ def test_export_writes_a_small_file_that_plays(call: Call, run: RunFolder, tmp_p
     best = Checkpoints(run.checkpoints).best()
     assert best is not None
     small = load_checkpoint(tmp_path / "best.ckpt")
-    assert small.frames == best.frames
+    assert small.step == best.step
     assert set(small.state["learners"][0]) == {"model", "version"}
     assert (tmp_path / "best.ckpt").stat().st_size < best.path.stat().st_size
     assert call("eval", "best.ckpt", "--episodes", "2", "--json").code == 0

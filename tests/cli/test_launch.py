@@ -183,7 +183,7 @@ def test_a_launch_can_be_left_alone_and_cancelled(call: Call, tmp_path: Path) ->
     assert call("launch", "run", "runs/toys").code == 0
     assert "1 cancelled, 2 finished" in call("launch", "status", "toys").out
     call("launch", "run", "runs/toys", "--again")
-    assert [s["frames_at_start"] for s in sessions(run)] == [0, 50]
+    assert [s["step_at_start"] for s in sessions(run)] == [0, 50]
     assert "launched were: toys" in call("launch", "status", "something").err
     assert "did you mean 'toys'?" in call("launch", "status", "toyz").err
 
@@ -223,7 +223,7 @@ def test_a_real_training_is_killed_and_resumed(tmp_path: Path, rollmill: Callabl
     assert command.text.endswith("\ncompare them: rollmill report runs/real\n")
     first, second = sessions(folder.path)
     assert first["how"].startswith("killed")
-    assert second["frames_at_start"] > 0
+    assert second["step_at_start"] > 0
     command.assert_nothing_left()
 
 

@@ -28,7 +28,7 @@ def test_learn_and_judge_from_the_command_line(call: Call, store: str) -> None:
     twice = call("offline", store, *SMALL, "run.name=dt")
     collected = call("collect", "--policy", "runs/default/dt", "--target", "8", "--out", "x", "--until", "2")
     assert collected.code == 0, collected.err
-    assert "policy dt/frames-000000000003.ckpt, asked for 8," in collected.out
+    assert "policy dt/updates-000000000003.ckpt, asked for 8," in collected.out
     moved = call("offline-eval", "runs/default/dt", "--targets", "2", "8")
     assert moved.code == 2
     assert moved.err == "rollmill: 'offline-eval' is now `rollmill eval runs/default/dt --targets 2 8`\n"

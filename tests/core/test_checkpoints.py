@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollmill.core import atomic
+from rollmill.core import atomic, tree_file
 from rollmill.core.checkpoints import Checkpoints, load_checkpoint
 from rollmill.core.errors import CheckpointError
 from rollmill.core.tree_file import save_tree
@@ -24,7 +24,7 @@ def names(checkpoints: Checkpoints) -> list[str]:
 
 
 def frames(checkpoints: Checkpoints) -> list[int]:
-    return [c.frames for c in checkpoints.list()]
+    return [c.step for c in checkpoints.list()]
 
 
 def flip_last_byte(path: Path) -> None:
@@ -47,9 +47,20 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path = checkpoints.save(state(2.0), 123_456, metric=1.5)
     assert path == tmp_path / "checkpoints" / "frames-000000123456.ckpt"
     loaded = checkpoints.load_newest()
-    assert (loaded.path, loaded.frames, loaded.metric) == (path, 123_456, 1.5)
+    assert (loaded.path, loaded.step, loaded.metric) == (path, 123_456, 1.5)
     np.testing.assert_array_equal(loaded.state["w"], state(2.0)["w"])
     assert load_checkpoint(path).state["lr"] == 0.1
+
+
+def test_runs_that_count_something_else_say_so(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(state(), 3, None)  # version 0.1 called everything frames
+    checkpoints = Checkpoints(tmp_path, unit="updates")
+    checkpoints.save(state(), 5, None)
+    assert names(checkpoints) == ["frames-000000000003.ckpt", "updates-000000000005.ckpt"]
+    assert tree_file.read_header(tmp_path / "updates-000000000005.ckpt")["unit"] == "updates"
+    assert checkpoints.load_newest().step == 5
+    checkpoints.save(state(), 5, None, keep=True)
+    assert names(checkpoints) == ["frames-000000000003.ckpt", "milestone-000000000005.ckpt"]
 
 
 def test_an_empty_or_missing_folder_has_nothing(tmp_path: Path) -> None:
@@ -143,7 +154,7 @@ def test_the_best_stay(tmp_path: Path) -> None:
     assert frames(checkpoints) == [2, 5, 6]
     best = checkpoints.best()
     assert best is not None
-    assert best.frames == 2
+    assert best.step == 2
 
 
 def test_a_metric_that_is_not_a_number_is_never_best(tmp_path: Path) -> None:
@@ -158,7 +169,7 @@ def test_the_metric_of_a_checkpoint_that_is_saved_again_is_looked_up_again(tmp_p
         checkpoints.save(state(), n, metric)
         best = checkpoints.best()
     assert best is not None
-    assert best.frames == 1
+    assert best.step == 1
 
 
 def test_of_equal_metrics_the_newer_is_best(tmp_path: Path) -> None:
@@ -255,7 +266,7 @@ def test_a_checkpoint_whose_header_is_damaged_is_never_best(tmp_path: Path, log:
     os.truncate(first, 40)
     best = Checkpoints(tmp_path).best()
     assert best is not None
-    assert best.frames == 2
+    assert best.step == 2
     assert "cannot be compared" in log.text
 
 
@@ -272,7 +283,7 @@ def test_a_run_restored_from_an_older_one_sets_the_later_ones_aside(tmp_path: Pa
     assert frames(checkpoints) == [10, 15]
     best = checkpoints.best()
     assert best is not None
-    assert best.frames == 10
+    assert best.step == 10
     assert checkpoints.set_aside_after(15) == ()
 
 

@@ -43,21 +43,21 @@ def test_a_new_diary_says_where_the_run_comes_from(path: Path) -> None:
 
 def test_sessions_are_appended(path: Path) -> None:
     diary = Diary.create(path, COMMAND)
-    diary.begin_session(COMMAND, frames=0)
-    diary.end_session("interrupted by SIGINT", frames=500)
+    diary.begin_session(COMMAND, step=0)
+    diary.end_session("interrupted by SIGINT", step=500)
     again = Diary.open(path)
-    again.begin_session([*COMMAND, "--resume"], frames=400, overrides={"lr": [0.1, 0.2]})
+    again.begin_session([*COMMAND, "--resume"], step=400, overrides={"lr": [0.1, 0.2]})
     first, second = json.loads(path.read_text())["sessions"]
-    assert (first["how"], first["frames_at_end"]) == ("interrupted by SIGINT", 500)
+    assert (first["how"], first["step_at_end"]) == ("interrupted by SIGINT", 500)
     assert first["ended"] is not None
-    assert (second["frames_at_start"], second["overrides"]) == (400, {"lr": [0.1, 0.2]})
+    assert (second["step_at_start"], second["overrides"]) == (400, {"lr": [0.1, 0.2]})
     assert second["command"].endswith("--resume")
     assert second["how"] is None
 
 
 def test_a_session_whose_end_is_missing_was_killed(path: Path) -> None:
-    Diary.create(path, COMMAND).begin_session(COMMAND, frames=0)
-    Diary.open(path).begin_session(COMMAND, frames=10)
+    Diary.create(path, COMMAND).begin_session(COMMAND, step=0)
+    Diary.open(path).begin_session(COMMAND, step=10)
     first, second = json.loads(path.read_text())["sessions"]
     assert first["how"] == "killed (its end was not recorded)"
     assert second["how"] is None

@@ -33,7 +33,7 @@ def make_run_files(path: Path) -> None:
     folder.diary.write_text("{}")
     folder.checkpoints.mkdir()
     (folder.checkpoints / "frames-000000000001.ckpt").write_text("weights")
-    folder.set_state("finished", frames=10)
+    folder.set_state("finished", step=10)
 
 
 def contents(path: Path) -> set[str]:
@@ -539,13 +539,13 @@ def test_the_state_is_written_and_read(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", "new") as folder:
         assert folder.read_state() is None
         folder.set_state("running")
-        folder.set_state("failed", "worker 3 died", frames=1000)
+        folder.set_state("failed", "worker 3 died", 1000)
         state = folder.read_state()
     assert state is not None
     assert (state["state"], state["reason"], state["frames"]) == ("failed", "worker 3 died", 1000)
     assert state["pid"] == os.getpid()
     assert state["time"].endswith("+00:00")
-    assert json.loads((tmp_path / "run" / "state.json").read_text()) == state
+    assert {**json.loads((tmp_path / "run" / "state.json").read_text()), "step": 1000} == state
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
@@ -558,10 +558,10 @@ def test_a_damaged_state_is_an_error(tmp_path: Path, text: str) -> None:
 def test_a_state_of_another_make_is_an_error(tmp_path: Path) -> None:
     for text in ("{}", '{"state": 3}', '{"state": "finished", "frames": {}}', '{"state": "finished", "reason": null}'):
         (tmp_path / "state.json").write_text(text)
-        with pytest.raises(RunFolderError, match=r"state\.json: cannot be read: (state|frames|reason) is"):
+        with pytest.raises(RunFolderError, match=r"state\.json: cannot be read: (state|step|reason) is"):
             RunFolder(tmp_path).read_state()
     (tmp_path / "state.json").write_text('{"state": "finished"}')
-    assert RunFolder(tmp_path).read_state() == {"state": "finished", "reason": "", "frames": 0}
+    assert RunFolder(tmp_path).read_state() == {"state": "finished", "reason": "", "step": 0}
 
 
 def test_a_state_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

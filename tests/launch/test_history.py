@@ -26,7 +26,7 @@ def test_every_start_is_told_with_where_it_came_from(tmp_path: Path) -> None:
     assert len(entries) == 3
     assert entries["parent", 1].how == "killed (its end was not recorded)"
     assert entries["parent", 2].changes == {"stop.frames": [1000, 2000]}
-    assert entries["parent", 2].to_frames == 2000
+    assert entries["parent", 2].to_step == 2000
     assert entries["child", 1].parent == "x.ckpt (2,000 frames)"
     assert entries["child", 1].changes == {"learning.gamma": [0.9, 0.99]}
     assert entries["child", 1].how == "running, or killed"

@@ -68,9 +68,11 @@ def test_a_run_begins_goes_on_and_says_how_it_ended(tmp_path: Path) -> None:
     assert shares == [0.25, 0.5, 0.75, 1.0]
     count(tmp_path / "run", 6)
     folder = RunFolder(tmp_path / "run")
-    assert (state_of(folder.path)["state"], state_of(folder.path)["frames"]) == ("finished", 6)
+    assert (state_of(folder.path)["state"], state_of(folder.path)["step"]) == ("finished", 6)
     sessions = json.loads(folder.diary.read_text())["sessions"]
-    assert [(s["frames_at_start"], s["frames_at_end"], s["how"]) for s in sessions] == [
+    assert {s["unit"] for s in sessions} == {state_of(folder.path)["unit"]} == {"updates"}
+    assert folder.checkpoints.joinpath("updates-000000000006.ckpt").is_file()
+    assert [(s["step_at_start"], s["step_at_end"], s["how"]) for s in sessions] == [
         (0, 4, "finished: counted"),
         (4, 6, "finished: counted"),
     ]
@@ -113,7 +115,7 @@ def test_a_failure_is_written_down_with_the_step_it_came_at(
     with pytest.raises(type(error)), live("dynamics", tmp_path / "run", DynamicsSettings(), CONTINUE, CHECK):
         raise error  # before the checkpoint is loaded
     found = state_of(tmp_path / "run")
-    assert (found["state"], found["reason"], found["frames"]) == (state, reason, 3)
+    assert (found["state"], found["reason"], found["step"]) == (state, reason, 3)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_a_failure_only_at_the_end(
@@ -138,7 +140,7 @@ def test_a_new_run_with_a_parent(tmp_path: Path) -> None:
     other = DynamicsSettings(size=64)  # of a parent, other settings are welcome
     count(tmp_path / "child", 5, Request("new", newest.path, ("test",), "off"), settings=other)
     diary = json.loads(RunFolder(tmp_path / "child").diary.read_text())
-    assert (diary["parent"]["frames"], diary["sessions"][0]["frames_at_start"]) == (3, 3)
+    assert (diary["parent"]["step"], diary["sessions"][0]["step_at_start"]) == (3, 3)
 
 
 class Mute(Exception):

@@ -51,7 +51,7 @@ def train(folder: RunFolder, mode: str, values: dict[str, Any]) -> int:
     place = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "TMPDIR", "SLURM_JOB_ID", "DISPLAY")}
     place |= {"cores": sorted(os.sched_getaffinity(0)), "pid": os.getpid(), "started": time.time()}
     (folder.path / f"place-{len(diary.sessions)}.json").write_text(json.dumps(place))
-    folder.set_state("running", frames=start)
+    folder.set_state("running", step=start)
     frames, wanted = start, int(values["stop.frames"])
     gate = values.get("env.args.gate")
     while frames < wanted and not ended:

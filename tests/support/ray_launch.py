@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
     told["last"] = states(made.run())
     made.reset_failures()
     told["again"] = states(made.run())
-    starts = [session["frames_at_start"] for session in sessions(folder / "tests" / names[1])]
+    starts = [session["step_at_start"] for session in sessions(folder / "tests" / names[1])]
     print(json.dumps({**told, "starts": starts}))
 
 

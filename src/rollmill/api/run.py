@@ -14,7 +14,7 @@ from rollmill.core.errors import RunFolderError
 from rollmill.core.imports import import_object
 from rollmill.core.run_folder import RunFolder, is_run
 from rollmill.core.run_kind import FOLDERS, RunKind, run_kind
-from rollmill.launch.listing import UNITS, RunRow, describe
+from rollmill.launch.listing import RunRow, describe
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.store.reader import Store
 
@@ -50,7 +50,7 @@ class Run:
 
     def __repr__(self) -> str:
         row = self._row()
-        done = "" if row.frames is None else f", {row.frames:,} {UNITS.get(self.kind, 'frames')}"
+        done = "" if row.frames is None else f", {row.frames:,} {row.unit}"
         mean = "" if row.mean_return is None else f", return {row.mean_return:.4g}"
         return f"<Run {self.path}: {row.state}{f' ({row.reason})' if row.reason else ''}{done}{mean}>"
 

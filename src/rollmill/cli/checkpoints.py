@@ -36,14 +36,14 @@ def list_all(run: str, /, root: Path = _ROOT, json_: Json = False) -> int:
     if not found:
         print(f"{folder} has saved nothing yet")
         return 0
-    print("\n".join(columns([("frames", "metric", "", "size", "saved", "file"), *(_cells(s) for s in found)])))
+    print("\n".join(columns([(found[-1].unit, "metric", "", "size", "saved", "file"), *(_cells(s) for s in found)])))
     return 0
 
 
 def _cells(saved: Saved) -> tuple[str, ...]:
     metric = "-" if saved.metric is None else f"{saved.by} {number_text(saved.metric)}"
     ago = f"{duration(max(0.0, time.time() - saved.changed))} ago"
-    return f"{saved.frames:,}", metric, " ".join(saved.roles), bytes_text(saved.bytes), ago, str(saved.file)
+    return f"{saved.step:,}", metric, " ".join(saved.roles), bytes_text(saved.bytes), ago, str(saved.file)
 
 
 def save(run: str, /, root: Path = _ROOT, timeout: float = 60.0, json_: Json = False) -> int:

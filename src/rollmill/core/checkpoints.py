@@ -25,9 +25,11 @@ from rollmill.core.config.old_names import renamed
 from rollmill.core.errors import CheckpointError, ConfigError, StoreError, error_text
 from rollmill.core.fields import EnvSpec
 from rollmill.core.shapes import ShapeError, check_shape
+from rollmill.core.steps import FRAMES, is_placed, place, position
 
 _LOG = logging.getLogger("rollmill")
-_NAME = re.compile(r"(frames|milestone)-(\d{12,})\.ckpt")
+_NAME = re.compile(r"(frames|updates|generations|milestone)-(\d{12,})\.ckpt")
+"""Runs of version 0.1 called all of theirs ``frames``."""
 _MB = 1_000_000
 
 T = TypeVar("T")
@@ -41,7 +43,8 @@ class Checkpoint:
     """One file, as far as its name tells."""
 
     path: Path
-    frames: int
+    step: int
+    """How far the run was, in its own unit."""
     milestone: bool
 
 
@@ -50,7 +53,8 @@ class Loaded:
     """A checkpoint that was read and verified; ``state`` is the tree that was saved."""
 
     path: Path
-    frames: int
+    step: int
+    """How far the run was, in its own unit."""
     metric: float | None
     state: Any
 
@@ -58,8 +62,8 @@ class Loaded:
 def load_checkpoint(path: Path) -> Loaded:
     """Read one checkpoint, wherever it lies; raises ``CheckpointError`` unless it is whole."""
     content = tree_file.load_tree(path)
-    frames, metric = _facts(path, content)
-    return Loaded(path, frames, metric, _with_new_names(content["state"]))
+    step, metric = _facts(path, content)
+    return Loaded(path, step, metric, _with_new_names(content["state"]))
 
 
 def _with_new_names(state: Any) -> Any:
@@ -71,12 +75,12 @@ def _with_new_names(state: Any) -> Any:
 
 
 def _facts(path: Path, content: Any) -> tuple[int, float | None]:
-    """Frames and metric from a loaded file or its outline."""
-    if not isinstance(content, dict) or not {"frames", "metric", "state"} <= content.keys():
-        raise CheckpointError(f"{path}: not the checkpoint of a run (it has no frames, metric and state)")
+    """Step and metric from a loaded file or its outline."""
+    if not isinstance(content, dict) or not {"metric", "state"} <= content.keys() or not is_placed(content):
+        raise CheckpointError(f"{path}: not the checkpoint of a run (it has no frames or step, metric and state)")
     with restoring(path):
-        check_shape(content, {"frames": int, "metric": (float, None)})
-    return content["frames"], content["metric"]
+        check_shape(content, {"frames?": int, "step?": int, "unit?": str, "metric": (float, None)})
+    return position(content) or 0, content["metric"]
 
 
 @contextlib.contextmanager
@@ -148,7 +152,7 @@ class Checkpoints:
 
     Kept are the newest ``keep_last`` (0: all), the ``keep_best`` with the highest metric, and the first
     one after every ``milestone_frames`` frames (0: no milestones; those that exist stay). A save needs
-    the size of the file plus ``min_free_mb`` (of 10^6 bytes) free on the disk.
+    the size of the file plus ``min_free_mb`` (of 10^6 bytes) free on the disk. ``unit``: what the run counts.
 
     Only ``save``, ``remove`` and ``set_aside_after`` write; looking into the folder of a running training is safe.
     """
@@ -160,10 +164,12 @@ class Checkpoints:
         keep_best: int = 1,
         milestone_frames: int = 0,
         min_free_mb: int = 200,
+        unit: str = FRAMES,
     ) -> None:
         if min(keep_last, keep_best, milestone_frames, min_free_mb) < 0:
             raise ValueError("keep_last, keep_best, milestone_frames and min_free_mb must not be negative")
         self.folder = folder
+        self._unit = unit
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._milestone_frames = milestone_frames
@@ -181,10 +187,10 @@ class Checkpoints:
             match = _NAME.fullmatch(path.name)
             if match is not None:
                 found.append(Checkpoint(path, int(match.group(2)), match.group(1) == "milestone"))
-        return tuple(sorted(found, key=lambda c: (c.frames, c.milestone)))
+        return tuple(sorted(found, key=lambda c: (c.step, c.milestone)))
 
     def newest(self) -> Checkpoint | None:
-        """Return the one with the most frames."""
+        """Return the one that is furthest."""
         found = self.list()
         return found[-1] if found else None
 
@@ -220,7 +226,7 @@ class Checkpoints:
                 _LOG.warning("checkpoint not usable: %s", error)
                 continue
             return (
-                f"The newest good checkpoint is at {checkpoint.frames} frames; "
+                f"The newest good checkpoint is at {checkpoint.step} {self._unit}; "
                 f"to continue from it: --resume --restore {checkpoint.path}"
             )
         return f"No other checkpoint in {self.folder} is whole; to start again: --overwrite"
@@ -228,7 +234,7 @@ class Checkpoints:
     def _ranked(self, found: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
         """Those with a metric, best first."""
         metrics = {c: self._metric(c.path) for c in found}
-        known = [(value, c.frames, c) for c, value in metrics.items() if value is not None]
+        known = [(value, c.step, c) for c, value in metrics.items() if value is not None]
         return tuple(c for _, _, c in sorted(known, key=lambda item: item[:2], reverse=True))
 
     def _metric(self, path: Path) -> float | None:
@@ -243,59 +249,59 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------------- saving
 
-    def save(self, state: Any, frames: int, metric: float | None, keep: bool = False) -> Path:
+    def save(self, state: Any, step: int, metric: float | None, keep: bool = False) -> Path:
         """Write ``state`` (see ``tree_file``), then prune. ``metric``: higher is better, None if unknown.
 
         ``keep``: it stays for ever, as a milestone.
         Raises ``CheckpointError`` and leaves all older checkpoints as they are when the disk is full.
         """
         newest = self.newest()
-        if newest is not None and newest.frames > frames:
+        if newest is not None and newest.step > step:
             raise CheckpointError(
-                f"{newest.path} is ahead of the run (now at {frames} frames): "
-                f"it would be taken for the newest. Set it aside first (set_aside_after({frames}))"
+                f"{newest.path} is ahead of the run (now at {step} {self._unit}): "
+                f"it would be taken for the newest. Set it aside first (set_aside_after({step}))"
             )
-        content = {"frames": frames, "metric": metric, "state": state}
-        path = self._path_for(frames, keep)
+        content = {**place(step, self._unit), "metric": metric, "state": state}
+        path = self._path_for(step, keep)
         save_guarded(path, content, self._min_free_mb)
         self._metrics.pop(path, None)
-        self._prune(path, frames)
+        self._prune(path, step)
         return path
 
-    def set_aside_after(self, frames: int) -> tuple[Path, ...]:
-        """Rename checkpoints beyond ``frames`` to ``<name>.abandoned``; for runs restored from an older one.
+    def set_aside_after(self, step: int) -> tuple[Path, ...]:
+        """Rename checkpoints beyond ``step`` to ``<name>.abandoned``; for runs restored from an older one.
 
         Returns the new names. Nothing is deleted: what the user left behind may still be wanted.
         """
         moved = []
         for checkpoint in self.list():
-            if checkpoint.frames > frames:
+            if checkpoint.step > step:
                 target = checkpoint.path.with_name(checkpoint.path.name + ".abandoned")
                 os.replace(checkpoint.path, target)
                 self._metrics.pop(checkpoint.path, None)
-                _LOG.info("checkpoint set aside: %s (the run continues from %d frames)", target, frames)
+                _LOG.info("checkpoint set aside: %s (the run continues from %d %s)", target, step, self._unit)
                 moved.append(target)
         if moved:
             atomic.sync_folder(self.folder)
         return tuple(moved)
 
-    def _path_for(self, frames: int, keep: bool) -> Path:
-        milestone = keep or self._is_milestone(frames)
-        return self.folder / f"{'milestone' if milestone else 'frames'}-{frames:012d}.ckpt"
+    def _path_for(self, step: int, keep: bool) -> Path:
+        milestone = keep or self._is_milestone(step)
+        return self.folder / f"{'milestone' if milestone else self._unit}-{step:012d}.ckpt"
 
-    def _is_milestone(self, frames: int) -> bool:
-        milestones = [c.frames for c in self.list() if c.milestone]
-        if frames in milestones:
+    def _is_milestone(self, step: int) -> bool:
+        milestones = [c.step for c in self.list() if c.milestone]
+        if step in milestones:
             return True
         every = self._milestone_frames
-        return every > 0 and frames >= every and all(m // every != frames // every for m in milestones)
+        return every > 0 and step >= every and all(m // every != step // every for m in milestones)
 
     # ------------------------------------------------------------------------------------------ pruning
 
-    def _prune(self, written: Path, frames: int) -> None:
-        """Remove what no rule keeps; ``written`` is the checkpoint just saved, at ``frames``."""
-        # The same moment under the other name: saved again after milestones were turned on.
-        twins = [c for c in self.list() if c.frames == frames and c.path != written]
+    def _prune(self, written: Path, step: int) -> None:
+        """Remove what no rule keeps; ``written`` is the checkpoint just saved, at ``step``."""
+        # The same moment under another name: saved again after milestones were turned on, or begun by version 0.1.
+        twins = [c for c in self.list() if c.step == step and c.path != written]
         for checkpoint in twins:
             self.remove(checkpoint)
         for checkpoint in self.surplus():

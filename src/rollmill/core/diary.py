@@ -22,6 +22,7 @@ import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import read_json
+from rollmill.core.steps import FRAMES, place
 
 PACKAGES = ("torch", "numpy", "gymnasium", "vizdoom")
 _GIT_SECONDS = 5
@@ -63,22 +64,28 @@ class Diary:
             raise RunFolderError(f"{path}: the diary of the run cannot be read: {error}") from error
         if not isinstance(content, dict) or not isinstance(content.get("sessions"), list):
             raise RunFolderError(f"{path}: not the diary of a run (no list of sessions)")
-        return cls(path, content)
+        return cls(path, new_names(content))
 
-    def set_parent(self, checkpoint: Path, frames: int, checksum: str, difference: Mapping[str, Sequence[Any]]) -> None:
+    def set_parent(
+        self, checkpoint: Path, step: int, checksum: str, difference: Mapping[str, Sequence[Any]], unit: str = FRAMES
+    ) -> None:
         """Record the checkpoint this run was born from and what was changed, ``{key: (old, new)}``."""
         self.content["parent"] = {
             "checkpoint": str(checkpoint),
-            "frames": frames,
+            **place(step, unit),
             "checksum": checksum,
             "difference": _plain(difference),
         }
         self._write()
 
     def begin_session(
-        self, command: Sequence[str], frames: int, overrides: Mapping[str, Sequence[Any]] | None = None
+        self,
+        command: Sequence[str],
+        step: int,
+        overrides: Mapping[str, Sequence[Any]] | None = None,
+        unit: str = FRAMES,
     ) -> None:
-        """Append a start of the run at ``frames``; ``overrides``: what was changed since the last start."""
+        """Append a start of the run at ``step``; ``overrides``: what was changed since the last start."""
         if self.sessions and not (isinstance(self.sessions[-1], dict) and "ended" in self.sessions[-1]):
             raise RunFolderError(f"{self.path}: not the diary of a run (a session that has no end)")
         if self.sessions and self.sessions[-1]["ended"] is None:
@@ -91,19 +98,20 @@ class Diary:
             "version": rollmill.__version__,
             "git": git_state(Path.cwd()),
             "overrides": _plain(overrides or {}),
-            "frames_at_start": frames,
-            "frames_at_end": None,
+            "unit": unit,
+            "step_at_start": step,
+            "step_at_end": None,
             "ended": None,
             "how": None,
         }
         self.sessions.append(session)
         self._write()
 
-    def end_session(self, how: str, frames: int) -> None:
-        """Complete the session that was begun last: ``how`` it ended and at how many frames."""
+    def end_session(self, how: str, step: int) -> None:
+        """Complete the session that was begun last: ``how`` it ended and at which step."""
         if not self.sessions or self.sessions[-1]["ended"] is not None:
             raise RuntimeError("end_session without begin_session")
-        self.sessions[-1].update(ended=_now(), how=how, frames_at_end=frames)
+        self.sessions[-1].update(ended=_now(), how=how, step_at_end=step)
         self._write()
 
     @property
@@ -187,3 +195,13 @@ def _plain(value: Any) -> Any:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def new_names(diary: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a diary with its present names; version 0.1 counted frames in every kind of run."""
+    sessions = diary.get("sessions")
+    old = {"frames_at_start": "step_at_start", "frames_at_end": "step_at_end"}
+    if isinstance(sessions, list):
+        named = [{old.get(k, k): v for k, v in s.items()} if isinstance(s, dict) else s for s in sessions]
+        diary = {**diary, "sessions": named}
+    return diary

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from rollmill.core import atomic
 from rollmill.core.errors import CheckpointError, RunFolderError, RunFolderLost, StoreError
 from rollmill.core.opening import read_json
+from rollmill.core.steps import FRAMES, place
 from rollmill.core.text import closest, show
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -63,7 +64,7 @@ _START = {*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "report
 _EMPTY = ("metrics.jsonl", "data/shards", "data/index", "profile", "eval")
 """Those of them that have no content by then."""
 _STORE = {"store.json", "played.json", "shards", "index"}
-_UNTRAINED = "frames-000000000000.ckpt"
+_UNTRAINED = re.compile(r"[a-z]+-0{12}\.ckpt")
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENOTCONN)
 _PAGE = re.compile(r"report-[a-z]+(-\d+)?\.html")
 """A report that found another page under its usual name (``reports.html.document``)."""
@@ -131,8 +132,8 @@ class RunFolder:
             raise
         return folder
 
-    def set_state(self, state: State, reason: str = "", frames: int | None = None) -> None:
-        """Write ``state.json``: how the run stands, why, and after how many frames.
+    def set_state(self, state: State, reason: str = "", step: int | None = None, unit: str = FRAMES) -> None:
+        """Write ``state.json``: how the run stands, why, and after how many frames (or steps of another ``unit``).
 
         A run whose file says ``running`` while its lock is free was killed.
         """
@@ -140,7 +141,7 @@ class RunFolder:
         value = {
             "state": state,
             "reason": reason,
-            "frames": frames,
+            **({} if step is None else place(step, unit)),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -161,8 +162,9 @@ class RunFolder:
             raise RunFolderError(f"{self.state}: cannot be read: {error}") from error
         if not isinstance(value, dict):
             raise RunFolderError(f"{self.state}: cannot be read: not a JSON object")
-        value = {"state": None, "reason": "", "frames": 0, **value}
-        for name, kind in {"state": str, "reason": str, "frames": int}.items():
+        value = {"state": None, "reason": "", **value}
+        value["step"] = value.get("frames", value.get("step", 0))
+        for name, kind in {"state": str, "reason": str, "step": int}.items():
             if not isinstance(value[name], kind):
                 raise RunFolderError(f"{self.state}: cannot be read: {name} is {show(value[name])}")
         return value
@@ -269,7 +271,8 @@ def _never_began(path: Path, names: Collection[str]) -> bool:
         state = RunFolder(path).read_state()
         if state is None or state.get("state") not in ("running", "failed", "interrupted") or "pid" not in state:
             return False
-        known = _content(path / "checkpoints") <= {_UNTRAINED} and _content(path / "data") <= _STORE
+        untrained = all(_UNTRAINED.fullmatch(name) for name in _content(path / "checkpoints"))
+        known = untrained and _content(path / "data") <= _STORE
         return known and not any(_has_content(path / name) for name in _EMPTY)
     except (RunFolderError, OSError):
         return False

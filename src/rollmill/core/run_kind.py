@@ -18,6 +18,16 @@ _KEYS: dict[RunKind, frozenset[str]] = {
 }
 """Keys at the top of a ``config.yaml`` that only this kind of run has."""
 
+UNITS: Mapping[str, str] = {
+    "online": "frames",
+    "offline": "updates",
+    "world": "stages",
+    "encoder": "updates",
+    "dynamics": "updates",
+    "controller": "generations",
+}
+"""What each of them counts (``core.steps``)."""
+
 StageName = Literal["collect", "vae", "encode", "dynamics", "controller", "report"]
 """The stages of a world model, in their order."""
 FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from rollmill.core.diary import Diary
 from rollmill.core.errors import LaunchError
+from rollmill.core.steps import position, unit_of
 from rollmill.core.text import columns, show
 
 
@@ -22,8 +23,10 @@ class Entry:
     host: str
     code: str
     """Version, and the commit if there is one; ``+`` behind it: with changes that are not committed."""
-    from_frames: int
-    to_frames: int | None
+    from_step: int
+    to_step: int | None
+    unit: str
+    """What the steps are."""
     how: str
     parent: str
     """The checkpoint the run was born from, in its first session."""
@@ -66,10 +69,11 @@ def _sessions(diary: Diary, path: Path) -> list[Entry]:
                 session=number,
                 host=session["host"],
                 code=_code(session),
-                from_frames=session["frames_at_start"],
-                to_frames=session["frames_at_end"],
+                from_step=session["step_at_start"],
+                to_step=session["step_at_end"],
+                unit=unit_of(session),
                 how=session["how"] or "running, or killed",
-                parent=f"{parent['checkpoint']} ({parent['frames']:,} frames)" if first else "",
+                parent=f"{parent['checkpoint']} ({position(parent):,} {unit_of(parent)})" if first else "",
                 changes=parent["difference"] if first else session["overrides"],
                 command=session["command"],
                 versions=diary.content.get("versions") or {},
@@ -85,12 +89,12 @@ def _code(session: Mapping[str, Any]) -> str:
     return f"{session['version']} {git['commit'][:8]}{'+' if git['dirty'] else ''}"
 
 
-HEAD = ("started", "run", "start", "host", "code", "frames", "how it ended", "from / changed")
+HEAD = ("started", "run", "start", "host", "code", "from ... to", "how it ended", "from / changed")
 
 
 def cells(entry: Entry) -> tuple[str, ...]:
     """Return one row of the table."""
-    end = "..." if entry.to_frames is None else f"{entry.to_frames:,}"
+    end = "..." if entry.to_step is None else f"{entry.to_step:,}"
     changes = ", ".join(f"{key}: {show(old, 30)} -> {show(new, 30)}" for key, (old, new) in entry.changes.items())
     return (
         entry.started.replace("T", " ").removesuffix("+00:00"),
@@ -98,7 +102,7 @@ def cells(entry: Entry) -> tuple[str, ...]:
         str(entry.session),
         entry.host,
         entry.code,
-        f"{entry.from_frames:,} to {end}",
+        f"{entry.from_step:,} to {end} {entry.unit}",
         entry.how.partition("\n")[0][:80],
         "; ".join(filter(None, (entry.parent, changes))),
     )

@@ -16,16 +16,15 @@ from rollmill.core.config.old_names import read_saved
 from rollmill.core.config.plain import differences
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_folder import RunFolder, holder, is_run
+from rollmill.core.run_kind import UNITS
+from rollmill.core.steps import FRAMES, position
 from rollmill.core.text import nearest
 from rollmill.launch.compare.gather import look_at
 from rollmill.launch.progress import folder_bytes, last_row, number_of
-from rollmill.monitor.jsonl import position
 
 DEEPEST = 4
 """Folders between the root and a run, at most."""
 RETURNS = ("episode/return", "eval/return")
-UNITS = {"offline": "updates", "encoder": "steps", "dynamics": "steps", "controller": "generations"}
-"""What ``frames`` counts in runs that have other ones."""
 SHOWN = (
     *("time/seconds", "time/frames_per_s", "episode/return", "episode/length", "eval/return"),
     *("validation/loss", "learn/loss"),
@@ -55,7 +54,7 @@ class RunRow:
 
     @property
     def unit(self) -> str:
-        return UNITS.get(self.kind, "frames")
+        return UNITS.get(self.kind, FRAMES)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -117,7 +116,7 @@ def describe(folder: Path, root: Path) -> RunRow:
         saved = {}
     state = standing(run.path, kind, saved)
     row = last_row(run.metrics) or {}
-    frames = [number for number in (saved.get("frames"), position(row)) if isinstance(number, int)]
+    frames = [number for number in (position(saved), position(row)) if isinstance(number, int)]
     returns = (number_of(row, name) for name in RETURNS)
     return RunRow(
         name=str(folder.relative_to(root)),

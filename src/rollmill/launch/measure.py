@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.steps import position
 from rollmill.launch.plan import Measured
 from rollmill.launch.progress import folder_bytes, last_row, number_of
-from rollmill.monitor.jsonl import position
 
 _MOST = 20
 

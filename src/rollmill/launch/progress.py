@@ -14,7 +14,7 @@ from typing import Any
 
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import parse_json, plain_file, read_lines
-from rollmill.monitor.jsonl import position
+from rollmill.core.steps import position
 
 _BLOCK = 1 << 16
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.steps import position
 from rollmill.launch.backends.base import BackEnd, JobStatus
 from rollmill.launch.progress import last_row, number_of
 from rollmill.launch.records import Attempt, Handle, LaunchRecords, PlanRecord, RunRecord, Submission
 from rollmill.launch.verbs import has_run_folder
-from rollmill.monitor.jsonl import position
 
 State = Literal["waiting", "queued", "running", "finished", "failed", "cancelled"]
 STATES: tuple[State, ...] = ("running", "queued", "waiting", "failed", "cancelled", "finished")
@@ -181,7 +181,7 @@ def _metrics(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
         return {}
     frames = position(row) or 0
     if state == "finished":
-        frames = int((folder.read_state() or {}).get("frames") or frames)
+        frames = position(folder.read_state() or {}) or frames
     rate = number_of(row, "time/frames_per_s")
     left = None
     if state == "running" and rate and run.frames:

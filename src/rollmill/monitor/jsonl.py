@@ -22,6 +22,7 @@ from typing import Any
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import MOST_LINE_BYTES, parse_json, plain_file, read_lines
+from rollmill.core.steps import place, position
 
 _LOG = logging.getLogger("rollmill")
 _RESERVED = ("frames", "step", "unit", "time")
@@ -59,8 +60,7 @@ class JsonlSink:
             raise _cannot_write(path, error) from error
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
-        where = {"frames": int(frames)} if self._unit == "frames" else {"step": int(frames), "unit": self._unit}
-        row: dict[str, Any] = {**where, "time": round(self._clock(), 3)}
+        row: dict[str, Any] = {**place(frames, self._unit), "time": round(self._clock(), 3)}
         for name, value in metrics.items():
             if name in _RESERVED:
                 raise ValueError(f"a metric cannot be called {name!r}: every row has that already")
@@ -91,12 +91,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return [_parse(path, number, line) for number, line in _whole_lines(path)]
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def position(row: Mapping[str, Any]) -> int | None:
-    """Return how far the run was at a row, in frames or in its own unit; None where the row does not say."""
-    found = row.get("frames", row.get("step"))
-    return found if isinstance(found, int) else None
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -137,7 +137,7 @@ def _gather_policy(
     settings: dict[str, Any] = {}
     if online:
         settings = changed_settings(saved_settings(TrainConfig, loaded.state["config"], checkpoint, (), ()))
-    card = policy_card(repo, loaded.frames, result, settings, options.licence, (folder / REPLAY).exists())
+    card = policy_card(repo, loaded.step, result, settings, options.licence, (folder / REPLAY).exists())
     (folder / CARD).write_text(card, encoding="utf-8")
 
 

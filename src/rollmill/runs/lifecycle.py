@@ -119,14 +119,14 @@ class Life:
         self.log: LogHandle | None = None
         self._inputs, self._keep, self._progress = inputs, keep, progress
         kept = (keep.keep_last, keep.keep_best, keep.milestone_frames, keep.min_free_mb)
-        self._checkpoints = Checkpoints(folder.checkpoints, *kept)
+        self._checkpoints = Checkpoints(folder.checkpoints, *kept, unit=self.kind.unit)
         self._saved_at = time.monotonic()
         self._run: Run | None = None
 
     @property
     def step(self) -> int:
         """How far the run is; one that failed early may not have loaded its checkpoint yet."""
-        return max(self.loaded.frames if self.loaded else 0, self._run.step if self._run else 0)
+        return max(self.loaded.step if self.loaded else 0, self._run.step if self._run else 0)
 
     def begin(self, run: Run) -> None:
         """The run is built: it goes on from its checkpoint, if there is one."""
@@ -136,8 +136,8 @@ class Life:
         if self.loaded is None:
             return
         run.load_state(self.loaded)
-        self._checkpoints.set_aside_after(self.loaded.frames)
-        log.info("continuing from %s (%s %s)", self.loaded.path, f"{self.loaded.frames:,}", self.kind.unit)
+        self._checkpoints.set_aside_after(self.loaded.step)
+        log.info("continuing from %s (%s %s)", self.loaded.path, f"{self.loaded.step:,}", self.kind.unit)
         self.write_config()  # only now: settings that fail must not stay
 
     def write_config(self) -> None:
@@ -248,7 +248,7 @@ class Life:
             if self.folder.lost():  # there is no place for it
                 return
             try:
-                self.folder.set_state(state, reason, self.step)
+                self.folder.set_state(state, reason, self.step, self.kind.unit)
                 if self.diary is not None:
                     self.diary.end_session(f"{state}: {reason}"[:2000], self.step)
             except RollmillError as second:  # a full disk: the first error is the one to report
@@ -292,7 +292,7 @@ def live(
             console=request.console,
             progress=progress,
         )
-        folder.set_state("running", "starting", life.step)  # from now on it is a run's folder
+        folder.set_state("running", "starting", life.step, life.kind.unit)  # from now on it is a run's folder
         on_console = request.console != "off" and not live_panel(request.console)
         life.log = open_log(folder, to_console=on_console)
         stack.callback(life.log.close)
@@ -322,8 +322,8 @@ def open_diary(life: Life, mode: Mode, command: Sequence[str]) -> Diary:
     else:
         diary = Diary.create(folder.diary, command)
         if loaded is not None and mode != "resume":
-            diary.set_parent(loaded.path, loaded.frames, stored_checksum(loaded.path), changes)
-    diary.begin_session(command, life.step, changes)
+            diary.set_parent(loaded.path, loaded.step, stored_checksum(loaded.path), changes, life.kind.unit)
+    diary.begin_session(command, life.step, changes, life.kind.unit)
     if mode != "resume" or loaded is None:
         life.write_config()
     log.info("run folder %s", folder.path)

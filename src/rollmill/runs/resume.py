@@ -25,6 +25,7 @@ from rollmill.core.config.plain import completed, differences
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
 from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.core.run_kind import UNITS
 from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.trust import load_saved
@@ -63,15 +64,17 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     # Whether weights, environment and data still fit is compared with themselves when they are loaded.
-    "online": Kind("online", "an online run", "frames", extends=ALL),
-    "offline": Kind("offline", "an offline training", "updates", extends=ALL),
-    "world": Kind("world", "a world model", "stages", extends=ALL),  # stage by stage: see below
+    "online": Kind("online", "an online run", UNITS["online"], extends=ALL),
+    "offline": Kind("offline", "an offline training", UNITS["offline"], extends=ALL),
+    "world": Kind("world", "a world model", UNITS["world"], extends=ALL),  # stage by stage: see below
     "collect": Kind("world collect", "a collection", "episodes", extends=("episodes",)),
-    "vae": Kind("world vae", "an encoder's training", "updates", extends=("fit.steps",)),
+    "vae": Kind("world vae", "an encoder's training", UNITS["encoder"], extends=("fit.steps",)),
     "encode": Kind("world encode", "an encoding", "shards", free=ALL),  # depends on encoder and images alone
-    "dynamics": Kind("world dynamics", "a dynamics model's fit", "updates", extends=("steps", "seconds", "batch_size")),
+    "dynamics": Kind(
+        *("world dynamics", "a dynamics model's fit", UNITS["dynamics"]), extends=("steps", "seconds", "batch_size")
+    ),
     "controller": Kind(
-        *("world controller", "a controller's search", "generations"),
+        *("world controller", "a controller's search", UNITS["controller"]),
         extends=(
             *("generations", "seconds", "lockstep", "resume"),
             *("evaluate_every", "evaluate_episodes", "final_episodes"),

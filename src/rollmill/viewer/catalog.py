@@ -18,9 +18,10 @@ from typing import Any
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.opening import check_within
 from rollmill.core.run_folder import RunFolder, is_run
+from rollmill.core.run_kind import UNITS
 from rollmill.launch.compare.aggregate import POINTS, SEEDS, t975
 from rollmill.launch.compare.gather import Found, in_groups
-from rollmill.launch.listing import RETURNS, UNITS, run_folders, standing
+from rollmill.launch.listing import RETURNS, run_folders, standing
 from rollmill.store.format.schema import STORE_FILE
 from rollmill.viewer import facts
 from rollmill.viewer.episodes import store_folders
@@ -236,7 +237,7 @@ def _shown(
 ) -> dict[str, Any]:
     """The columns of the table of runs; None where a run does not say."""
     last = metrics.get("last", {})
-    frames = [n for n in (saved.get("frames"), last.get("frames", last.get("step"))) if isinstance(n, int | float)]
+    frames = [n for n in (saved.get("step"), last.get("frames", last.get("step"))) if isinstance(n, int | float)]
     rate, bare = last.get("time/frames_per_s"), config["settings"].get(_SIM_RATE)
     faults = [last[name] for name in ("sample/env_faults", "sample/worker_restarts") if last.get(name) is not None]
     return {

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.config.old_names import read_saved
+from rollmill.core.diary import new_names
 from rollmill.core.errors import RollmillError
 from rollmill.core.opening import plain_file, read_json
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.steps import position
 from rollmill.launch.compare.gather import Found, found_of
 from rollmill.launch.listing import RETURNS
 from rollmill.launch.progress import number_of, parsed_row
-from rollmill.monitor.jsonl import new_name, position
+from rollmill.monitor.jsonl import new_name
 
 SPARK = 40
 """Points of the small curve in the table of runs: rows at even distances."""
@@ -49,7 +51,7 @@ def origin_of(path: Path) -> dict[str, Any]:
         found = read_json(path)
     except (OSError, ValueError):
         return {}
-    found = found if isinstance(found, dict) else {}
+    found = new_names(found) if isinstance(found, dict) else {}
     sessions = [session for session in _list(found.get("sessions")) if isinstance(session, dict)]
     git = found.get("git")
     commit = git if isinstance(git, dict) else {}
@@ -64,7 +66,7 @@ def origin_of(path: Path) -> dict[str, Any]:
         "parent": _text(_of(found.get("parent"), "checkpoint")),
         "sessions": [
             {
-                "frames": session.get("frames_at_start") if isinstance(session.get("frames_at_start"), int) else 0,
+                "frames": session.get("step_at_start") if isinstance(session.get("step_at_start"), int) else 0,
                 "started": _text(session.get("started")),
                 "how": _text(session.get("how")),
             }

@@ -24,7 +24,7 @@ def moment(run: RunFolder, root: Path, frames: float, at: Array, times: Array) -
     """``at`` and ``times`` (seconds since 1970): the rows of the run's metrics."""
     when = float(np.interp(frames, at, times)) if len(at) else None
     lines = list(log_lines(run, root, when)) if when is not None else []
-    found = [checkpoint.frames for checkpoint in Checkpoints(run.checkpoints).list()]
+    found = [checkpoint.step for checkpoint in Checkpoints(run.checkpoints).list()]
     before = [number for number in found if number <= frames]
     return {
         "time": when,

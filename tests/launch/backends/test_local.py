@@ -69,7 +69,7 @@ def test_a_grid_with_faults_is_seen_through(tmp_path: Path, gate: Path) -> None:
     assert bad[0.6].attempts == 1, "settings that are wrong do not get better"
     assert bad[0.6].reason == "exit code 2: this is the end: 2"
     starts = sessions(Path(made.plan.runs[0].folder))
-    assert [s["frames_at_start"] for s in starts] == [0, 50], "the killed run went on from its checkpoint"
+    assert [s["step_at_start"] for s in starts] == [0, 50], "the killed run went on from its checkpoint"
     assert made.records.attempts(first)[0].reason == "killed by SIGKILL"
 
 
@@ -144,7 +144,7 @@ def test_cancelled_runs_save_and_are_only_started_again_when_asked(tmp_path: Pat
     gate.touch()
     assert made.reset_failures() == [first, second]
     assert states(made.run()) == {first: "finished", second: "finished"}
-    assert [s["frames_at_start"] for s in sessions(tmp_path / "tests" / first)] == [0, 50]
+    assert [s["step_at_start"] for s in sessions(tmp_path / "tests" / first)] == [0, 50]
     with pytest.raises(LaunchError, match="no run called nothing"):
         cancel(made.records, made.plan, made.backend, ["nothing"])
 

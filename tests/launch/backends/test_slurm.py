@@ -87,7 +87,7 @@ def test_an_array_is_handed_in_watched_and_cancelled(cluster: Cluster, tmp_path:
     assert [found.pop(name) for name in (running[0], queued[0])] == ["cancelled", "cancelled"]
     assert set(found.values()) == {"finished"}
     saved = sessions(tmp_path / "tests" / running[0])[-1]
-    assert (saved["how"], saved["frames_at_end"]) == ("interrupted", 50), "cancelled runs save first"
+    assert (saved["how"], saved["step_at_end"]) == ("interrupted", 50), "cancelled runs save first"
 
     local = launcher(tmp_path / "local", experiment())
     local.run()
@@ -121,7 +121,7 @@ def test_a_run_whose_node_dies_goes_on_elsewhere(cluster: Cluster, tmp_path: Pat
         assert states(made.run()) == {name: "finished"}
     finally:
         cluster.revive_node(node)
-    assert [s["frames_at_start"] for s in sessions(folder)] == [0, 50]
+    assert [s["step_at_start"] for s in sessions(folder)] == [0, 50]
     assert made.records.submission(name).count == 1, "SLURM started it again, not the launcher"
 
 
@@ -165,7 +165,7 @@ def test_a_preempted_training_resumes_from_its_checkpoint(cluster: Cluster, tmp_
     assert states(made.run()) == {name: "finished"}
     first, second = sessions(folder)
     assert first["how"].startswith("interrupted")
-    assert second["frames_at_start"] == first["frames_at_end"] > 0
+    assert second["step_at_start"] == first["step_at_end"] > 0
     assert second["how"].startswith("finished")
 
 
@@ -184,7 +184,7 @@ def test_a_run_near_its_time_limit_goes_back_into_the_queue(cluster: Cluster, tm
     gate.touch()
     cluster.start_now(f"{number}_0")
     assert states(made.run()) == {name: "finished"}
-    assert [s["frames_at_start"] for s in sessions(folder)] == [0, 50]
+    assert [s["step_at_start"] for s in sessions(folder)] == [0, 50]
     assert made.records.attempts(name)[0].reason == "interrupted: signal 15"
     wait_until(lambda: not list(temp.iterdir()), what="temporary folders to be removed")
 

@@ -119,7 +119,7 @@ class Resuming:
         self._run: OnlineRun | None = None
 
     def load(self, state: Any) -> None:
-        loaded = require_online(Loaded(self._path, self._good.frames, self._good.metric, state))
+        loaded = require_online(Loaded(self._path, self._good.step, self._good.metric, state))
         if state["config"] != self._good.state["config"]:
             open_diary(Life("online", self._folder, self._config, loaded=loaded), "new", ("test",))
         if self._run is None:
@@ -212,7 +212,7 @@ def test_forged_checkpoints_of_offline_runs(tmp_path: Path) -> None:
     run = OfflineRun(task, Life("offline", RunFolder(tmp_path / "again"), config), device)
 
     def resume(state: Any) -> None:
-        run.load_state(require_offline(Loaded(path, content["frames"], content["metric"], state)))
+        run.load_state(require_offline(Loaded(path, content["step"], content["metric"], state)))
 
     def play(state: Any) -> None:
         tree_file.save_tree(path, {**content, "state": state})

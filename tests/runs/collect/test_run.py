@@ -135,7 +135,7 @@ def test_a_checkpoint_brings_its_environment_and_its_version(run: RunFolder, tmp
     assert done.policy == f"run/{newest.path.name}"
     for episode in all_episodes(tmp_path / "s").values():
         assert set(episode.versions.tolist()) == {state["learners"][0]["version"]}
-        assert set(episode.global_steps.tolist()) == {newest.frames}
+        assert set(episode.global_steps.tolist()) == {newest.step}
         assert len(episode) == 10
     with Store(tmp_path / "s") as store:
         assert store.schema.env_id == "toy_target"

@@ -69,7 +69,7 @@ def test_metrics_do_not_depend_on_the_number_of_workers(run: RunFolder) -> None:
 def test_the_result_says_what_was_evaluated(run: RunFolder) -> None:
     result = play(run, 3, overrides=("env.args.length=4",))
     assert result.checkpoint == str(newest(run).path)
-    assert result.frames == newest(run).frames
+    assert result.frames == newest(run).step
     assert result.env == "toy_target"
     assert result.options == asdict(EvalOptions(episodes=3, workers=1, overrides=("env.args.length=4",)))
     json.dumps(result.to_dict(), allow_nan=False)

@@ -339,8 +339,8 @@ def test_settings_that_could_not_be_resumed_with_do_not_stay(store: Path, tmp_pa
     folder = RunFolder(outcome.folder)
     assert "size: 16" in folder.config.read_text()
     state = folder.read_state() or {}
-    assert (state["state"], state["frames"]) == ("failed", 2)
-    assert history(outcome.folder)[-1].to_frames == 2
+    assert (state["state"], state["step"]) == ("failed", 2)
+    assert history(outcome.folder)[-1].to_step == 2
 
 
 def test_a_run_says_which_checkpoint_it_was_born_from(store: Path, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_run_says_which_checkpoint_it_was_born_from(store: Path, tmp_path: Pat
     assert parent is not None
     child = run(tmp_path, store, *words, "run.name=b", "fit.steps=7", restore=parent.path)
     (entry,) = history(child.folder)
-    assert entry.parent == f"{parent.path} (6 frames)"
+    assert entry.parent == f"{parent.path} (6 updates)"
     assert list(entry.changes) == ["run.name", "fit.steps"]
     state = Checkpoints(RunFolder(child.folder).checkpoints).load_newest().state
     assert state["targets"] == [3], "what was asked for is kept for a later evaluation"
@@ -373,7 +373,7 @@ def test_a_run_that_was_killed_early_goes_on(store: Path, tmp_path: Path) -> Non
     straight = RunFolder(run(tmp_path, store, *words, "run.name=a").folder)
     killed = RunFolder(run(tmp_path, store, *words, "run.name=b", "fit.seconds=1e-9").folder)
     untrained, last = sorted(killed.checkpoints.iterdir())
-    assert untrained.name == "frames-000000000000.ckpt"
+    assert untrained.name == "updates-000000000000.ckpt"
     last.unlink()
     run(tmp_path, store, *words, "run.name=b", mode="resume")
     assert [row["step"] for row in read_jsonl(killed.metrics)] == [1, 2, 3, 4, 5, 6]
@@ -413,7 +413,7 @@ def test_a_signal_ends_the_fit_and_leaves_a_checkpoint(
     monkeypatch.setattr(PolicyFitter, "train_step", train_step)
     outcome = run(tmp_path, store, "evaluation.episodes=0")
     assert (outcome.state, outcome.steps, outcome.exit_code) == ("interrupted", 2, 143)
-    assert Checkpoints(RunFolder(outcome.folder).checkpoints).load_newest().frames == 2
+    assert Checkpoints(RunFolder(outcome.folder).checkpoints).load_newest().step == 2
 
 
 def test_a_signal_while_it_is_judged_is_recorded(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

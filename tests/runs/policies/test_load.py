@@ -114,10 +114,10 @@ def test_it_says_what_it_is_in_a_line(online: RunFolder) -> None:
 
 def test_a_past_version(online: RunFolder) -> None:
     first, last = (checkpoint for checkpoint in Checkpoints(online.checkpoints).list())
-    assert load_policy(f"{online.path}@{last.frames}").path == last.path
-    assert load_policy(f"{online.path}@{last.frames - 1}").path == first.path
-    results = evaluate_all([f"{online.path}@{first.frames}", online.path], FEW)
-    assert [result.frames for result in results] == [first.frames, last.frames]
+    assert load_policy(f"{online.path}@{last.step}").path == last.path
+    assert load_policy(f"{online.path}@{last.step - 1}").path == first.path
+    results = evaluate_all([f"{online.path}@{first.step}", online.path], FEW)
+    assert [result.frames for result in results] == [first.step, last.step]
     assert [result.name for result in results] == [f"run/{c.path.stem}" for c in (first, last)]
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder"):
         load_policy("nowhere@100")

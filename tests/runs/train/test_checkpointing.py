@@ -47,7 +47,7 @@ def test_resume_counts_on(tmp_path: Path, mode: str) -> None:
     frames = [row["frames"] for row in read_jsonl(folder.metrics)]
     assert frames == sorted(set(frames))
     assert frames[0] < 400
-    assert [s["frames_at_start"] for s in diary_of(folder)["sessions"]] == [0, first.frames]
+    assert [s["step_at_start"] for s in diary_of(folder)["sessions"]] == [0, first.frames]
     assert diary_of(folder)["sessions"][1]["overrides"] == {"stop.frames": [400, 1000]}
 
 
@@ -61,7 +61,7 @@ def test_resume_after_kill_9(tmp_path: Path, rollmill: Run) -> None:
     saved = Checkpoints(folder.checkpoints).newest()
     assert saved is not None
     assert folder.read_state()["state"] == "running"  # type: ignore[index]
-    again = rollmill(*words, f"stop.frames={saved.frames + 500}", "--resume")
+    again = rollmill(*words, f"stop.frames={saved.step + 500}", "--resume")
     assert again.wait() == 0, again.text
     assert f"continuing from {saved.path}" in again.text
     assert folder.read_state()["state"] == "finished"  # type: ignore[index]
@@ -123,8 +123,8 @@ def test_a_checkpoint_is_where_its_name_says(tmp_path: Path) -> None:
     train_here(tmp_path, *SERIAL, *TARGET, "stop.frames=300", observers=[observer])
     assert observer.saved is not None
     loaded = checkpoints_module.load_checkpoint(observer.saved)
-    assert loaded.state["sampler"]["steps"] == loaded.frames
-    assert observer.saved.name == f"frames-{loaded.frames:012d}.ckpt"
+    assert loaded.state["sampler"]["steps"] == loaded.step
+    assert observer.saved.name == f"frames-{loaded.step:012d}.ckpt"
 
 
 def test_resume_of_a_finished_run_changes_nothing(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_restored_run_can_be_resumed_from_its_first_moment(tmp_path: Path) -> 
     words = (*SERIAL, *TARGET, "stop.frames=600")
     _, child = train_here(tmp_path / "child", *words, restore=origin.path, observers=[StopAtOnce()])
     (own,) = Checkpoints(child.checkpoints).list()
-    assert own.frames == origin.frames
+    assert own.step == origin.step
     content = own.path.read_bytes()
     _, child = train_here(tmp_path / "child", *words, mode="resume")
     assert own.path.read_bytes() == content
@@ -452,7 +452,7 @@ def test_a_restored_run_that_failed_does_not_begin_without_its_parent(tmp_path: 
     with pytest.raises(CheckpointError, match=f"before it had loaded {origin.path}: .* without --resume"):
         train_here(tmp_path / "child", *words, mode="resume")
     outcome, _ = train_here(tmp_path / "child", *words, restore=origin.path)
-    assert outcome.frames > origin.frames
+    assert outcome.frames > origin.step
 
 
 def test_overwrite_begins_anew(tmp_path: Path) -> None:

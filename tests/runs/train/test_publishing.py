@@ -34,7 +34,7 @@ def test_models_are_published_by_updates_and_at_the_end(tmp_path: Path) -> None:
     last = saved_state(folder)["learners"][0]["model"]
     assert all(np.array_equal(latest.state["learners"][0]["model"][name], last[name]) for name in last)
     first = pool.entries()[0]
-    assert require_online(load_checkpoint(pool.path_of(first))).frames == first.frames
+    assert require_online(load_checkpoint(pool.path_of(first))).step == first.frames
     _, folder = train_here(tmp_path, *words, "stop.batches=20", mode="resume")
     assert [(entry.id, entry.version) for entry in pool.entries()] == [(1, 6), (3, 12), (6, 18), (7, 20)]
 
@@ -102,7 +102,7 @@ def test_a_running_training_is_asked_for_a_checkpoint(tmp_path: Path) -> None:
         command.wait_for_text("checkpoint ")
         saved = ask_to_save(tmp_path / "x" / "run", 60.0)
         assert saved.name.startswith("milestone-"), "it stays"
-        assert load_checkpoint(saved).frames > 0
+        assert load_checkpoint(saved).step > 0
         assert list(saved.parent.glob("save-*")) == []
         command.send(signal.SIGINT)
         command.wait()
@@ -137,8 +137,8 @@ def test_the_best_by_any_metric(tmp_path: Path, name: str, sign: float) -> None:
     checkpoints = Checkpoints(folder.checkpoints)
     best = checkpoints.best()
     assert best is not None
-    assert sign * entropies[best.frames] == max(sign * value for value in entropies.values())
-    assert load_checkpoint(best.path).metric == sign * entropies[best.frames]
+    assert sign * entropies[best.step] == max(sign * value for value in entropies.values())
+    assert load_checkpoint(best.path).metric == sign * entropies[best.step]
 
 
 def test_a_metric_that_nobody_logs_keeps_no_best(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_training_leaves_encoder_metrics_images_and_page(store: Path, whole: V
     assert '<span class="good">finished</span>: reached fit.steps=12' in page
     found = folder.read_state()
     assert found is not None
-    assert (found["state"], found["frames"]) == ("finished", 12)
+    assert (found["state"], found["step"]) == ("finished", 12)
 
 
 def test_a_training_that_was_killed_goes_on_from_its_checkpoint(store: Path, tmp_path: Path, rollmill: Run) -> None:
@@ -83,9 +83,9 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint(store: Path, tmp
     command.wait()
     newest = checkpoints.newest()
     assert newest is not None, command.text
-    outcome = fit(store, tmp_path / "run", f"fit.steps={newest.frames + 3}", mode="resume")
-    assert (outcome.state, outcome.steps) == ("finished", newest.frames + 3)
-    assert f"({newest.frames:,} updates)" in (tmp_path / "run" / "log.txt").read_text()
+    outcome = fit(store, tmp_path / "run", f"fit.steps={newest.step + 3}", mode="resume")
+    assert (outcome.state, outcome.steps) == ("finished", newest.step + 3)
+    assert f"({newest.step:,} updates)" in (tmp_path / "run" / "log.txt").read_text()
     rows = [row["step"] for row in read_jsonl(RunFolder(tmp_path / "run").metrics)]
     assert rows == sorted(set(rows))
 
@@ -134,7 +134,7 @@ def test_a_start_that_fails_does_not_block_its_name(store: Path, tmp_path: Path,
 def test_killed_before_its_first_own_checkpoint_it_goes_on(store: Path, whole: VaeOutcome, tmp_path: Path) -> None:
     fit(store, tmp_path / "run", "fit.steps=4")
     untrained, last = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    assert untrained.name == "frames-000000000000.ckpt"
+    assert untrained.name == "updates-000000000000.ckpt"
     last.unlink()
     again = fit(store, tmp_path / "run", "fit.steps=12", mode="resume")
     assert again.encoder is not None
@@ -165,7 +165,7 @@ def test_nan_stops_the_training_and_the_folder_says_where(
         fit(store, tmp_path / "run", "fit.steps=12")
     found = RunFolder(tmp_path / "run").read_state()
     assert found is not None
-    assert (found["state"], found["frames"]) == ("failed", 6)
+    assert (found["state"], found["step"]) == ("failed", 6)
     assert "painter.begin.weight" in found["reason"]
     monkeypatch.undo()
     assert fit(store, tmp_path / "run", "fit.steps=12", mode="resume").steps == 12  # from step 5, which was good

@@ -149,9 +149,9 @@ def test_a_killed_pipeline_goes_on_in_the_stage_it_was_in(tmp_path: Path, rollmi
     assert newest is not None, command.text
     record = json.loads((tmp_path / "w" / "stages" / "vae.json").read_text())
     assert record["state"] == "begun"
-    outcome = world(tmp_path / "w", f"vae.fit.steps={newest.frames + 2}", until="vae")
+    outcome = world(tmp_path / "w", f"vae.fit.steps={newest.step + 2}", until="vae")
     assert (outcome.stages["collect"], outcome.stages["vae"]) == ("skipped", "done")
-    assert f"({newest.frames:,} updates)" in (tmp_path / "w" / "vae" / "log.txt").read_text()
+    assert f"({newest.step:,} updates)" in (tmp_path / "w" / "vae" / "log.txt").read_text()
 
 
 def test_episodes_of_a_killed_collection_are_kept(tmp_path: Path, rollmill: Run) -> None:
@@ -196,10 +196,10 @@ def test_a_killed_search_or_fit_goes_on(
     command.wait()
     newest = checkpoints.newest()
     assert newest is not None, command.text
-    outcome = world(out, *more, f"{key}={newest.frames + 2}", until=stage)
+    outcome = world(out, *more, f"{key}={newest.step + 2}", until=stage)
     assert {outcome.stages[name] for name in STAGES[: STAGES.index(stage)]} == {"skipped"}
     assert outcome.stages[stage] == "done"
-    assert outcome.results[stage][key.partition(".")[2]] == newest.frames + 2
+    assert outcome.results[stage][key.partition(".")[2]] == newest.step + 2
     assert not (out / "aside").exists()  # it did not begin anew
     assert newest.path.name in (out / "log.txt").read_text().partition("continuing from")[2]
 

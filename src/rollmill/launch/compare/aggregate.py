@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.run_folder import RunFolder
-from rollmill.core.run_kind import RunKind
+from rollmill.core.run_kind import UNITS, RunKind
+from rollmill.core.steps import position
 from rollmill.core.text import nearest
 from rollmill.launch.compare.gather import COMPARED, Found, families, find_runs
 from rollmill.launch.compare.importance import Shares, importance
@@ -29,7 +30,6 @@ from rollmill.launch.compare.methods import Range, Summary, normalised, summaris
 from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.progress import Curve, last_row, number_of, read_curve
 from rollmill.launch.verbs import SEED
-from rollmill.monitor.jsonl import position
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,7 +127,7 @@ class Family:
     @property
     def unit(self) -> str:
         """What the axis counts."""
-        return "updates" if self.kind == "offline" else "frames"
+        return UNITS[self.kind]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _result(run: Found, metric: str) -> RunResult:
     state = folder.read_state() or {}
     seconds = number_of(row, "time/seconds")
     reached = position(row) or 0
-    frames = int(state.get("frames") or reached)
+    frames = position(state) or reached
     rate = reached / seconds if seconds else None
     params = dict(run.params or {})
     return RunResult(run.name, run.group, params, str(state.get("state", "begun")), curve, None, frames, rate, seconds)

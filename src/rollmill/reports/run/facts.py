@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.checkpoints import Checkpoints
+from rollmill.core.diary import new_names
 from rollmill.core.errors import RollmillError, RunFolderError
 from rollmill.core.opening import check_within, parse_json, read_bytes
 from rollmill.core.run_folder import RunFolder
@@ -64,7 +65,7 @@ def read_run(folder: Path) -> RunFacts:
     if not run.config.is_file() and not run.diary.is_file():
         raise RunFolderError(f"{folder}: not a run (no config.yaml and no diary.json)")
     facts = RunFacts(folder.absolute())
-    facts.diary = _json(run.diary, facts)
+    facts.diary = new_names(_json(run.diary, facts))
     facts.state = _json(run.state, facts)
     facts.config = _text(run.config, facts)
     facts.data = _json(folder / "data_report.json", facts)
@@ -77,7 +78,7 @@ def read_run(folder: Path) -> RunFacts:
         if (folder / NAME).is_file():
             facts.ledger = read_ledger(folder / NAME)
         found = Checkpoints(run.checkpoints).list() if run.checkpoints.is_dir() else ()
-        facts.checkpoints = [(c.path.name, c.frames, c.path.stat().st_size) for c in found]
+        facts.checkpoints = [(c.path.name, c.step, c.path.stat().st_size) for c in found]
     except (RollmillError, OSError) as error:
         facts.problems.append(str(error))
     facts.evaluations = _evaluations(folder / "eval", facts)

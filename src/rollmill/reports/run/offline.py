@@ -102,7 +102,7 @@ def _captions(facts: RunFacts) -> dict[Path, str]:
 def _tiles(facts: RunFacts) -> Html:
     saved, last, best = facts.results, sections.last(facts.rows), _lowest(facts)
     data, seconds, sessions = saved.get("data") or {}, last.get("time/seconds"), facts.diary.get("sessions") or []
-    metrics = [(whole(int(facts.state.get("frames") or sections.reached(facts.rows))), UNIT)]
+    metrics = [(whole(sections.reached(facts)), UNIT)]
     if best is not None:
         metrics.append((number(best[1]), f"lowest held-out loss, at update {best[0]:,.0f}"))
     own = [row for row in saved.get("rows") or [] if row["policy"] == (saved.get("config") or {}).get("algorithm")]

@@ -87,7 +87,7 @@ def render_online(facts: RunFacts) -> Html:
 
 def _tiles(facts: RunFacts) -> Html:
     last, sessions = sections.last(facts.rows), facts.diary.get("sessions") or []
-    frames = facts.state.get("frames") or last.get("frames", 0)
+    frames = sections.reached(facts)
     returns = points(facts.rows, "episode/return")
     best = max((y for _, y in returns), default=None)
     seconds = last.get("time/seconds")

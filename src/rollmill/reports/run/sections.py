@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import RollmillError
+from rollmill.core.steps import position
 from rollmill.core.text import bytes_text
-from rollmill.monitor.jsonl import position
 from rollmill.reports.html.document import (
     Kind,
     card,
@@ -203,7 +203,7 @@ def _parent(diary: Row, unit: str) -> Html:
     parent = diary.get("parent")
     if not parent:
         return note("Started from scratch.")
-    words = paragraph("Started from ", code(parent["checkpoint"]), f" at {parent['frames']:,} {unit}s.")
+    words = paragraph("Started from ", code(parent["checkpoint"]), f" at {position(parent) or 0:,} {unit}s.")
     changes = [[key, *(str(side) for side in sides)] for key, sides in (parent.get("difference") or {}).items()]
     told = table(("changed key", "before", "after"), changes, left=3) if changes else note("Nothing was changed.")
     return join(words, told)
@@ -214,8 +214,8 @@ def _sessions(diary: Row, unit: str) -> Html:
         [
             _time(session.get("started")),
             session.get("host"),
-            f"{session.get('frames_at_start') or 0:,}",
-            f"{session['frames_at_end']:,}" if session.get("frames_at_end") is not None else NONE,
+            f"{session.get('step_at_start') or 0:,}",
+            f"{session['step_at_end']:,}" if session.get("step_at_end") is not None else NONE,
             str(session.get("how") or "not recorded").splitlines()[0][:120],
             ", ".join(f"{key}={sides[1]}" for key, sides in (session.get("overrides") or {}).items()) or NONE,
         ]
@@ -232,9 +232,10 @@ def configuration(facts: RunFacts) -> Html:
 # -- small things ---------------------------------------------------------------------------------------------
 
 
-def reached(rows: Sequence[Row]) -> int:
-    """Return how far the run was at its last row, in its own unit."""
-    return (position(rows[-1]) or 0) if rows else 0
+def reached(facts: RunFacts) -> int:
+    """Return how far the run came, in its own unit: as its state says, or else its last row."""
+    said = facts.state.get("frames", facts.state.get("step"))
+    return int(said or (position(facts.rows[-1]) if facts.rows else 0) or 0)
 
 
 def last(rows: Sequence[Row]) -> Row:

@@ -137,7 +137,7 @@ def render_stage(facts: RunFacts, stage: Stage) -> Html:
 def _tiles(facts: RunFacts, unit: str) -> Html:
     last = sections.last(facts.rows)
     seconds = last.get("time/seconds") or last.get("search/seconds")
-    done = int(facts.state.get("frames") or sections.reached(facts.rows))
+    done = sections.reached(facts)
     metrics = [(f"{done:,}", unit), (duration_text(seconds) if seconds else NONE, "of training")]
     shown = (
         ("validation/loss", "held-out loss"),

@@ -114,7 +114,7 @@ def _portable(loaded: Loaded, number: int, trust_code: bool) -> tuple[PortablePo
         "version": 1,
         "rollmill": __version__,
         "checkpoint": checkpoint_name(loaded.path),
-        "frames": loaded.frames,
+        "frames": loaded.step,
         "mean_return": loaded.metric,
         "policy": number,
         **card(portable, to_dict(settings)),

@@ -12,6 +12,7 @@ from rollmill.core.checkpoints import Checkpoint, Checkpoints, Loaded, load_chec
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.steps import FRAMES, place, unit_of
 from rollmill.runs.policies import online_state
 from rollmill.runs.policies.find import find_checkpoints
 
@@ -21,7 +22,9 @@ class Saved:
     """One file, as far as its name and its header tell."""
 
     file: Path
-    frames: int
+    step: int
+    unit: str
+    """What the run counts."""
     metric: float | None
     """As it was logged; None where it is not known."""
     by: str
@@ -33,7 +36,8 @@ class Saved:
     """Seconds since 1970."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"file": str(self.file), "roles": list(self.roles)}
+        rest = {name: value for name, value in asdict(self).items() if name not in ("step", "unit")}
+        return {**place(self.step, self.unit), **rest, "file": str(self.file), "roles": list(self.roles)}
 
 
 def list_saved(path: Path) -> list[Saved]:
@@ -44,24 +48,25 @@ def list_saved(path: Path) -> list[Saved]:
     found = []
     for checkpoint in checkpoints.list():
         roles = {"newest": checkpoint == newest, "best": checkpoint == best, "milestone": checkpoint.milestone}
-        found.append(_saved(checkpoint.path, checkpoint.frames, [name for name, has in roles.items() if has]))
+        found.append(_saved(checkpoint.path, checkpoint.step, [name for name, has in roles.items() if has]))
     for entry in pool.entries():
         roles_in_pool = ["pool", str(entry.id), *(["milestone"] if entry.milestone else [])]
         found.append(_saved(pool.path_of(entry), entry.frames, roles_in_pool))
     return found
 
 
-def _saved(path: Path, frames: int, roles: Sequence[str]) -> Saved:
+def _saved(path: Path, step: int, roles: Sequence[str]) -> Saved:
     status = path.stat()
-    metric, by = None, ""
+    metric, by, unit = None, "", FRAMES
     try:
         header = tree_file.read_header(path)
         metric, by = header["metric"], _best_metric(header["state"])
+        unit = unit_of(header)
     except (CheckpointError, KeyError, TypeError):
         roles = [*roles, "damaged"]
     if metric is not None and by.startswith("-"):
         metric = -metric
-    return Saved(path, frames, metric, by.removeprefix("-"), tuple(roles), status.st_size, status.st_mtime)
+    return Saved(path, step, unit, metric, by.removeprefix("-"), tuple(roles), status.st_size, status.st_mtime)
 
 
 def _best_metric(state: Mapping[str, Any]) -> str:

@@ -76,9 +76,9 @@ def find_version(run: Path, frames: int) -> Path:
     """The newest checkpoint of a run that is not beyond ``frames``; ConfigError where there is none."""
     find_checkpoints(run)  # or it is no run
     found = Checkpoints(RunFolder(run).checkpoints).list()
-    past = [checkpoint.path for checkpoint in found if checkpoint.frames <= frames]
+    past = [checkpoint.path for checkpoint in found if checkpoint.step <= frames]
     if not past:
-        raise ConfigError(f"{run}@{frames}: the oldest checkpoint that is kept is at {found[0].frames:,} frames")
+        raise ConfigError(f"{run}@{frames}: the oldest checkpoint that is kept is at {found[0].step:,} frames")
     return past[-1]
 
 

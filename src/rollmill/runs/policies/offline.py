@@ -22,7 +22,9 @@ from rollmill.core.checkpoints import (
 from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE, EnvSpec
 from rollmill.core.protocols import Policy
+from rollmill.core.run_kind import UNITS
 from rollmill.core.shapes import MAPPING, Shape, check_shape
+from rollmill.core.steps import place
 from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.saving import WEIGHTS_SHAPE, load_weights
@@ -99,7 +101,7 @@ def playable_part(loaded: Loaded) -> dict[str, Any]:
     chosen = state["held_out"]["weights"] if choice.best else state["fit"]["model"]
     kept = {name: state[name] for name in ("format", "kind", "config", "env", "spec", "scales", "targets")}
     fit = {"step": choice.step, "model": chosen}
-    return {"frames": loaded.frames, "metric": loaded.metric, "state": {**kept, "fit": fit}}
+    return {**place(loaded.step, UNITS["offline"]), "metric": loaded.metric, "state": {**kept, "fit": fit}}
 
 
 def load_network(loaded: Loaded, config: OfflineConfig, device: torch.device, last: bool = False) -> Network:
@@ -170,7 +172,7 @@ def load_offline(loaded: Loaded, how: LoadOptions) -> OfflinePolicy:
         sampling=place.sampling,
         spec=EnvSpec.from_dict(state["spec"]),
         path=path,
-        frames=loaded.frames,
+        frames=loaded.step,
         unit="updates",
         version=choice.step,
         targets=(how.targets or tuple(t for t in state["targets"] if t is not None)) if asked else (),

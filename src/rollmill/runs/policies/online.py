@@ -86,7 +86,7 @@ def load_online(loaded: Loaded, how: LoadOptions) -> OnlinePolicy:
         probe=config.env != own,
         sampling=config.sampling,
         path=path,
-        frames=loaded.frames,
+        frames=loaded.step,
         version=int(state["learners"][member or 0]["version"]),
         member=member,
         deterministic=bool(how.deterministic),

@@ -54,4 +54,4 @@ def playable_part(loaded: Loaded) -> dict[str, Any]:
     kept = {name: state[name] for name in ("format", "kind", "config", "spec") if name in state}
     if "population" in state:
         kept["population"] = {"best": state["population"]["best"]}
-    return {"frames": loaded.frames, "metric": loaded.metric, "state": {**kept, "learners": learners}}
+    return {"frames": loaded.step, "metric": loaded.metric, "state": {**kept, "learners": learners}}

@@ -105,7 +105,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         for observer in reversed(observers):  # one call each: all are told, even when one of them fails
             stack.callback(call_hook, observer, "on_stop", run)
         run.tell("on_init")
-        life.folder.set_state("running", frames=run.frames)
+        life.folder.set_state("running", step=run.frames)
         run.loop()
         run.save()
         if run.recorder is not None:
