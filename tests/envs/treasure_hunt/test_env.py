@@ -13,6 +13,19 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.envs.treasure_hunt.env import TreasureHuntEnv, TreasureHuntVector
 from rollmill.envs.treasure_hunt.map import CELL
 from rollmill.envs.treasure_hunt.observation import END, FREE, TREASURES, VISITS, unpack
+from rollmill.envs.treasure_hunt.render import (
+    AGENT,
+    AT_END,
+    BUFF,
+    GAP,
+    OPEN,
+    PANEL,
+    READY,
+    TAKEN,
+    TRAIL,
+    TREASURE,
+    ZOOM,
+)
 from rollmill.envs.treasure_hunt.rewards import TERMS
 from rollmill.envs.treasure_hunt.world import VIEW, WINDOW
 
@@ -161,6 +174,48 @@ def test_an_image() -> None:
     before = image.copy()
     env.step(0)
     assert (env.render() != before).any()
+
+
+def at(env: TreasureHuntEnv, cell: Array, down: int = 0, right: int = 0) -> list[int]:
+    """The colour in the middle of a cell on the image's map, or some pixels beside it."""
+    row, column = (cell * ZOOM + ZOOM // 2).tolist()
+    return env.render()[row + down, column + right].tolist()
+
+
+def test_what_the_image_tells() -> None:
+    """Treasures that are there and those that were taken, the way, the flash, the buff."""
+    env = TreasureHuntEnv(render_mode="rgb_array", treasure_num=2)
+    env.reset(seed=0)
+    world, sites = env.world, env.world.map.sites
+    assert at(env, world.cell[0]) == list(READY), "the flash is ready"
+    assert at(env, sites[3]) == at(env, sites[4]) == list(TREASURE)
+    begun = world.cell[0].copy()
+    for _ in range(4):
+        env.step(2)
+    assert at(env, (begun + world.cell[0]) // 2) == list(TRAIL), "all cells on the way, those between two steps, too"
+    world.position[0] = world.map.positions[3]
+    env.step(8)
+    world.position[0] = world.map.positions[1]
+    world.cell[0] = sites[1]
+    assert not world.treasures[0, 3]
+    assert at(env, sites[3]) == list(TAKEN)
+    assert at(env, sites[4]) == list(TREASURE)
+    assert at(env, world.cell[0]) == list(AGENT), "the flash is not ready"
+    world.buff_left[0] = 5
+    assert at(env, world.cell[0], down=8) == list(BUFF)
+
+
+def test_local_maps_have_their_colours() -> None:
+    env = TreasureHuntEnv(render_mode="rgb_array", treasure_num=13)
+    env.reset(seed=0)
+    env.world.position[0] = env.world.map.positions[3] + (0, 6 * CELL)
+    env.step(0)
+    panels = env.render()[:, -PANEL:]
+    colours = [set(map(tuple, panels[k * (PANEL + GAP) :][:PANEL].reshape(-1, 3).tolist())) for k in range(4)]
+    assert all(AGENT in found for found in colours)
+    assert OPEN in colours[FREE]
+    assert TREASURE in colours[TREASURES]
+    assert AT_END not in colours[END], "it is far away"
 
 
 def test_gymnasium_checks_it() -> None:

@@ -142,7 +142,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
             "score": w.score(moved.at_end),
             "reached_end": moved.at_end,
             "treasures": w.taken,
-            "treasures_placed": w.placed,
+            "treasures_placed": w.at_start.sum(1),
             "treasures_missed": w.treasures.sum(1),
             "buffs": w.buffs,
             "flashes": w.flashes,

@@ -59,8 +59,8 @@ class World:
         self.cell = np.zeros((lanes, 2), np.int64)
         self.treasures = np.zeros((lanes, SITES), bool)
         """Treasures that are there, by site."""
-        self.placed = np.zeros(lanes, np.int64)
-        """How many there were at the start."""
+        self.at_start = np.zeros((lanes, SITES), bool)
+        """Those that were there at the start."""
         self.buff_there = np.ones(lanes, bool)
         self.buff_left, self.buff_back, self.cooldown = (np.zeros(lanes, np.int64) for _ in range(3))
         self.step_no, self.buffs, self.flashes, self.hits = (np.zeros(lanes, np.int64) for _ in range(4))
@@ -81,7 +81,7 @@ class World:
         for lane in lanes.tolist():
             sites = self._draw_treasures(rng, progress)
             self.treasures[lane, sites] = True
-            self.placed[lane] = len(sites)
+        self.at_start[lanes] = self.treasures[lanes]
         self.position[lanes] = self.map.positions[s.start]
         if progress < s.random_start:
             cells = self.map.free_cells[rng.integers(len(self.map.free_cells), size=len(lanes))]
@@ -184,7 +184,7 @@ class World:
     @property
     def taken(self) -> Array:
         """``[n]``: treasures that were taken."""
-        taken: Array = self.placed - self.treasures.sum(1)
+        taken: Array = (self.at_start & ~self.treasures).sum(1)
         return taken
 
     def site_distances(self) -> Array:
