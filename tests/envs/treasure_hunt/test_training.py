@@ -71,7 +71,12 @@ def test_values_are_of_scaled_returns(tmp_path: Path) -> None:
 
 def test_values_of_no_use_stop_the_run(tmp_path: Path) -> None:
     """They begin far too large, and hardly learn: their errors vary more than the rewards that they should predict."""
-    far = ("model.value_gain=1000", "learning.gamma=0.01", "learning.learning_rate=1e-9", "learning.collapse_patience=5")
+    far = (
+        "model.value_gain=1000",
+        "learning.gamma=0.01",
+        "learning.learning_rate=1e-9",
+        "learning.collapse_patience=5",
+    )
     words = (*SERIAL, *SMALL, *far, "learning.normalize_returns=false", "stop.batches=50")
     with pytest.raises(RollmillError, match=r"for 5 batches .*collapse_patience=5 stops the run"):
         train_here(tmp_path, *words)
