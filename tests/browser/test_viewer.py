@@ -17,7 +17,7 @@ from running import wait_until
 
 pytest.importorskip("uvicorn")
 from browsing import opened
-from viewing import Serving, counting_store, serving
+from viewing import Serving, counting_store, launched, serving
 
 from rollmill.launch.compare.aggregate import band, common
 from rollmill.launch.compare.statistics import iqm
@@ -319,4 +319,45 @@ def test_the_filter_of_episodes_is_the_stores(browser: Any, recorded: Serving) -
     with opened(browser, f"{recorded.link}#data?filter=length_min%3D50") as (page, complaints):
         page.locator("p.note", has_text="2 of 3 episodes").wait_for()
         assert page.locator("table.episodes tbody tr").count() == 2
+        assert complaints == []
+
+
+# -- side by side, and launches ---------------------------------------------------------------------------------------
+
+
+def test_runs_are_chosen_and_compared(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#runs?filter=seed%3D0") as (page, complaints):
+        page.get_by_label("choose sweep/g0.9-s0").check()
+        page.get_by_label("choose sweep/g0.95-s0").check()
+        page.get_by_role("button", name="compare 2 runs").click()
+        settings = page.locator("section", has_text="Settings that differ").first
+        settings.wait_for()
+        row = settings.locator("tr", has_text="learning.gamma").inner_text()
+        assert row.split() == ["learning.gamma", "0.9", "0.95"]
+        assert "run.seed" not in settings.inner_text()
+        page.locator(".chart .entry", has_text="sweep/g0.95-s0").wait_for()
+        assert complaints == []
+
+
+def test_evaluations_are_paired_by_seed(browser: Any, tmp_path: Path) -> None:
+    for name, lengths in (("a", (4, 4, 4)), ("b", (6, 6))):
+        write_run(tmp_path / "runs" / "exp" / name, online(), [1.0])
+        counting_store(tmp_path / "runs" / "exp" / name / "eval" / "newest", lengths)
+    with serving(tmp_path / "runs") as server:
+        ids = ",".join(run["id"] for run in server.ask("/api/runs").json["runs"])
+        with opened(browser, f"{server.link}#compare?runs={ids}") as (page, complaints):
+            section = page.locator("section", has_text="2 seeds that all have")
+            section.wait_for()
+            assert section.locator("tbody tr").count() == 3
+            assert section.locator("tbody tr").first.inner_text().split() == ["mean", "1.5", "1.5"]
+            assert complaints == []
+
+
+def test_how_a_launch_stands(browser: Any, tmp_path: Path) -> None:
+    launched(tmp_path / "runs" / "grid", gammas=(0.5, 0.9, 0.99), seeds=3)
+    with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#experiments") as (page, complaints):
+        page.locator("td", has_text="to_come").wait_for()
+        assert page.locator("tr", has_text="to_come").inner_text().split()[1] == "waiting"
+        assert page.locator("section", has_text="What matters").locator("td", has_text="learning.gamma").is_visible()
+        assert page.locator(".chart .entry").count() >= 3
         assert complaints == []

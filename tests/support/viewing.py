@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import uvicorn
+from experimenting import online, write_run
 from running import wait_until
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.launch.records import LaunchRecords, PlanRecord, RunRecord
 from rollmill.reports.html.serving import Door
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import Column, StoreSchema
@@ -120,3 +122,16 @@ def counting_store(path: Path, lengths: Sequence[int], size: tuple[int, int] = (
             }
             writer.add_episode(Episode(columns, EpisodeInfo(uid=k + 1, seed=k), True, False))
     return path
+
+
+def launched(experiment: Path, gammas: Sequence[float], seeds: int) -> None:
+    """An experiment with its plan: finished runs of every gamma and seed, and one that nobody has started."""
+    records, runs = LaunchRecords(experiment), []
+    for gamma in gammas:
+        for seed in range(seeds):
+            params = {"learning.gamma": gamma, "run.seed": seed}
+            folder = experiment / f"g{gamma}-s{seed}"
+            write_run(folder, online(seed, learning={"gamma": gamma}), [100 * gamma + seed] * 30)
+            runs.append(RunRecord(folder.name, f"gamma-{gamma}", params, ("rollmill", "train"), str(folder), 300))
+    runs.append(RunRecord("to_come", "to_come", {}, ("rollmill", "train"), str(experiment / "to_come"), 300))
+    records.write_plan(PlanRecord(experiment.name, str(experiment), tuple(runs), {}))

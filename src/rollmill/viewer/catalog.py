@@ -6,6 +6,7 @@ ids are looked up here: no path from a browser ever reaches the disk.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -72,6 +73,8 @@ class Catalog:
         self.runs: Mapping[str, RunEntry] = {}
         self.stores: Mapping[str, Path] = {}
         """Folders of stores by id, in runs and beside them."""
+        self.experiments: Mapping[str, Path] = {}
+        """Folders of launched experiments by name."""
         self.refused: tuple[str, ...] = ()
         """Runs that are not shown, and why."""
         self.revision = 0
@@ -110,7 +113,9 @@ class Catalog:
             stores |= {self._store_id(folder): folder for folder in entry.stores}
         gone = before.keys() - entries.keys()
         changed = {id_ for id_, entry in entries.items() if before.get(id_) is not entry}
-        if changed or gone or tuple(refused) != self.refused or stores != self.stores:
+        experiments = self._launched()
+        elsewhere = (stores, experiments, tuple(refused)) != (self.stores, self.experiments, self.refused)
+        if changed or gone or elsewhere:
             self.revision += 1
             entries |= {id_: replace(entries[id_], revision=self.revision) for id_ in changed}
             if any(_settings_changed(before.get(id_), entries[id_]) for id_ in changed) or gone:
@@ -119,6 +124,16 @@ class Catalog:
             self.index.forget(before[id_].folder)
         self.index.save()
         self.runs, self.stores, self.refused = entries, stores, tuple(refused)
+        self.experiments = experiments
+
+    def _launched(self) -> dict[str, Path]:
+        """Experiments that were launched, by name; those that a link leads out to are left out, as their runs are."""
+        found = {}
+        for plan in sorted(self.root.glob(f"*/{_LAUNCH_FILE}")):
+            with contextlib.suppress(OSError):
+                check_within(plan, self.root)
+                found[plan.parents[1].name] = plan.parents[1]
+        return found
 
     def _store_id(self, folder: Path) -> str:
         return id_of(folder.relative_to(self.root).as_posix())
@@ -189,6 +204,7 @@ class Catalog:
             "common": common,
             "ids": list(runs),
             "stores": self._stores_dict(),
+            "experiments": list(self.experiments),
             "refused": list(self.refused),
             "rules": {"points": POINTS, "seeds": SEEDS, "t975": [t975(k) for k in range(1, _FREEDOMS)]},
             "runs": [_to_dict(entry, common) for entry in runs.values() if entry.revision > since],
@@ -258,6 +274,7 @@ def _shown(
         "created": origin.get("created", ""),
         "command": origin.get("command", ""),
         "parent": origin.get("parent", ""),
+        "version": origin.get("version", ""),
         "sessions": origin.get("sessions", []),
         "changed": max((stamp[2] for stamp in stamps[:4] if stamp is not None), default=0) / 1e9,
         "rows": metrics.get("rows", 0),

@@ -27,6 +27,7 @@ from rollmill.store.reader import Store
 from rollmill.viewer.catalog import Catalog, RunEntry
 from rollmill.viewer.columns import Columns
 from rollmill.viewer.episodes import MOST_ROWS, Question, Stores, episode, frames, scatter, shown_image, table
+from rollmill.viewer.experiments import experiment
 from rollmill.viewer.moment import moment
 from rollmill.viewer.page import modules, page, policy
 
@@ -109,6 +110,7 @@ class Viewer:
             Route("/api/episodes", _in_thread(lambda r: as_json(table(self._store(r), question(r))))),
             Route("/api/scatter", _in_thread(self._scatter)),
             Route("/api/episode", _in_thread(self._episode)),
+            Route("/api/experiment", _in_thread(self._experiment)),
             Route("/api/frames", _in_thread(self._frames)),
         ]
 
@@ -145,6 +147,12 @@ class Viewer:
         known = np.isfinite(at) & np.isfinite(times)
         place = _number(request, "frames")
         return as_json(moment(folder, self.catalog.root, place, at[known], times[known]))
+
+    def _experiment(self, request: Request) -> Response:
+        folder = self.catalog.experiments.get(request.query_params.get("name", ""))
+        if folder is None:
+            raise Refused(404, "there is no such experiment")
+        return as_json(experiment(folder))
 
     def _store(self, request: Request) -> Store:
         folder = self.catalog.stores.get(request.query_params.get("store", ""))

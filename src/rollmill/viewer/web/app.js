@@ -6,10 +6,19 @@ import { follow, isCopy } from "rollmill/source";
 import { refresh, state } from "rollmill/runs";
 import { RunsPage } from "rollmill/page_runs";
 import { CurvesPage } from "rollmill/page_curves";
+import { ComparePage } from "rollmill/page_compare";
 import { DataPage } from "rollmill/page_data";
+import { ExperimentsPage } from "rollmill/page_experiments";
 import { PlayPage } from "rollmill/page_play";
 
-const PAGES = { runs: ["Runs", RunsPage], curves: ["Curves", CurvesPage], data: ["Data", DataPage], play: ["Episodes", PlayPage] };
+const PAGES = {
+  runs: ["Runs", RunsPage],
+  curves: ["Curves", CurvesPage],
+  compare: ["Compare", ComparePage],
+  data: ["Data", DataPage],
+  play: ["Episodes", PlayPage],
+  experiments: ["Experiments", ExperimentsPage],
+};
 const FILTERED = ["runs", "curves"]; // pages whose filter is about runs
 const view = document.getElementById("view");
 const status = h("span", { class: "note", id: "status", role: "status" });

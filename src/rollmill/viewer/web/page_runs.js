@@ -9,6 +9,7 @@ import { filterBox } from "rollmill/parts";
 const ROW = 30; // pixels
 const AHEAD = 20; // rows above and below those that are seen
 const MOST_SETTINGS = 12;
+const MOST_COMPARED = 6;
 const WIDEST = 34; // characters of a column
 const FACES = { running: "good", finished: "", failed: "bad", killed: "bad", interrupted: "warn", "?": "unknown" };
 
@@ -16,14 +17,16 @@ export class RunsPage {
   constructor(goTo) {
     this.goTo = goTo;
     this.open = new Set();
+    this.chosen = new Set();
+    this.compare = h("button", { type: "button", hidden: true, onclick: () => (location.hash = `compare?runs=${[...this.chosen].join(",")}`) });
     this.box = filterBox((words) => goTo("runs", { filter: words }));
     this.head = h("thead", {});
     this.body = h("tbody", {});
     this.columns = h("colgroup", {});
     this.table = h("table", { class: "runs" }, this.columns, this.head, this.body);
     this.scroll = h("div", { class: "card rows", onscroll: () => this.draw(), tabindex: "0" }, this.table);
-    this.note = h("p", { class: "note" });
-    this.element = h("div", {}, this.box.element, this.note, this.scroll);
+    this.note = h("span", { class: "note" });
+    this.element = h("div", {}, this.box.element, h("p", { class: "controls" }, this.note, this.compare), this.scroll);
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(this.scroll);
   }
@@ -98,9 +101,22 @@ export class RunsPage {
     }));
   }
 
+  // A box beside a run: those that are chosen are compared.
+  chooser(run) {
+    const tell = () => {
+      this.compare.hidden = this.chosen.size < 2;
+      this.compare.disabled = this.chosen.size > MOST_COMPARED;
+      this.compare.textContent = this.chosen.size > MOST_COMPARED ? `at most ${MOST_COMPARED} are compared` : `compare ${this.chosen.size} runs`;
+    };
+    return h("input", { type: "checkbox", checked: this.chosen.has(run.id), "aria-label": `choose ${run.name}`, onchange: () => {
+      if (!this.chosen.delete(run.id)) this.chosen.add(run.id);
+      tell();
+    } });
+  }
+
   name(line) {
     const curves = h("a", { href: `#curves?${new URLSearchParams({ filter: line.key ? `group=${line.runs[0].group}` : `name=${line.runs[0].name}` })}` }, line.name);
-    if (!line.key) return h("span", { class: `level${line.level}` }, curves);
+    if (!line.key) return h("span", { class: `level${line.level}` }, this.chooser(line.runs[0]), curves);
     const isOpen = this.open.has(line.key);
     const toggle = () => {
       if (!this.open.delete(line.key)) this.open.add(line.key);
