@@ -133,13 +133,17 @@ class Plot:
     def _path(self, kind: str, path: str) -> None:
         self._parts.append(element("path", class_=kind.strip(), d=path))
 
-    def axes(self, x_labels: Sequence[tuple[float, str]] | None = None) -> Plot:
-        """Draw grid lines and numbers; ``x_labels`` instead of numbers below."""
+    def axes(
+        self,
+        x_labels: Sequence[tuple[float, str]] | None = None,
+        names: Sequence[tuple[float, str]] | None = None,
+    ) -> Plot:
+        """Draw grid lines and numbers; ``x_labels`` instead of numbers below, ``names`` instead of those on the left."""
         left, right = self._left, self.width - self._right
-        for value in self._y_ticks:
+        for value, text in names or [(value, short(value)) for value in self._y_ticks]:
             y = self.y(value)
             self._path("grid", f"M{left} {y:.1f}H{right}")
-            self._text(left - 6, y + 4, short(value), "tick", "end")
+            self._text(left - 6, y + 4, text, "tick", "end")
         floor = self.height - self._bottom
         if x_labels is None:
             x_labels = [(value, short(value)) for value in ticks(*self._x_range, count=5)]

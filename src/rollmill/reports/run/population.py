@@ -36,21 +36,22 @@ def _tree(entries: Sequence[Entry], member: int) -> Html:
     at = [0.0, *(float(min(own["frames"] for own in entry["members"])) for entry in rounds)]
     members = len(entries[0]["begin"])
 
+    def at_height(member: int) -> float:
+        return float(members - 1 - member)  # the first one on top
+
     def draw(size: tuple[int, int]) -> Html:
         size = size[0], max(140, 22 * members + 60)
-        plot = Plot(
-            (0.0, at[-1] or 1.0), (members - 0.5, -0.5), size=size, label="Lineage", x_title="frames of a member"
-        )
-        for k in range(members):
-            plot.line([(0.0, k), (at[-1], k)], "grid")
-            plot.note(0.0, k, str(k), before=False)
+        heights = (-0.5, members - 0.4)
+        plot = Plot((0.0, at[-1] or 1.0), heights, size=size, label="Lineage", x_title="frames of a member")
+        plot.axes(names=[(at_height(k), str(k)) for k in range(members)])
         for x, entry in zip(at[1:], rounds, strict=True):
             for move in entry["moves"]:
                 if move["from"] is not None:
-                    plot.line([(x, move["from"]), (x, move["member"])], "mark").points([(x, move["member"])])
-        corners = [(0.0, float(line[0]))]
+                    taker = at_height(move["member"])
+                    plot.line([(x, at_height(move["from"])), (x, taker)], "mark").points([(x, taker)])
+        corners = [(0.0, at_height(line[0]))]
         for x, holder in zip(at[1:], line[1:], strict=True):
-            corners += [(x, corners[-1][1]), (x, float(holder))]
+            corners += [(x, corners[-1][1]), (x, at_height(holder))]
         return plot.line(corners).svg()
 
     words = (
@@ -94,7 +95,7 @@ def _members(entries: Sequence[Entry]) -> Html:
         told = (
             NONE if own is None or own["objective"] is None else f"{number(own['objective'])} ± {number(own['error'])}"
         )
-        now = own["settings"] if own is not None else begun
+        now = schedule(entries, k)[-1].settings
         copies = sum(move["member"] == k and move["from"] is not None for entry in rounds for move in entry["moves"])
         values = [f"{number(begun[key])} → {number(now[key])}" for key in keys]
         rows.append([str(k), told, own["episodes"] if own else 0, copies, *values])
