@@ -138,7 +138,7 @@ class Plot:
         x_labels: Sequence[tuple[float, str]] | None = None,
         names: Sequence[tuple[float, str]] | None = None,
     ) -> Plot:
-        """Draw grid lines and numbers; ``x_labels`` instead of numbers below, ``names`` instead of those on the left."""
+        """Draw grid lines and numbers; ``x_labels`` instead of numbers below, ``names`` instead of those left."""
         left, right = self._left, self.width - self._right
         for value, text in names or [(value, short(value)) for value in self._y_ticks]:
             y = self.y(value)
