@@ -39,8 +39,11 @@ demo: $(DEMO_STAMP) ## train ViZDoom basic while recording, learn from the recor
 # Tests that may be skipped on a machine like CI's: what needs a GPU, several cores, another user, or a package of its own.
 MAX_SKIPS ?= 14
 
-test: $(STAMP) ## run the tests (about 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-skips $(MAX_SKIPS)
+# One more than there are cores: tests of processes wait now and then.
+TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
+
+test: $(STAMP) ## run the tests (less than 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-skips $(MAX_SKIPS)
 
 test-gpu: $(STAMP) ## run the tests of the CUDA paths, on a machine with a GPU
 	ROLLMILL_TEST_GPU=cuda $(BIN)/python -m pytest tests/gpu --max-skips 0

@@ -39,7 +39,7 @@ class Unprintable(Exception):
 class Misbehave(gym.Env):
     """Does ``what`` in ``where``; otherwise a plain env whose observation counts its steps.
 
-    ``what``: a key of ``_deeds`` or ``_nonsense``, or raise_close.
+    ``what``: a key of ``_deeds`` (or several, ``fork+helper``) or ``_nonsense``, or raise_close.
     ``where``: constructor, reset, step or close. ``env``: only in this one of the run's envs. ``at_step``: not before
     this step of the instance's life. ``once``: a file; only whoever creates it misbehaves. ``journal``: a file for what
     happens; a line ``helper PID`` names a process that was started and left.
@@ -113,10 +113,11 @@ class Misbehave(gym.Env):
         """(observation, reward) of the misbehaviour; None for good behaviour."""
         if not self._due(where):
             return None
-        deed = self._deeds().get(self._what)
-        if deed is None:
+        deeds = self._deeds()
+        if self._what in self._nonsense():
             return self._nonsense()[self._what]()
-        deed()
+        for what in self._what.split("+"):
+            deeds[what]()
         return None
 
     def _deeds(self) -> dict[str, Callable[[], Any]]:

@@ -11,6 +11,7 @@ import pytest
 from faulty_envs import helpers_of
 from running import Run, command_words, saved_state, train_here, wait_until
 
+from rollmill.cli.main import main
 from rollmill.core.errors import EnvError, RunFolderError, WorkerError
 from rollmill.core.janitor import TOKEN_VARIABLE
 from rollmill.core.janitor_main import command_of, is_alive, processes_of, vizdoom_instance
@@ -201,15 +202,21 @@ def test_a_constructor_that_ends_its_process_stops_the_run(tmp_path: Path, what:
 @pytest.mark.parametrize("where", ["constructor", "step"])
 @pytest.mark.parametrize("what", ["sys_exit", "exit_0"])
 def test_an_env_that_exits_does_not_end_the_run_as_if_all_were_well(
-    tmp_path: Path, rollmill: Run, mode: str, where: str, what: str
+    tmp_path: Path, rollmill: Run, capfd: pytest.CaptureFixture[str], mode: str, where: str, what: str
 ) -> None:
-    """In a process of its own: in serial mode the env tries to end the main process, with an exit code of 0."""
+    """In serial mode the env tries to end the main process, with an exit code of 0; else that of a worker."""
     limits = ["env.fault_limit=1", "sampling.worker_restarts=1", f"sampling.mode={mode}"]
-    command = rollmill(*command_words(tmp_path, *LONG, FAULTY, f"env.args={{what: {what}, where: {where}}}", *limits))
-    assert command.wait() == 1, command.text
-    command.assert_nothing_left()
+    words = command_words(tmp_path, *LONG, FAULTY, f"env.args={{what: {what}, where: {where}}}", *limits)
+    if mode == "serial":
+        command = rollmill(*words)
+        assert command.wait() == 1, command.text
+        command.assert_nothing_left()
+        text = command.text
+    else:
+        assert main(words) == 1
+        text = capfd.readouterr().err
     said = "ended with exit code 0" if (mode, what) == ("async", "exit_0") else "SystemExit: 0"
-    assert said in command.text
+    assert said in text
     state = RunFolder(tmp_path / "x/run").read_state()
     assert state is not None
     assert state["state"] == "failed"
@@ -345,28 +352,25 @@ def left_running(what: str, folder: Path, where: str = "reset") -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["serial", "async"])
-@pytest.mark.parametrize("what", ["fork", "helper"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_whatever_envs_have_started_ends_with_the_run(
-    tmp_path: Path, rollmill: Run, mode: str, what: str, number: signal.Signals
+    tmp_path: Path, rollmill: Run, mode: str, number: signal.Signals
 ) -> None:
     """A forked child, and a helper without variables in a session of its own."""
-    command = rollmill(*command_words(tmp_path, *left_running(what, tmp_path), f"sampling.mode={mode}"))
+    command = rollmill(*command_words(tmp_path, *left_running("fork+helper", tmp_path), f"sampling.mode={mode}"))
     command.wait_for_text("frames/s")
-    (helper,) = wait_until(lambda: helpers_of(tmp_path / "journal"), what="the helper to be started")
-    assert is_alive(helper)
+    wait_until(lambda: len(helpers_of(tmp_path / "journal")) == 2, what="both to be started")
+    started = helpers_of(tmp_path / "journal")
+    assert all(map(is_alive, started))
     command.send(number)
     assert command.wait() == (-number if number == signal.SIGKILL else 128 + number)
     command.assert_nothing_left()
-    wait_until(lambda: not is_alive(helper), what="the helper to be ended")
+    wait_until(lambda: not any(map(is_alive, started)), what="both to be ended")
 
 
 @pytest.mark.parametrize("mode", ["serial", "async"])
-@pytest.mark.parametrize("what", ["thread", "child"])
-def test_what_an_env_leaves_running_does_not_hold_up_the_end(
-    tmp_path: Path, rollmill: Run, mode: str, what: str
-) -> None:
-    words = [*left_running(what, tmp_path), "stop.frames=300", "recording=all", f"sampling.mode={mode}"]
+def test_what_an_env_leaves_running_does_not_hold_up_the_end(tmp_path: Path, rollmill: Run, mode: str) -> None:
+    words = [*left_running("thread+child", tmp_path), "stop.frames=300", "recording=all", f"sampling.mode={mode}"]
     command = rollmill(*command_words(tmp_path, *words))
     assert command.wait() == 0, command.text
     command.assert_nothing_left()
