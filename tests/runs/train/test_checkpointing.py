@@ -12,6 +12,7 @@ from disks import mounted
 from holding import HOLDING
 from running import SERIAL, Run, assert_same, command_words, saved_state, train_here, wait_until
 
+from rollmill.cli.main import main
 from rollmill.core import checkpoints as checkpoints_module
 from rollmill.core import run_folder as run_folder_module
 from rollmill.core.checkpoints import Checkpoints
@@ -88,9 +89,8 @@ def test_a_run_that_is_killed_before_its_first_own_checkpoint_keeps_its_data(
     before = episodes()
     assert len(before) > 10, command.text
     assert [path.name for path in folder.checkpoints.iterdir()] == ["frames-000000000000.ckpt"]
-    again = rollmill(*words, "stop.batches=3", "--resume")
-    assert again.wait() == 0, again.text
-    assert "(0 frames)" in again.text
+    assert main([*words, "stop.batches=3", "--resume"]) == 0
+    assert "(0 frames)" in folder.log.read_text()
     assert before < episodes()
     assert saved_state(folder)["iteration"] == 3
     assert len(diary_of(folder)["sessions"]) == 2

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from running import ROOT, SERIAL, SMALL, rows_of, train_here
 
 from rollmill.runs.train.loop import OnlineRun
@@ -36,30 +35,34 @@ def test_a_pause_trips_nothing(tmp_path: Path) -> None:
     assert last["sample/env_faults"] == last["sample/worker_restarts"] == last["sample/lost_segments"] == 0
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "rollmill.envs.toy.Target.step",  # the env
-        "rollmill.sampling.worker.Worker.work",  # the sampler's side
-        "rollmill.learning.step.Step.losses",  # the learner
-    ],
+PLACES = (
+    "rollmill.sampling.worker.Worker.work",  # the sampler's side
+    "rollmill.envs.toy.Target.step",  # the env
+    "rollmill.learning.step.Step.losses",  # the learner
 )
-def test_a_breakpoint_stops_in_the_same_process(tmp_path: Path, place: str) -> None:
-    """The real debugger on the real command: stops at the place, shows where it is, goes on to the end."""
+"""In the order in which a run comes to them."""
+
+
+def test_breakpoints_stop_in_the_same_process(tmp_path: Path) -> None:
+    """The real debugger on the real command: stops at every place, shows where it is, goes on to the end."""
     words = [*SMALL, *SERIAL, *LIMITS, "env=toy_target", "stop.batches=2", f"run.dir={tmp_path}"]
-    script = f"b {place}\nc\nw\ncl 1\nc\nq\n"
+    imports = "".join(f"import {place.rsplit('.', 2)[0]}\n" for place in PLACES)
+    breakpoints = "".join(f"b {place}\n" for place in PLACES)
+    stops = "".join(f"c\nw\ncl {number}\n" for number in range(1, len(PLACES) + 1))
     done = subprocess.run(
         [sys.executable, "-m", "pdb", "-m", "rollmill.cli.main", "train", *words],
-        input=f"import {place.rpartition('.')[0].rpartition('.')[0]}\n{script}",
+        input=f"{imports}{breakpoints}{stops}c\nq\n",
         capture_output=True,
         text=True,
         timeout=600,
     )
-    function = place.rpartition(".")[2]
-    assert re.search(rf"^> \S+\(\d+\){function}\(\)", done.stdout, re.MULTILINE), (
-        "it did not stop there: " + done.stdout
-    )
-    assert re.search(r"runs/train/loop\.py\(\d+\)loop\(\)", done.stdout), "the loop is not on the stack: " + done.stdout
+    # Each stop shows its line, then the stack, whose last entry is that line again.
+    stops_shown = done.stdout.split("Deleted breakpoint")
+    assert len(stops_shown) == len(PLACES) + 1, done.stdout
+    for place, shown in zip(PLACES, stops_shown):
+        function = place.rpartition(".")[2]
+        assert re.search(rf"^> \S+\(\d+\){function}\(\)", shown, re.MULTILINE), f"no stop at {place}: {shown}"
+        assert re.search(r"runs/train/loop\.py\(\d+\)loop\(\)", shown), f"the loop is not on the stack: {shown}"
     assert "finished: reached stop.batches=2" in done.stdout, done.stdout + done.stderr
 
 
