@@ -383,6 +383,8 @@ def test_images_are_used_and_small() -> None:
     images = sorted((DOCS / "images").iterdir())
     text = "".join(map(text_of, PAGES))
     assert {path.name for path in images if f"images/{path.name}" not in text} == set()
+    text += text_of(ROOT / "benchmarks" / "RESULTS.md")
+    assert {path.name for path in (DOCS / "figures").iterdir() if f"figures/{path.name}" not in text} == set()
     assert all(path.stat().st_size < 1_000_000 for path in images)
     assert sum(path.stat().st_size for path in images) < 4_000_000
 
