@@ -24,6 +24,9 @@ from rollmill.launch.compare.statistics import iqm
 from rollmill.launch.progress import read_curve
 from rollmill.reports.html.plots import short
 from rollmill.reports.html.tables import number
+from rollmill.viewer.catalog import Catalog
+from rollmill.viewer.export import export
+from rollmill.viewer.index import Index
 
 GAMMAS = (0.9, 0.95, 0.99)
 STATS = """async ([rows, statistic, rules]) => {
@@ -361,3 +364,38 @@ def test_how_a_launch_stands(browser: Any, tmp_path: Path) -> None:
         assert page.locator("section", has_text="What matters").locator("td", has_text="learning.gamma").is_visible()
         assert page.locator(".chart .entry").count() >= 3
         assert complaints == []
+
+
+# -- the copy without a server ------------------------------------------------------------------------------------
+
+
+def test_a_copy_needs_no_server(browser: Any, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "exp" / "<b>run"
+    write_run(run, online(), [float(k) for k in range(40)])
+    counting_store(run / "data", (90, 150, 40))
+    launched(tmp_path / "runs" / "grid & co", gammas=(0.5, 0.9), seeds=3)
+    copied = export(Catalog(tmp_path / "runs", Index(None)), tmp_path / "copy", episodes=1)
+    assert (copied.runs, copied.episodes) == (7, 1)
+    address = f"file://{copied.path}"
+    with opened(browser, f"{address}#runs") as (page, complaints):
+        page.locator("#status", has_text="7 runs, a copy without a server").wait_for()
+        page.locator("table.runs a", has_text="<b>run").wait_for()
+        page.evaluate("location.hash = 'curves?metrics=episode/return'")
+        page.locator(".chart .entry", has_text="gamma-0.5: n = 3, lowest to highest").wait_for()
+        page.evaluate("location.hash = 'experiments'")
+        page.locator("td", has_text="to_come").wait_for()
+        page.evaluate("location.hash = 'data'")
+        page.locator("table.episodes a", has_text="2").first.click()
+        page.locator("canvas.frame").wait_for()
+        wait_until(lambda: pixel(page) == [0, 2, 7])
+        page.keyboard.press("j")
+        wait_until(lambda: pixel(page) == [10, 2, 7])
+        assert complaints == []
+
+
+def test_what_a_copy_lacks_is_said(browser: Any, tmp_path: Path) -> None:
+    counting_store(tmp_path / "runs" / "store", (5, 6))
+    copied = export(Catalog(tmp_path / "runs", Index(None)), tmp_path / "copy", episodes=1)
+    with opened(browser, f"file://{copied.path}#data") as (page, _):
+        page.locator("table.episodes a", has_text="0").first.click()
+        page.locator("#status", has_text="what you ask for is not in it").wait_for()

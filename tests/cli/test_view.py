@@ -77,3 +77,14 @@ def test_other_machines_are_warned_of(runs: Path, rollmill: Run) -> None:
     assert "other machines can reach 0.0.0.0" in command.text
     command.press_ctrl_c()
     assert command.wait() == 0
+
+
+def test_a_copy_is_one_file(call: Call, runs: Path, tmp_path: Path) -> None:
+    done = call("view", "runs", "--export", "copy", "--json")
+    assert done.code == 0, done.err
+    assert done.json["runs"] == 1
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["index.html"]
+    assert str(tmp_path) not in (tmp_path / "copy" / "index.html").read_text()
+    refused = call("view", "runs", "--export", "runs/copy")
+    assert (refused.code, "lies among the runs" in refused.err) == (2, True)
+    assert call("view", "runs", "--export", "copy", "--episodes", "-1").code == 2

@@ -9,13 +9,22 @@ from pathlib import Path
 
 from rollmill.cli.options import Json
 from rollmill.core.errors import Interrupted
+from rollmill.core.text import bytes_text
 from rollmill.launch.boards import forwarding
 from rollmill.reports.html.serving import LOOPBACK, LOOPBACK_NAMES
-from rollmill.viewer.run import Address
+from rollmill.viewer.run import Address, copy
 from rollmill.viewer.run import view as run_view
 
 
-def view(folder: Path = Path("runs"), /, host: str = LOOPBACK, port: int = 0, json_: Json = False) -> int:
+def view(
+    folder: Path = Path("runs"),
+    /,
+    host: str = LOOPBACK,
+    port: int = 0,
+    export: Path | None = None,
+    episodes: int = 3,
+    json_: Json = False,
+) -> int:
     """See all runs below a folder in the browser: ``rollmill view runs``. Ctrl-C ends it.
 
     The link that it prints holds a token: whoever has the link can see everything below the folder, and nobody else
@@ -25,9 +34,17 @@ def view(folder: Path = Path("runs"), /, host: str = LOOPBACK, port: int = 0, js
         folder: Folder of all experiments.
         host: Address to listen on; only this machine can open the page unless it is another one.
         port: TCP port; 0 takes any that is free.
+        export: Write the pages into this folder instead, as one file that needs no server.
+        episodes: With --export: the best episodes of each store that are copied, with their frames.
         json_: Print the link as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+
+    if export is not None:
+        copied = copy(folder, export, episodes)
+        words = f"{copied.path}: {copied.runs} runs and {copied.episodes} episodes, {bytes_text(copied.bytes)}"
+        print(json.dumps(vars(copied) | {"path": str(copied.path)}) if json_ else words)
+        return 0
 
     def announce(link: str, port: int) -> None:
         if json_:

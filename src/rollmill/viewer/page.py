@@ -55,7 +55,7 @@ def policy(inside: bool = False) -> dict[str, str]:
         "style_src": f"{content_hash(STYLE)} {content_hash(style())}",
         "script_src": f"{scripts} data:" if inside else f"{scripts} 'self'",
         "connect_src": "'none'" if inside else "'self'",
-        "img_src": "data: file:" if inside else "data: 'self'",
+        "img_src": "data:" if inside else "data: 'self'",
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.reports.html.serving import LOOPBACK, LOOPBACK_NAMES, Door
 from rollmill.viewer.catalog import Catalog
+from rollmill.viewer.export import Copied, export
 from rollmill.viewer.index import Index, cache_folder
 
 _ANYWHERE = ("0.0.0.0", "::")
@@ -55,6 +56,14 @@ def index_file(root: Path) -> Path:
     """Where the index of the runs below a folder lies."""
     name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
     return cache_folder() / "viewer" / f"{name}.sqlite"
+
+
+def copy(root: Path, folder: Path, episodes: int) -> Copied:
+    """Write a copy of the pages into a folder, without a server; see ``viewer.export``."""
+    if episodes < 0:
+        raise ConfigError(f"--episodes {episodes}: 0 or more of each store are copied")
+    with contextlib.closing(Index(index_file(root))) as index:
+        return export(Catalog(root, index), folder, episodes)
 
 
 def view(root: Path, address: Address, announce: Callable[[str, int], None]) -> None:

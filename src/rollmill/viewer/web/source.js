@@ -4,11 +4,12 @@ const recorded = document.getElementById("recorded");
 const answers = recorded === null ? null : JSON.parse(recorded.textContent);
 
 export const isCopy = answers !== null;
+const MISSING = "this is a copy without a server, and what you ask for is not in it";
 const BATCH = 200; // runs of one question about columns
 
 export async function ask(path) {
   if (isCopy) {
-    if (!(path in answers.json)) throw new Error("this is not a part of the copy");
+    if (!(path in answers.json)) throw new Error(MISSING);
     return answers.json[path];
   }
   return (await get(path)).json();
@@ -32,7 +33,7 @@ export async function columns(names, ids) {
 // {head, numbers: Float64Array}: an answer that is not about runs.
 export async function numbersOf(path) {
   if (isCopy) {
-    if (!(path in answers.binary)) throw new Error("this is not a part of the copy");
+    if (!(path in answers.binary)) throw new Error(MISSING);
     return { head: answers.binary[path].head, numbers: numbers(answers.binary[path].numbers) };
   }
   const buffer = await (await get(path)).arrayBuffer();
