@@ -150,8 +150,9 @@ class SamplerPlan:
 
     @property
     def slots(self) -> int:
-        # In every other line a batch may lack one segment only, and still wait.
-        waiting = (self.lines - 1) * (self.segments_per_batch - 1)
+        # In every other line a batch may lack one segment only, and still wait; where all wait for all, none lacks.
+        others = self.segments_per_batch - (0 if self.on_policy else 1)
+        waiting = (self.lines - 1) * others
         if self.settings.mode == "serial" or self.lockstep:
             # All groups fill up in the same round and must all find a place to go on.
             return 2 * self.groups + self.segments_per_batch + waiting

@@ -328,9 +328,14 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(
         check(config_of(tmp_path, *POPULATION, *words))
 
 
-def test_nobody_gets_all_the_slots(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_nobody_gets_all_the_slots(tmp_path: Path, mode: str) -> None:
     """With segments as large as a batch there are few slots: the first group must not take them all."""
-    words = (*POPULATION, "sampling.mode=async", "learning.batch_size=16", "stop.frames=4000", "learning.epochs=4")
+    words = (*POPULATION, f"sampling.mode={mode}", "learning.batch_size=16", "stop.frames=4000", "learning.epochs=4")
     _, folder = train_here(tmp_path, *words)
     steps = saved_state(folder)["sampler"]["steps_of"]
     assert max(steps) - min(steps) <= 4 * 16
+    if mode == "sync":
+        lags = [row.get(f"policy{k}/learn/policy_lag_max") for row in rows_of(folder) for k in (1, 2, 3)]
+        assert {*lags} <= {0, None}
+        assert 0 in lags
