@@ -16,15 +16,16 @@ from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
 from rollmill.core.text import nearest
 from rollmill.launch import launcher as launcher_module
-from rollmill.launch.experiment import load_experiment
+from rollmill.launch.experiment import described_search, load_experiment
 from rollmill.launch.measure import measure, measure_like
-from rollmill.launch.plan import Plan, Total, command_text, make_plan, total_of
+from rollmill.launch.plan import Plan, Total, command_text, total_of
 from rollmill.launch.records import LaunchRecords, PlanRecord
+from rollmill.launch.searching import told
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.status import RunStatus, look
 from rollmill.launch.table import first_line, plain, rich_table, summary, tails
 from rollmill.monitor.console import stdout_is_terminal
-from rollmill.runs.launching import check_run, launch_settings, open_launch
+from rollmill.runs.launching import launch_settings, launcher_of, open_launch, plan_of
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -55,7 +56,7 @@ def plan(
     """
     experiment = load_experiment(description)
     settings = launch_settings(experiment, overrides)
-    made = make_plan(experiment, root, check_run)
+    made = plan_of(experiment, root)
     measured = measure_like(like) if like else measure(run.folder for run in made.runs)
     total = total_of(made, _parallel(settings), measured)
     if json_:
@@ -66,6 +67,8 @@ def plan(
     if len(made.runs) > _SHOWN:
         print(f"... and {len(made.runs) - _SHOWN} more runs (--json prints all)")
     print(f"\n{total_text(total, settings)}")
+    if experiment.search is not None:
+        print(f"a search: {experiment.search.trials} trials, each chosen by what the ones before it have reached")
     return 0
 
 
@@ -136,7 +139,7 @@ def run(
     records, settings, made = open_launch(description, overrides, root)
     with records.as_launcher():
         record = launcher_module.record_plan(records, made, settings, os.getcwd()) if made else records.read_plan()
-        launcher = launcher_module.Launcher(records, record, settings)
+        launcher = launcher_of(records, record, settings)
         if again:
             launcher.reset_failures()
         try:
@@ -149,7 +152,7 @@ def run(
             print(f"to end them: rollmill launch cancel {folder}")
             return exit_code_of(error)
     shown = not detach and stdout_is_terminal()  # the live table ends with the summary
-    return _told(statuses, records.experiment, json_, shown)
+    return _told(statuses, records, json_, shown)
 
 
 def _watched(launcher: launcher_module.Launcher, json_: bool) -> list[RunStatus]:
@@ -180,14 +183,26 @@ def _event(status: RunStatus) -> str:
     return f"{status.run.name} {state}{attempt}{reason}"
 
 
-def _told(statuses: Sequence[RunStatus], folder: Path, json_: bool, shown: bool) -> int:
+def _found_best(records: LaunchRecords) -> list[str]:
+    """What a search has found so far; nothing of other launches."""
+    described = records.read_plan().search
+    if described is None:
+        return []
+    search = described_search(described).search
+    assert search is not None
+    return told(search, records.trials(), records.best_settings)
+
+
+def _told(statuses: Sequence[RunStatus], records: LaunchRecords, json_: bool, shown: bool) -> int:
     if json_:
         print(json.dumps([status.to_dict() for status in statuses]))
     else:
         lines = [*([] if shown else [summary(statuses)]), *tails(statuses)]
         if any(status.state == "finished" for status in statuses):
+            folder = records.experiment
             short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
             lines.append(f"compare them: rollmill report {command_text([str(short)])}")
+        lines += _found_best(records)
         print("\n".join(lines))
     return 1 if any(status.state == "failed" for status in statuses) else 0
 
@@ -234,7 +249,7 @@ def status(
                     break
                 time.sleep(every)
     statuses = now()
-    print("\n".join(tails(statuses)) if watch else plain(statuses))
+    print("\n".join([*(tails(statuses) if watch else [plain(statuses)]), *_found_best(records)]))
     if any(not s.settled for s in statuses) and not any(s.active for s in statuses) and not records.launcher_alive():
         folder = command_text([str(records.experiment)])
         print(f"nobody launches the waiting runs; to continue: rollmill launch run {folder}")

@@ -19,7 +19,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +40,8 @@ from rollmill.launch.params import (
     product,
     total,
 )
-from rollmill.launch.verbs import SEED, VERBS, describe
+from rollmill.launch.search import Search
+from rollmill.launch.verbs import SEED, VERBS, describe, has_run_folder
 
 PROGRAM = ("rollmill", "train")
 
@@ -75,6 +76,8 @@ class Experiment:
     commands: Sequence[Experiment] = ()
     """Several commands instead of one: each has parameters, seeds and a program of its own. Its name begins the names
     of its runs."""
+    search: Search | None = None
+    """Choose the parameters of each run by what earlier ones have reached, instead of ``params``."""
     shuffle: int | None = None
     """Start runs in a random order, drawn by this seed: what ends early is then spread over the whole grid."""
     launch: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +93,7 @@ class Experiment:
             known = ", ".join(" ".join(verb) for verb in VERBS)
             raise ConfigError(f"experiment {self.name}: `{' '.join(self.program)}` cannot be launched; {known} can")
         self._check_commands()
+        self._check_search()
         if isinstance(self.config, str | Path):
             raise ConfigError(f"experiment {self.name}: config: expected a list of files; write [{self.config!r}]")
         if not isinstance(self.params, Params):
@@ -112,6 +116,16 @@ class Experiment:
             )
         if any(command.commands or command.launch or command.shuffle is not None for command in self.commands):
             raise ConfigError(f"experiment {self.name}: a command has no commands, launch or shuffle of its own")
+
+    def _check_search(self) -> None:
+        if self.search is None:
+            return
+        if self.commands or self.shuffle is not None or list(self.params) != [{}]:
+            raise ConfigError(f"experiment {self.name}: a search chooses the runs: no params, commands or shuffle")
+        if not has_run_folder(self.program):
+            raise ConfigError(f"experiment {self.name}: a search needs runs with metrics: train or offline")
+        if twice := sorted(self.search.draws.keys() & self.settings.keys()):
+            raise ConfigError(f"{', '.join(twice)}: stands under settings and is searched; which one is meant?")
 
     def seed_list(self) -> Sequence[int]:
         """The seeds; none where the parameters set them."""
@@ -213,6 +227,7 @@ class _File:
     seeds: int | tuple[int, ...] = 1
     program: tuple[str, ...] = PROGRAM
     commands: tuple[_Command, ...] = ()
+    search: dict[str, Any] = field(default_factory=dict)
     shuffle: int | None = None
     launch: dict[str, Any] = field(default_factory=dict)
     expect: Expect = field(default_factory=Expect)
@@ -228,6 +243,7 @@ def read_experiment(path: Path) -> Experiment:
             name=file.experiment,
             **_common(file),
             commands=tuple(Experiment(name=command.name, **_common(command)) for command in file.commands),
+            search=_search(file.search) if file.search else None,
             shuffle=file.shuffle,
             launch=file.launch,
             expect=file.expect,
@@ -280,6 +296,49 @@ def _sum(value: Any) -> Params:
     if not isinstance(value, list) or not value:
         raise ConfigError(f"sum: expected a list of parameter sets, got {show(value)}")
     return total([product([_params(p) for p in (item if isinstance(item, list) else [item])]) for item in value])
+
+
+def _search(value: Mapping[str, Any]) -> Search:
+    known = {f.name for f in fields(Search)} - {"draws"} | {"params"}
+    for key in value:
+        if key not in known:
+            raise ConfigError(
+                f"search: no such key: {key}; {nearest(key, known) or 'known: ' + ', '.join(sorted(known))}"
+            )
+    if not isinstance(value.get("params"), Mapping):
+        raise ConfigError(
+            "search: params: expected keys with what to draw, such as learning.gamma: {uniform: [0.9, 1]}"
+        )
+    draws = {key: _draw(key, draw) for key, draw in value["params"].items()}
+    try:
+        return Search(draws, **{key: given for key, given in value.items() if key != "params"})
+    except TypeError as error:
+        raise ConfigError(f"search: {error}") from error
+
+
+def describe_search(experiment: Experiment) -> dict[str, Any]:
+    """What is needed to plan more trials of a search, as plain values."""
+    search = experiment.search
+    assert search is not None
+    plain = {f.name: getattr(search, f.name) for f in fields(search) if f.name != "draws"}
+    kinds = {kind: name for name, kind in DRAWS.items()}
+    params = {
+        key: {"choice": list(draw.values)} if isinstance(draw, Choice) else {kinds[type(draw)]: [draw.low, draw.high]}
+        for key, draw in search.draws.items()
+    }
+    return {
+        "name": experiment.name,
+        "config": [str(file) for file in experiment.config],
+        "settings": dict(experiment.settings),
+        "program": list(experiment.program),
+        "seeds": list(experiment.seed_list()),
+        "search": {**plain, "params": params},
+    }
+
+
+def described_search(value: Mapping[str, Any]) -> Experiment:
+    """The experiment of ``describe_search``."""
+    return Experiment(**{**value, "search": _search(value["search"])})
 
 
 def _random(value: Any) -> Params:

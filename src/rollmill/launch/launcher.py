@@ -16,7 +16,7 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, LaunchError
 from rollmill.core.imports import import_object
 from rollmill.launch.backends.base import BackEnd, JobRequest, JobStatus
-from rollmill.launch.plan import Plan
+from rollmill.launch.plan import Plan, PlannedRun
 from rollmill.launch.records import Handle, LaunchRecords, PlanRecord, RunRecord, Submission
 from rollmill.launch.settings import BACKENDS, LaunchSettings
 from rollmill.launch.status import RunStatus, State, look
@@ -83,14 +83,16 @@ def _make(settings: LaunchSettings) -> BackEnd:
 # ---------------------------------------------------------------------------------------------------- the plan
 
 
+def run_record(run: PlannedRun) -> RunRecord:
+    return RunRecord(run.name, run.group, run.params, run.command, str(run.folder.absolute()), run.facts.frames)
+
+
 def record_plan(records: LaunchRecords, plan: Plan, settings: LaunchSettings, cwd: str) -> PlanRecord:
     """Write the plan down. An earlier plan of the same experiment may grow; runs that have begun must stay the same."""
-    runs = [
-        RunRecord(r.name, r.group, r.params, r.command, str(r.folder.absolute()), r.facts.frames) for r in plan.runs
-    ]
+    runs = [run_record(run) for run in plan.runs]
     if records.exists:
         runs = _merged(records, runs)
-    record = PlanRecord(plan.name, cwd, tuple(runs), to_dict(settings), to_dict(plan.expect))
+    record = PlanRecord(plan.name, cwd, tuple(runs), to_dict(settings), to_dict(plan.expect), search=plan.search)
     records.write_plan(record)
     return record
 

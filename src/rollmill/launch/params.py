@@ -51,7 +51,7 @@ class ParamGrid(Params):
         if not self.values:
             raise ConfigError("a grid needs at least one key with a list of values")
         for key, choices in self.values.items():
-            _check_key(key)
+            check_key(key)
             if isinstance(choices, str | bytes) or not isinstance(choices, Sequence):
                 raise ConfigError(
                     f"grid: {key}: expected a list of values, got {show(choices)}; write [{show(choices)}]"
@@ -77,7 +77,7 @@ class ParamList(Params):
             if not isinstance(setting, Mapping):
                 raise ConfigError(f"list: expected a mapping of keys to values, got {show(setting)}")
             for key in setting:
-                _check_key(key)
+                check_key(key)
 
     def __iter__(self) -> Iterator[Setting]:
         return (dict(setting) for setting in self.settings)
@@ -98,7 +98,7 @@ class Uniform:
             raise ConfigError(f"uniform [{self.low}, {self.high}]: the first number must be the smaller one")
 
     def draw(self, rng: random.Random) -> float:
-        return _rounded(rng.uniform(self.low, self.high))
+        return rounded(rng.uniform(self.low, self.high))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class LogUniform:
             )
 
     def draw(self, rng: random.Random) -> float:
-        return _rounded(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return rounded(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class RandomSearch(Params):
         if self.samples < 1:
             raise ConfigError(f"random: samples={self.samples}: there would be no run at all")
         for key, draw in self.draws.items():
-            _check_key(key)
+            check_key(key)
             if not isinstance(draw, Draw):
                 kinds = ", ".join([*DRAWS, "choice"])
                 raise ConfigError(f"random: {key}: expected one of {kinds}, got {show(draw)}")
@@ -182,7 +182,7 @@ class RandomSearch(Params):
             yield {key: draw.draw(rngs[key]) for key, draw in self.draws.items()}
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Four digits: enough for a search, and they fit into the name of a folder."""
     return float(f"{value:.4g}")
 
@@ -233,7 +233,7 @@ def total(parts: Sequence[Params]) -> Params:
     return _Sum(tuple(parts))
 
 
-def _check_key(key: Any) -> None:
+def check_key(key: Any) -> None:
     if not isinstance(key, str) or not key or any(c.isspace() or c == "=" for c in key):
         raise ConfigError(f"{key!r} is not the key of a setting; keys look like learning.gamma")
     if key in RESERVED:

@@ -74,6 +74,8 @@ class Plan:
     folder: Path
     runs: tuple[PlannedRun, ...]
     expect: Expect = field(default_factory=Expect)
+    search: Mapping[str, Any] | None = None
+    """The description of a search, whose runs are only those of its trials so far."""
 
 
 Check = Callable[[PlannedRun], RunFacts]
@@ -98,6 +100,21 @@ def make_plan(experiment: Experiment, root: Path, check: Check) -> Plan:
     if experiment.shuffle is not None:
         random.Random(experiment.shuffle).shuffle(runs)
     return Plan(experiment.name, folder, _checked(runs, check), experiment.expect)
+
+
+def plan_trials(
+    experiment: Experiment, root: Path, check: Check, trials: Sequence[tuple[int, Setting]]
+) -> tuple[PlannedRun, ...]:
+    """The runs of trials (number, settings) of a search: each with every seed."""
+    runs = []
+    for number, setting in trials:
+        group = f"trial-{number:03d}"
+        for seeds in [{SEED: seed} for seed in experiment.seed_list()] or [{}]:
+            _refuse_fixed(experiment, [setting])
+            name = f"{group}_s{seeds[SEED]}" if seeds else group
+            whole = {**setting, **seeds}
+            runs.append(_planned(experiment, root / experiment.name, name, group, whole, whole))
+    return _checked(runs, check)
 
 
 def _refuse_fixed(experiment: Experiment, settings: Sequence[Setting]) -> None:

@@ -2,6 +2,8 @@
 
     <root>/<experiment>/launch/
         plan.json             the runs: names, groups, parameters, command lines
+        trials/N.json         of a search, written by the launcher: settings, runs, and what came of them
+        best.yaml             of a search, written by the launcher: the settings of the best trial
         runs/<run>.json       written by the launcher: when it was handed to which back end, and its handle there
         cancelled/<run>       is there if somebody has cancelled the run
         jobs/<run>.json       what the job shall do: command, cores, GPU, folder (read by ``launch.job``)
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rollmill.core import atomic
 from rollmill.core.config.old_names import renamed
@@ -64,6 +66,21 @@ class PlanRecord:
     expect: Mapping[str, Any] = field(default_factory=dict)
     written: float = 0.0
     host: str = ""
+    search: Mapping[str, Any] | None = None
+    """The description, if its runs are chosen one after the other (``launch.search``)."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of a search: its settings, and what came of them."""
+
+    number: int
+    params: Mapping[str, Any]
+    state: Literal["running", "finished", "pruned", "failed"] = "running"
+    value: float | None = None
+    """The mean over its seeds, once all have finished."""
+    parts: tuple[float | None, ...] = ()
+    """The metric in each part of the run that is over; None before it was first reported."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +145,32 @@ class LaunchRecords:
             fields = {key: value[key] for key in ("name", "cwd", "launch", "expect", "written", "host")}
             if not isinstance(fields["launch"], dict):
                 raise ValueError("launch must be settings by their names")
-            return PlanRecord(**{**fields, "runs": runs})
+            return PlanRecord(**{**fields, "runs": runs, "search": value.get("search")})
 
     def write_plan(self, plan: PlanRecord) -> None:
         plan = replace(plan, written=time.time(), host=socket.gethostname())
         _write(self.folder / "plan.json", {"version": VERSION, **asdict(plan)})
+
+    # ----------------------------------------------------------------------------------------------- trials
+
+    def trials(self) -> list[Trial]:
+        """Those of a search, in their order; each was written before the next one."""
+        found: list[Trial] = []
+        while (value := _read(path := self._trial_path(len(found)))) is not None:
+            with _naming(path):
+                found.append(Trial(**{**value, "parts": tuple(value["parts"])}))
+        return found
+
+    def write_trial(self, trial: Trial) -> None:
+        _write(self._trial_path(trial.number), asdict(trial))
+
+    def _trial_path(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number}.json"
+
+    @property
+    def best_settings(self) -> Path:
+        """Settings of the best trial, a file for ``-f``."""
+        return self.folder / "best.yaml"
 
     # --------------------------------------------------------------------------------------------- launcher
 

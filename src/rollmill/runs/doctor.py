@@ -51,6 +51,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "video": ("av",),
     "hub": ("huggingface_hub",),
+    "optuna": ("optuna",),
     "export": ("safetensors", "onnx", "onnxscript", "onnxruntime"),
     "viewer": ("starlette", "uvicorn"),
     "notebook": ("ipykernel", "matplotlib", "pandas"),

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
-from rollmill.launch.experiment import Experiment, load_experiment
-from rollmill.launch.launcher import settings_of
-from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan
-from rollmill.launch.records import LaunchRecords
+from rollmill.launch.experiment import Experiment, describe_search, described_search, load_experiment
+from rollmill.launch.launcher import Launcher, settings_of
+from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan, plan_trials
+from rollmill.launch.records import LaunchRecords, PlanRecord
+from rollmill.launch.search import suggest
+from rollmill.launch.searching import SearchLauncher
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.verbs import verb_of
 from rollmill.runs.settings.train import TrainConfig, check
@@ -47,6 +49,23 @@ def launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchS
     return load_config(LaunchSettings, [], overrides, base=experiment.launch)
 
 
+def plan_of(experiment: Experiment, root: Path) -> Plan:
+    """All runs of an experiment; of a search those of its trials so far, or of the first one."""
+    if experiment.search is None:
+        return make_plan(experiment, root, check_run)
+    folder = root / experiment.name
+    trials = [(trial.number, dict(trial.params)) for trial in LaunchRecords(folder).trials()]
+    runs = plan_trials(experiment, root, check_run, trials or [(0, suggest(experiment.search, []))])
+    return Plan(experiment.name, folder, runs, experiment.expect, describe_search(experiment))
+
+
+def launcher_of(records: LaunchRecords, plan: PlanRecord, settings: LaunchSettings) -> Launcher:
+    """Who looks after these runs."""
+    if plan.search is None:
+        return Launcher(records, plan, settings)
+    return SearchLauncher(records, plan, settings, described_search(plan.search), check_run)
+
+
 def open_launch(
     description: str | Experiment, overrides: Sequence[str], root: Path
 ) -> tuple[LaunchRecords, LaunchSettings, Plan | None]:
@@ -56,5 +75,5 @@ def open_launch(
         return records, settings_of(records.read_plan(), overrides), None
     experiment = load_experiment(description) if isinstance(description, str) else description
     settings = launch_settings(experiment, overrides)
-    made = make_plan(experiment, root, check_run)
+    made = plan_of(experiment, root)
     return LaunchRecords(made.folder), settings, made
