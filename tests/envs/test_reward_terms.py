@@ -20,6 +20,19 @@ def test_a_weight_of_zero_takes_a_term_out() -> None:
     assert terms.step(goal=3.0) == 0
 
 
+def test_a_term_follows_its_variable_from_one_episode_to_the_next() -> None:
+    variables = {"reward_goal": 3.0, "progress": 0.0}
+    terms = RewardTerms({"goal": 1.0, "step": 1.0}, {"goal": 0.5}, variables=variables)
+    assert terms.step(goal=1.0, step=-1.0) == 2.0
+    variables["reward_goal"] = -2.0
+    assert terms.step(goal=1.0) == 3.0, "an episode keeps what it began with"
+    terms.reset()
+    assert terms.step(goal=1.0) == -2.0
+    assert terms.moves("goal")
+    with pytest.raises(ValueError, match=r"no reward term 'gaol'; did you mean 'goal'"):
+        RewardTerms({"goal": 1.0}, variables={"reward_gaol": 1.0})
+
+
 @pytest.mark.parametrize("weight", [True, "1", float("nan"), None])
 def test_weights_are_numbers(weight: object) -> None:
     with pytest.raises(ValueError, match="must be a number"):

@@ -8,7 +8,8 @@ an episode as ``info["episode_stats"]``, so that each is logged by itself (``epi
     reward = self._terms.step(goal=10.0 * reached, step=-0.1)
 
 Weights come from the configuration (``env.args.rewards.goal=0.5``). A weight of 0 takes a term out of the reward; it is
-logged all the same.
+logged all the same. Handed the environment's ``variables``, a term follows the variable of its logged name
+(``env.variables.reward_goal``), which a population or a curriculum moves, from one episode to the next.
 """
 
 from __future__ import annotations
@@ -27,9 +28,20 @@ PREFIX = "reward_"
 class RewardTerms:
     """The terms of ``lanes`` environments that are stepped together."""
 
-    def __init__(self, usual: Mapping[str, float], weights: Mapping[str, float] | None = None, lanes: int = 1) -> None:
-        """``usual``: every term and its weight unless ``weights`` says otherwise; ValueError for an unknown one."""
-        for name, weight in (weights or {}).items():
+    def __init__(
+        self,
+        usual: Mapping[str, float],
+        weights: Mapping[str, float] | None = None,
+        lanes: int = 1,
+        variables: Mapping[str, float] | None = None,
+    ) -> None:
+        """``usual``: every term and its weight unless ``weights`` says otherwise; ValueError for an unknown one.
+
+        ``variables``: those named ``reward_<term>`` come before both.
+        """
+        self._variables = variables or {}
+        self._moved = [name.removeprefix(PREFIX) for name in self._variables if name.startswith(PREFIX)]
+        for name, weight in {**(weights or {}), **dict.fromkeys(self._moved, 0.0)}.items():
             if name not in usual:
                 hint = nearest(name, usual)
                 raise ValueError(
@@ -40,6 +52,15 @@ class RewardTerms:
         self.weights = {**usual, **(weights or {})}
         self._index = {name: k for k, name in enumerate(usual)}
         self._sums = np.zeros((len(usual), lanes))
+        self._take()
+
+    def moves(self, name: str) -> bool:
+        """Whether the term counts now, or may come to count."""
+        return bool(self.weights[name]) or name in self._moved
+
+    def _take(self) -> None:
+        for name in self._moved:
+            self.weights[name] = self._variables[PREFIX + name]
 
     def step(self, **values: Array | float) -> Array:
         """``[lanes]`` float64: the reward of this step, from the values of its terms; one left out is 0."""
@@ -57,3 +78,4 @@ class RewardTerms:
     def reset(self, lanes: Array | slice = slice(None)) -> None:
         """New episodes begin in these lanes."""
         self._sums[:, lanes] = 0.0
+        self._take()

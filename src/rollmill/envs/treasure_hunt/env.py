@@ -66,7 +66,7 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         self._variables = variables if variables is not None else {}
         self._check_progress()
         self.world = World(self.settings, num_envs)
-        self._observer, self.rewards = Observer(self.world), HuntRewards(self.world)
+        self._observer, self.rewards = Observer(self.world), HuntRewards(self.world, self._variables)
         self._rng = np.random.default_rng()
         self._over = np.zeros(num_envs, bool)
         self._begun = False

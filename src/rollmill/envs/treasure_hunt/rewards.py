@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from rollmill.core.fields import Array
@@ -38,14 +40,14 @@ _AROUND = np.outer(_RING, _RING) / np.outer(_RING, _RING).sum()
 class HuntRewards:
     """The rewards of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, variables: Mapping[str, float] | None = None) -> None:
         self._world, self._settings = world, world.settings
-        self.terms = RewardTerms(TERMS, world.settings.rewards, world.lanes)
+        self.terms = RewardTerms(TERMS, world.settings.rewards, world.lanes, variables)
         self._missed, self._ended = np.zeros(SITES), 0
         self._distances = np.zeros((world.lanes, SITES))
         self._route_left = np.zeros(world.lanes)
         self._routes: Routes | None = None
-        if self.terms.weights["route"]:
+        if self.terms.moves("route"):
             self._routes = Routes(world.map.between, world.settings.places, world.settings.end)
 
     def begin(self, lanes: Array, distances: Array) -> None:
