@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import pty
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -164,6 +166,67 @@ def pages() -> None:
             page.close()
 
 
+# -- the viewer --------------------------------------------------------------------------------------------
+
+POLES = (
+    *("train", "-f", "cartpole", "stop.frames=30_000", "stop.mean_return=null", "run.experiment=poles"),
+    *("recording.keep=all", "report.every_frames=600"),
+)
+RENAME = """([long, short]) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(long, short);
+}"""
+
+DRAWN = (
+    "[...document.querySelectorAll('.plot canvas:not(.over), .track canvas')].every((canvas) => canvas.width !== 300)"
+)
+
+
+def viewer() -> None:
+    """The pages of the viewer, light and dark, over six short runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        for gamma in (0.9, 0.99):
+            for seed in range(3):
+                words = (f"run.seed={seed}", f"learning.gamma={gamma}", f"run.name=gamma-{gamma}-s{seed}")
+                subprocess.run([sys.executable, "-m", "rollmill.cli.main", *POLES, *words], cwd=folder, check=True)
+        shoot_viewer(Path(folder) / "runs")
+
+
+def shoot_viewer(runs: Path) -> None:
+    """The pages of the viewer over a folder of runs, each as ``viewer_<page>_<scheme>.png``."""
+    command = [sys.executable, "-m", "rollmill.cli.main", "view", str(runs), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, _browser() as browser:
+        assert server.stdout is not None
+        link = json.loads(server.stdout.readline())["url"]
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": WIDTH, "height": 640}, color_scheme=scheme, bypass_csp=True)
+            page.goto(link)
+            for name, (address, ready) in _views(page, link).items():
+                page.evaluate("address => { location.hash = address; }", address)
+                page.locator(ready).first.wait_for()
+                page.wait_for_function(DRAWN)
+                page.evaluate(RENAME, [socket.gethostname(), "node7"])
+                shot = Image.open(io.BytesIO(page.screenshot()))
+                path = IMAGES / f"viewer_{name}_{scheme}.png"
+                shot.convert("RGB").quantize(64).save(path, optimize=True)
+            page.close()
+        server.terminate()
+
+
+def _views(page: Any, link: str) -> dict[str, tuple[str, str]]:
+    """Page -> its address and what is there when it is drawn."""
+    known = page.request.get(link.partition("?")[0] + "api/runs").json()
+    first, other = known["runs"][0]["id"], known["runs"][-1]["id"]
+    store = known["stores"][0]["id"]
+    return {
+        "runs": ("runs?sort=-return", "table.runs a"),
+        "curves": ("curves?metrics=episode/return,learn/entropy&single=1", ".chart .entry"),
+        "compare": (f"compare?runs={first},{other}", "section td"),
+        "data": (f"data?store={store}", "table.episodes td"),
+        "episodes": (f"play?e={store}:200,{store}:201&t=30", ".track"),
+    }
+
+
 def targets() -> None:
     """What a Decision Transformer was asked for and what it achieved: one plot of the comparison."""
     with _browser() as browser:
@@ -196,6 +259,7 @@ MAKERS: dict[str, Callable[[], None]] = {
     "hunt": hunt,
     "panel": panel,
     "pages": pages,
+    "viewer": viewer,
     "targets": targets,
     "drawings": drawings,
     "dreams": dreams,

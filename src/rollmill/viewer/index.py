@@ -18,8 +18,8 @@ from typing import Any
 
 log = logging.getLogger("rollmill")
 
-VERSION = 1
-"""Of what is kept; another one begins anew."""
+VERSION = 2
+"""Of what is kept; another one begins anew. To be raised with every change of what ``viewer.facts`` makes of a file."""
 _LARGEST = 2**63 - 1
 """Integer of SQLite."""
 Stamp = tuple[int, int, int]

@@ -80,7 +80,7 @@ export class RunsPage {
 
   width({ key, title, shape, left }) {
     if (key === "return") return 176;
-    const longest = Math.max(title.length + 2, ...this.lines.slice(0, 500).map((line) => shape(line.runs, line).length + (left ? 4 * line.level + 3 : 0)));
+    const longest = Math.max(title.length + 2, ...this.lines.slice(0, 500).map((line) => shape(line.runs, line).length + (key === "name" ? 4 * line.level + 7 : left ? 3 : 0)));
     return 28 + 7.8 * Math.min(WIDEST, longest);
   }
 
