@@ -10,9 +10,9 @@ from pathlib import Path
 from rollmill.cli.options import Json, keep_stdout
 from rollmill.cli.progress import ProgressLine
 from rollmill.core.text import bytes_text
-from rollmill.runs.hub import Moved, PushOptions
-from rollmill.runs.hub import pull as pull_repo
-from rollmill.runs.hub import push as push_repo
+from rollmill.runs.checkpoints.hub import Moved, PushOptions
+from rollmill.runs.checkpoints.hub import pull as pull_repo
+from rollmill.runs.checkpoints.hub import push as push_repo
 
 
 def push(

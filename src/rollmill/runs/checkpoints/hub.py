@@ -22,11 +22,11 @@ from rollmill.core.checkpoints import load_checkpoint, saved_settings
 from rollmill.core.config.plain import changed_settings
 from rollmill.core.errors import ConfigError, HubError, MissingExtraError, RollmillError, StoreError
 from rollmill.core.run_folder import RunFolder
+from rollmill.runs.checkpoints.hub_cards import policy_card, store_card
 from rollmill.runs.checkpoints.saved import export_checkpoint
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.results import EvalResult
 from rollmill.runs.evaluate.run import Progress, evaluate
-from rollmill.runs.hub_cards import policy_card, store_card
 from rollmill.runs.policies.find import find_checkpoints
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.store.format.schema import is_store, store_at
