@@ -7,7 +7,6 @@
     python benchmarks/populations.py speed             eight members in one run against one policy
     python benchmarks/populations.py kills             killed at random moments and resumed, against never killed
 
-``recovery --with ray`` runs Ray Tune's PBT on the same task (Stable-Baselines3's PPO, one process, a venv of its own).
 Results are kept in ``runs/benchmarks``; ``--seeds`` says how often.
 """
 
@@ -114,7 +113,7 @@ def evaluated(folder: Path, *words: str) -> float:
     done = subprocess.run(
         [sys.executable, "-m", "rollmill.cli.main", *words], capture_output=True, text=True, check=True
     )
-    return float(json.loads(done.stdout)["mean_return"])
+    return float(json.loads(done.stdout)["mean"])
 
 
 def recovery(seeds: int) -> dict[str, Any]:
