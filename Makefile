@@ -103,7 +103,12 @@ CHECK := -m pytest --noconftest -p no:cacheprovider
 	$(@D)/bin/python -m pip install --quiet --no-deps "lerobot>=0.4,<0.5" "torchvision>=0.23,<0.26"
 	touch $@
 
-consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed .venv-lerobot/.installed ## exports opened by TensorFlow, d3rlpy and LeRobot, each in a venv of its own (minutes, 5 GB)
+.venv-trackio/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet trackio numpy pydantic pyyaml rich pytest
+	touch $@
+
+consumers: .venv-trackio/.installed .venv-tensorflow/.installed .venv-d3rlpy/.installed .venv-lerobot/.installed ## exports opened by TensorFlow, d3rlpy and LeRobot, metrics by Trackio, each in a venv of its own (minutes, 5 GB)
 	.venv-tensorflow/bin/python -c "import tensorflow"
 	PYTHONPATH=src .venv-tensorflow/bin/python $(CHECK) tests/store/convert/test_tfrecord.py -k tensorflow
 	.venv-tensorflow/bin/python -c "import tensorflow_datasets"
@@ -112,6 +117,8 @@ consumers: .venv-tensorflow/.installed .venv-d3rlpy/.installed .venv-lerobot/.in
 	PYTHONPATH=src .venv-d3rlpy/bin/python $(CHECK) tests/store/convert/test_d3rlpy.py
 	.venv-lerobot/bin/python -c "import lerobot"
 	PYTHONPATH=src .venv-lerobot/bin/python $(CHECK) tests/store/convert/test_lerobot_reader.py
+	.venv-trackio/bin/python -c "import trackio"
+	PYTHONPATH=src .venv-trackio/bin/python $(CHECK) tests/monitor/test_trackio.py
 
 pictures: $(STAMP) ## make the pictures of README and docs from what `make demo` has left (needs chromium)
 	$(BIN)/python tools/pictures.py

@@ -11,7 +11,7 @@ from running import SERIAL, train_here
 
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, MissingExtraError
-from rollmill.monitor.wandb import WandbRun, WandbSettings, WandbSink, require_wandb
+from rollmill.monitor.wandb import TrackedRun, WandbSettings, WandbSink, require_wandb
 from rollmill.runs.settings.train import TrainConfig
 
 pytest.importorskip("wandb")
@@ -51,7 +51,7 @@ def test_an_offline_run_of_a_training(tmp_path: Path) -> None:
 
 def test_a_sink(tmp_path: Path) -> None:
     sink = WandbSink(
-        tmp_path / "wandb", WandbSettings(on=True, mode="offline", group="given"), WandbRun("name", "other")
+        tmp_path / "wandb", WandbSettings(on=True, mode="offline", group="given"), TrackedRun("name", "other")
     )
     assert sink.link.startswith("offline")
     sink.write(10, {"kl": math.nan, "good/figure": 1.5})
@@ -67,14 +67,14 @@ def test_a_sink(tmp_path: Path) -> None:
 
 def test_the_agent_of_a_sweep_says_which_run_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "given1")
-    WandbSink(tmp_path / "wandb", WandbSettings(on=True, mode="offline"), WandbRun("name", "group")).close()
+    WandbSink(tmp_path / "wandb", WandbSettings(on=True, mode="offline"), TrackedRun("name", "group")).close()
     assert (tmp_path / "wandb" / "run_id.txt").read_text().strip() == "given1"
     assert [path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*")] == ["given1"]
 
 
 def test_online_without_a_login_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"W&B: .*wandb login.*wandb\.mode=offline"):
-        WandbSink(tmp_path / "wandb", WandbSettings(on=True), WandbRun("name", "group"))
+        WandbSink(tmp_path / "wandb", WandbSettings(on=True), TrackedRun("name", "group"))
 
 
 def test_without_the_package_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "pool", "data", "videos", "report.html", "profile", "eval"),
     "cluster.json",  # how the nodes of the run stand
-    *("data_report.html", "data_report.json", "wandb", "images", "encoder.bin", "cache"),
+    *("data_report.html", "data_report.json", "wandb", "trackio", "images", "encoder.bin", "cache"),
     "pictures",  # the images of version 0.1
     *_LOGS,
 }

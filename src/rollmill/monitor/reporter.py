@@ -1,4 +1,4 @@
-"""Hands rows of metrics to every sink of a run: a file, TensorBoard, W&B, the console.
+"""Hands rows of metrics to every sink of a run: a file, TensorBoard, W&B, Trackio, the console.
 
 A row belongs to a step, which every kind of run counts in a unit of its own (frames, updates, generations).
 """
@@ -22,7 +22,8 @@ from rollmill.monitor.console import ConsoleMode, ConsoleSink, Row, live_panel
 from rollmill.monitor.jsonl import JsonlSink
 from rollmill.monitor.metrics import Progress, Rate
 from rollmill.monitor.tensorboard import TensorBoardSink
-from rollmill.monitor.wandb import WandbRun, WandbSettings, WandbSink
+from rollmill.monitor.trackio import TrackioSettings, TrackioSink
+from rollmill.monitor.wandb import TrackedRun, WandbSettings, WandbSink
 from rollmill.store.convert.png import encode_png
 
 log = logging.getLogger("rollmill")
@@ -59,11 +60,12 @@ class Reporter:
         *,
         tensorboard: bool = True,
         wandb: WandbSettings | None = None,
-        about: WandbRun | None = None,
+        trackio: TrackioSettings | None = None,
+        about: TrackedRun | None = None,
         changed: Mapping[str, Any] | None = None,
         compared_by: Sequence[str] = (),
     ) -> None:
-        """Open the sinks of a run that stands at ``step``; ``about`` is what W&B is told, where it is asked for.
+        """Open the sinks of a run that stands at ``step``; ``about`` is what the trackers are told that are asked for.
 
         ``changed`` are settings that differ from the defaults, and ``compared_by`` metrics, for TensorBoard's HParams.
         """
@@ -75,10 +77,12 @@ class Reporter:
             self._sinks.append(self._tensorboard)
             if changed is not None:
                 self._tensorboard.hparams(changed, compared_by)
+        about = about or TrackedRun(folder.path.name, "")
         if wandb is not None and wandb.on:
-            about = about or WandbRun(folder.path.name, "")
             axis = "frames" if self.unit == "frames" else "step"
             self._sinks.append(WandbSink(folder.path / "wandb", wandb, about, axis))
+        if trackio is not None and trackio.on:
+            self._sinks.append(TrackioSink(folder.path / "trackio", trackio, about))
         if display.mode != "off":
             screen = None if live_panel(display.mode) else RichConsole(force_terminal=False)
             shown = (display.title, display.progress, folder.path, display.every_s, display.rows)

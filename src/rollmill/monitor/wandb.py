@@ -63,8 +63,8 @@ def require_wandb(wanted: WandbSettings) -> None:
 
 
 @dataclass(frozen=True)
-class WandbRun:
-    """What W&B is told about a run besides its metrics."""
+class TrackedRun:
+    """What a tracker is told about a run besides its metrics."""
 
     name: str
     group: str
@@ -78,7 +78,7 @@ class WandbSink:
     Raises ConfigError when W&B refuses (nobody is logged in, no such project).
     """
 
-    def __init__(self, folder: Path, wanted: WandbSettings, about: WandbRun, axis: str = "frames") -> None:
+    def __init__(self, folder: Path, wanted: WandbSettings, about: TrackedRun, axis: str = "frames") -> None:
         """``axis``: the column that all metrics are drawn over."""
         require_wandb(wanted)
         import wandb
@@ -95,7 +95,7 @@ class WandbSink:
             )
             self._run: Any = wandb.init(
                 dir=str(folder.parent),
-                id=_run_id(folder),
+                id=kept_id(folder),
                 resume="allow",
                 name=about.name,
                 entity=wanted.entity,
@@ -166,8 +166,8 @@ class WandbSink:
             raise RunFolderError(f"W&B: the run could not be completed: {error}") from error
 
 
-def _run_id(folder: Path) -> str:
-    """The id this run has at W&B: made once, or given by the agent of a sweep, and kept in the folder."""
+def kept_id(folder: Path) -> str:
+    """The id by which a tracker knows this run: made once, or given by the agent of a sweep, and kept in the folder."""
     path = folder / _ID_FILE
     if path.exists():
         return path.read_text(encoding="ascii").strip()

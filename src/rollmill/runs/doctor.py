@@ -43,6 +43,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "pettingzoo": ("pettingzoo", "mpe2"),
     "envpool": ("envpool",),
     "wandb": ("wandb",),
+    "trackio": ("trackio",),
     "ray": ("ray",),
     "world": ("cma",),
     "tensorboard": ("tensorboard",),

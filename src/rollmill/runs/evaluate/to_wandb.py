@@ -12,7 +12,7 @@ from rollmill.core.config.schema import settings
 from rollmill.core.config.yaml import read_mapping
 from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
-from rollmill.monitor.wandb import WandbRun, WandbSettings, WandbSink, require_wandb
+from rollmill.monitor.wandb import TrackedRun, WandbSettings, WandbSink, require_wandb
 from rollmill.runs.evaluate.results import EvalResult
 
 COLUMNS = ("episode", "agent", "seed", "return", "length", "terminated", "target")
@@ -42,7 +42,7 @@ def send(results: Sequence[EvalResult], overrides: Sequence[str]) -> list[str]:
     links: dict[Path, str] = {}
     for result in results:
         run, wanted = wandb_settings(Path(result.checkpoint), result.name, overrides)
-        about = WandbRun(run.path.name, result.env)
+        about = TrackedRun(run.path.name, result.env)
         with closing(WandbSink(run.path / "wandb", wanted, about, result.unit or "frames")) as sink:
             links[run.path] = sink.link
             _log(sink, result)

@@ -31,7 +31,7 @@ from rollmill.monitor.console import Row as PanelRow
 from rollmill.monitor.console import count_text, duration_text
 from rollmill.monitor.metrics import Progress
 from rollmill.monitor.reporter import Display
-from rollmill.monitor.wandb import WandbRun
+from rollmill.monitor.wandb import TrackedRun
 from rollmill.offline.actor_critic import ValuePolicy
 from rollmill.offline.data import Selection, WindowLoader, fit_normaliser
 from rollmill.offline.fit import FIT_SHAPE, PolicyFitter
@@ -183,7 +183,8 @@ class OfflineRun:
             Display(self.life.console, title, ROWS, progress, config.report.console_seconds),
             tensorboard=config.report.tensorboard,
             wandb=config.wandb,
-            about=WandbRun(folder.name, f"offline {config.algorithm}", to_dict(config)),
+            trackio=config.trackio,
+            about=TrackedRun(folder.name, f"offline {config.algorithm}", to_dict(config)),
             changed=changed_settings(config),
             compared_by=("eval/return", "validation/loss"),
         )

@@ -10,6 +10,7 @@ from rollmill.core.config.schema import settings
 from rollmill.core.errors import ConfigError
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
+from rollmill.monitor.trackio import TrackioSettings, require_trackio
 from rollmill.monitor.wandb import WandbSettings, require_wandb
 from rollmill.offline.settings import (
     VALUE_BASED,
@@ -68,6 +69,7 @@ class OfflineConfig:
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: OfflineReportSettings = field(default_factory=OfflineReportSettings)
     wandb: WandbSettings = field(default_factory=WandbSettings)
+    trackio: TrackioSettings = field(default_factory=TrackioSettings)
 
     @property
     def folder(self) -> Path:
@@ -110,6 +112,7 @@ def check_offline(config: OfflineConfig) -> None:
         )
     _refuse_own_folder(config)
     require_wandb(config.wandb)
+    require_trackio(config.trackio)
 
 
 def _refuse_own_folder(config: OfflineConfig) -> None:

@@ -24,6 +24,7 @@ from rollmill.envs.variables import PROGRESS
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
+from rollmill.monitor.trackio import TrackioSettings, require_trackio
 from rollmill.monitor.wandb import WandbSettings, require_wandb
 from rollmill.pbt.settings import PbtSettings
 from rollmill.recording.settings import RecordingSettings
@@ -266,6 +267,7 @@ class TrainConfig:
     report: ReportSettings = field(default_factory=ReportSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     wandb: WandbSettings = field(default_factory=WandbSettings)
+    trackio: TrackioSettings = field(default_factory=TrackioSettings)
     observers: ObserverSettings = field(default_factory=ObserverSettings)
     recording: RecordingSettings = field(default_factory=RecordingSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
@@ -321,6 +323,7 @@ def check(config: TrainConfig) -> None:
     _check_recording(config)
     check_cluster(config)
     require_wandb(config.wandb)
+    require_trackio(config.trackio)
     if s.envs_per_worker and s.groups and learning.batch_size:  # 0: ``runs.settings.sizing`` decides
         _segments(config, agents=1)  # what does not fit one agent fits several even less
 

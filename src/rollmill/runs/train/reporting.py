@@ -15,7 +15,7 @@ from rollmill.monitor.console import RECORDING_ROWS, ROWS, USAGE_ROWS, Row, coun
 from rollmill.monitor.metrics import EPISODES_SHAPE, WINDOW_SHAPE, EpisodeStats, MetricWindow, Progress
 from rollmill.monitor.reporter import Display
 from rollmill.monitor.usage import Usage
-from rollmill.monitor.wandb import WandbRun
+from rollmill.monitor.wandb import TrackedRun
 from rollmill.recording.played_log import PlayedLog
 from rollmill.recording.recorder import recorder_metrics
 from rollmill.runs.lifecycle import Life
@@ -113,7 +113,8 @@ class TrainMetrics:
             Display(self._console, title, panel_rows(config), self._progress, every),
             tensorboard=config.report.tensorboard,
             wandb=config.wandb,
-            about=WandbRun(folder.path.name, config.env.id, to_dict(config)),
+            trackio=config.trackio,
+            about=TrackedRun(folder.path.name, config.env.id, to_dict(config)),
             changed=changed_settings(config),
             compared_by=("episode/return",),
         )
