@@ -570,3 +570,20 @@ def test_the_two_kinds(tmp_path: Path) -> None:
         train_here(tmp_path / f"{mode}{len(words)}", *MARKER, f"sampling.mode={mode}", *words, "stop.batches=1",
                    observers=[Kind()])  # fmt: skip
     assert kinds == [LocalRecorder, ProcessRecorder, type(None)]
+
+
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_what_info_says_is_recorded_across_segments(tmp_path: Path, mode: str) -> None:
+    """Episodes of seven steps in segments of eight: info goes over the seam like the observation."""
+    words = ("env=rooms_env:Rooms", "env.info=[lives,room:text]", f"sampling.mode={mode}", "recording.keep=all")
+    _, folder = train_here(tmp_path, *words, "stop.frames=800")
+    whole = 0
+    with Store(folder.data) as store:
+        for number in range(len(store)):
+            episode = store.episode(number)
+            first = episode.info.first_step
+            at = range(first, first + len(episode) + 1)
+            assert episode.infos["lives"].tolist() == [3 - k // 3 for k in at]
+            assert episode.infos["room"].tolist() == [f"Zimmer {k} ä" if k else "hall" for k in at]
+            whole += len(episode) == 7
+    assert whole > 50

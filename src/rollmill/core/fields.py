@@ -27,6 +27,11 @@ Obs = dict[str, Array]
 
 MASK_FIELD = "action_mask"
 """Name of the observation field that holds the action mask (1 = allowed); networks never see it as input."""
+PREVIOUS_ACTION = "previous_action"
+PREVIOUS_REWARD = "previous_reward"
+"""Names of the observation fields that hold the last action and its reward, where ``env`` says so."""
+INFO = "info:"
+"""Prefix of fields for what an environment's ``info`` says, where rows and stores hold them."""
 TASK_FIELD = "task"
 """Name of the observation field that says, one-hot, which task of a suite is played; only suites have it."""
 
@@ -131,6 +136,7 @@ SPEC_SHAPE: Shape = {
     },
     "agents": int,
     "frames_per_step": int,
+    "info?": [[str, str, [int]]],
 }
 """The shape of ``EnvSpec.to_dict``."""
 
@@ -147,6 +153,8 @@ class EnvSpec:
     action: ActionSpec
     agents: int = 1
     frames_per_step: int = 1
+    info: tuple[Field, ...] = ()
+    """What is kept of its ``info`` with every observation; no policy sees it (``envs.info``)."""
 
     def __post_init__(self) -> None:
         if self.agents < 1 or self.frames_per_step < 1:
@@ -162,6 +170,11 @@ class EnvSpec:
     def tasks(self) -> int:
         """How many tasks the suite has; 0 where the environment is no suite."""
         return next((f.shape[0] for f in self.observation if f.name == TASK_FIELD and len(f.shape) == 1), 0)
+
+    @property
+    def written(self) -> tuple[Field, ...]:
+        """All that the environment writes beside what came of an action: observations, and info under its prefix."""
+        return (*self.observation, *(Field(INFO + f.name, f.dtype, f.shape) for f in self.info))
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -184,6 +197,7 @@ class EnvSpec:
             },
             "agents": self.agents,
             "frames_per_step": self.frames_per_step,
+            **({"info": [[f.name, f.dtype, list(f.shape)] for f in self.info]} if self.info else {}),
         }
 
     @staticmethod
@@ -192,7 +206,7 @@ class EnvSpec:
         check_shape(data, SPEC_SHAPE)
         action = dict(data["action"])
         kind = action.pop("kind")
-        for _, dtype, shape in data["observation"]:
+        for _, dtype, shape in (*data["observation"], *data.get("info", ())):
             np.zeros((0, *shape), dtype)  # or it is no dtype, no shape
         return EnvSpec(
             name=data["name"],
@@ -200,4 +214,5 @@ class EnvSpec:
             action=ActionSpec(kind, **{name: tuple(value) for name, value in action.items()}),
             agents=data["agents"],
             frames_per_step=data["frames_per_step"],
+            info=tuple(Field(n, d, tuple(s)) for n, d, s in data.get("info", ())),
         )

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rollmill.core.errors import ConfigError
 from rollmill.core.exits import exits_are_exceptions
 from rollmill.core.janitor import Janitor, child_environment, marked
 
@@ -32,6 +33,33 @@ def process_scope(inside: bool = False) -> Iterator[dict[str, str]]:
         environment = child_environment(token, scratch)
         with _simulators_here(environment) if inside else contextlib.nullcontext():
             yield environment
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: Path | None) -> Iterator[None]:
+    """Temporary files of this process, and of all that it starts meanwhile, lie in ``folder``; None: where they usually
+    do. ConfigError where nothing can be written there.
+    """
+    if folder is None:
+        yield
+        return
+    folder = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise ConfigError(f"run.temp_dir={folder}: nothing can be written there: {error.strerror or error}") from error
+    before, usual = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = usual
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 @contextlib.contextmanager

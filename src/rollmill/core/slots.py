@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.core.fields import Array, EnvSpec, Field, Obs
+from rollmill.core.fields import INFO, Array, EnvSpec, Field, Obs
 
 OBS = "obs:"
 """Prefix of observation fields inside a slot."""
@@ -140,6 +140,7 @@ class SegmentLayout:
     def fields(self) -> list[tuple[Field, int]]:
         """Return every field with its number of rows in a slot."""
         columns = [Field(OBS + f.name, f.dtype, f.shape) for f in self.spec.observation]
+        columns += [f for f in self.spec.written if f.name.startswith(INFO)]
         columns += [*WORKER_FIELDS, self.spec.action.field, *OUTPUT_FIELDS]
         rows = [(field, self.rows) for field in columns]
         if self.state_size:
@@ -173,8 +174,12 @@ class Arena:
         self.obs: dict[str, Array] = {
             name.removeprefix(OBS): array for name, array in self.fields.items() if name.startswith(OBS)
         }
-        self.obs_by_record = [(name, array.reshape(records.size, *array.shape[3:])) for name, array in self.obs.items()]
-        """Name and array ``[slots * (T + 1) * L, *shape]`` of every observation field: one index instead of three."""
+        self.info = {name: array for name, array in self.fields.items() if name.startswith(INFO)}
+        """Written by workers beside the observation; policies are not shown it."""
+        self.obs_by_record = [
+            (name, array.reshape(records.size, *array.shape[3:])) for name, array in (self.obs | self.info).items()
+        ]
+        """Name and array ``[slots * (T + 1) * L, *shape]`` of all that an env writes: one index instead of three."""
 
     def __getitem__(self, name: str) -> Array:
         return self.fields[name]

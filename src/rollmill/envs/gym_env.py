@@ -23,6 +23,8 @@ class GymEnv:
 
     def __init__(self, env: gym.Env, *, name: str, mask_in_info: bool = False) -> None:
         self.env = env
+        self.reset_info: Any = None
+        """What came with the first observation of the episode."""
         fields, self._write = observation_layout(env.observation_space)
         action, self._to_env = action_layout(env.action_space)
         self._write_info_mask: Writer | None = None
@@ -38,6 +40,7 @@ class GymEnv:
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValueError(f"reset() returned {type(answer).__name__}, expected (observation, info)")
         self._write(answer[0], obs, 0)
+        self.reset_info = answer[1]
         if self._write_info_mask is not None:
             self._write_info_mask(_mask_of(answer[1]), obs, 0)
 

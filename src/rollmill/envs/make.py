@@ -19,6 +19,7 @@ from rollmill.core.fields import MASK_FIELD, EnvSpec
 from rollmill.core.imports import import_module, import_object, is_installed
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
+from rollmill.envs.around import around, without_around
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.tasks.env import TaskEnv
 from rollmill.envs.tasks.named import SUITES
@@ -203,9 +204,10 @@ def make_env(
 
     ``spec``: what all tasks of a suite share, where that is known already; else each is built once to find out.
     """
-    if tasks_of(settings):
-        return _make_task(settings, instance or EnvInstance(), variables, spec)
-    return _make_single(settings, instance, variables)
+    if not tasks_of(settings):
+        return around(_make_single(settings, instance, variables), settings)
+    shared = None if spec is None else without_around(spec, settings)
+    return around(_make_task(settings, instance or EnvInstance(), variables, shared), settings)
 
 
 def _make_task(

@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
+import numpy as np
+
 from rollmill.core.child import begin_errand
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError, RollmillError, error_text, trace_text
 from rollmill.core.exits import leave
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process import Errand
 from rollmill.core.protocols import Env
-from rollmill.envs.batch import STOPS
+from rollmill.envs.batch import STOPS, random_actions
+from rollmill.envs.info import note_info
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
 
@@ -70,9 +73,13 @@ CONFIG_ERRORS = {kind.__name__: kind for kind in (ConfigError, MissingExtraError
 class Probe:
     """A running probe process; ``result`` waits for its answer."""
 
-    def __init__(self, settings: EnvSettings, environment: Mapping[str, str]) -> None:
+    def __init__(self, settings: EnvSettings, environment: Mapping[str, str], info_steps: int = 0) -> None:
+        """``info_steps``: play so many steps at random, and look what ``info`` says (``info``)."""
         self._settings = settings
-        self._errand = Errand("rollmill.envs.probe", {"env": asdict(settings)}, environment)
+        self.info: dict[str, str] = {}
+        """What was found in ``info``, by name: the word of ``env.info`` for it; empty where it cannot be kept."""
+        question = {"env": asdict(settings), "info_steps": info_steps}
+        self._errand = Errand("rollmill.envs.probe", question, environment)
 
     def result(self, timeout: float) -> EnvSpec:
         """The spec, or an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
@@ -89,6 +96,7 @@ class Probe:
             raise EnvError(f"{name}: the constructor hangs for more than {timeout:g} s; {hint}") from None
         finally:
             self.close()
+        self.info = answer["info"]
         try:
             return EnvSpec.from_dict(answer["spec"])
         except (TypeError, ValueError) as error:
@@ -122,5 +130,30 @@ def answer_about_env(answer_fd: int, look: Callable[[Env, dict[str, Any]], dict[
     leave(0)
 
 
+def look_for_info(env: Env, steps: int) -> dict[str, str]:
+    """What ``info`` says while an env is played at random: the word of ``env.info`` for each name.
+
+    A name whose values are of several kinds, or none that a row can hold, has no word.
+    """
+    spec, rng = env.spec, np.random.default_rng(0)
+    obs = {f.name: np.zeros((spec.agents, *f.shape), f.dtype) for f in spec.observation}
+    found: dict[str, str] = {}
+    over = np.ones(spec.agents, bool)
+    for step in range(steps):
+        if over.all():
+            env.reset(step, obs)
+            over[:] = False
+            note_info(found, getattr(env, "reset_info", None))
+        _, terminated, truncated, info = env.step(random_actions(spec, rng, obs, spec.agents), obs)
+        over |= np.asarray(terminated, bool) | np.asarray(truncated, bool)
+        note_info(found, info)
+    return found
+
+
+def _look(env: Env, question: Mapping[str, Any]) -> dict[str, Any]:
+    steps = question["info_steps"]
+    return {"spec": env.spec.to_dict(), "info": look_for_info(env, steps) if steps else {}}
+
+
 if __name__ == "__main__":
-    answer_about_env(int(sys.argv[1]), lambda env, _question: {"spec": env.spec.to_dict()})
+    answer_about_env(int(sys.argv[1]), _look)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
 from rollmill.core.given import MAIN
+from rollmill.envs.info import info_fields
 
 
 @settings(shorthand="id")
@@ -45,6 +46,18 @@ class EnvSettings:
 
     mask_in_info: bool = False
     """Take the action mask from ``info["action_mask"]`` (Gymnasium environments only)."""
+
+    previous_action: bool = False
+    """Show the last action as one more field of the observation (choices as zeros and ones; zeros where an episode
+    begins), so that networks with and without memory know what they have done."""
+
+    previous_reward: bool = False
+    """Show the reward of the last action as one more field of the observation."""
+
+    info: tuple[str, ...] = ()
+    """What to keep of the environment's ``info`` for every row, in recordings and for observers; no policy sees it.
+    ``lives`` is a number, ``room:text`` a text of up to 64 bytes (``room:text200``: 200), ``position:3`` and
+    ``map:4x5`` are arrays, ``player/health`` lies in a dict."""
 
     vector: bool = False
     """Step each group of environments as one, by the vectorised form that the id itself brings (Gymnasium's
@@ -86,5 +99,9 @@ class EnvSettings:
             raise ValueError("fault_limit must be >= 0 and fault_window >= 1")
         if self.policies and {*self.policies} != {*range(len({*self.policies}))}:
             raise ValueError(f"policies must number from 0 without gaps, got {list(self.policies)}")
+        info_fields(self.info)
+        added = {"previous_action": self.previous_action, "previous_reward": self.previous_reward, "info": self.info}
+        for name in (name for name, on in added.items() if on and self.vector):
+            raise ValueError(f"{name} is for single environments: set vector=false")
         if self.vector and self.mask_in_info:
             raise ValueError("mask_in_info is for single environments; with vector the mask must be in the observation")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Experience:
     """The newest rows of one policy, in the units learning uses (``learning.reward_scale``, ``reward_clip``)."""
 
     def __init__(self, spec: EnvSpec, capacity: int, settings: LearningSettings, seed: int) -> None:
-        self.buffer = ReplayBuffer(StoreSchema.for_env(spec), capacity, seed)
+        self.buffer = ReplayBuffer(StoreSchema.for_env(replace(spec, info=())), capacity, seed)
         self._settings = settings
         self._observed = [OBS + field.name for field in spec.observation]
 

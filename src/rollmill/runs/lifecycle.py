@@ -9,7 +9,7 @@ inside differs by its ``Kind`` (``runs.resume.KINDS``), by its settings, and by 
             while not life.over(run.limit):             # a signal, a lost folder, a limit
                 run.train_step()
                 life.report(run.step, metrics)
-                if life.save_due:
+                if life.save_due(run.step):
                     life.try_save(run.state(), run.step)
         life.save(run.state(), run.step)
 """
@@ -211,9 +211,10 @@ class Life:
             return False
         return True
 
-    @property
-    def save_due(self) -> bool:
-        return time.monotonic() - self._saved_at >= self._keep.every_seconds
+    def save_due(self, updates: int) -> bool:
+        """Whether it is time for a checkpoint; asked once after each training step, ``updates`` of them so far."""
+        by_steps = self._keep.every_updates > 0 and updates % self._keep.every_updates == 0
+        return by_steps or time.monotonic() - self._saved_at >= self._keep.seconds
 
     @property
     def can_be_resumed(self) -> bool:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
+
+log = logging.getLogger("rollmill")
+
+INFO_STEPS = 200
+"""Steps at random in which is looked what ``info`` says."""
 
 
 def probe_in_child(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
@@ -18,3 +26,34 @@ def probe_in_child(env: EnvSettings, environment: Mapping[str, str], timeout: fl
         probe.close()
         raise
     return probe.result(timeout)
+
+
+def keeping_info(env: EnvSettings, names: Sequence[str], environment: Mapping[str, str], timeout: float) -> EnvSettings:
+    """The environment with ``info`` settled: these names, or all that occur where there are none.
+
+    A name alone stands for whatever kind it is found to be in some steps at random (``INFO_STEPS``). ConfigError where
+    nothing can be kept.
+    """
+    probe = Probe(replace(env, info=()), environment, INFO_STEPS)
+    probe.result(timeout)
+    seen = ", ".join(probe.info) or "nothing"
+    words = []
+    for name in names or probe.info:
+        word = name if ":" in name else probe.info.get(name, name)
+        if not word:
+            if names:
+                raise ConfigError(f"--save-info {name}: its values are of no kind that a row can hold")
+            log.warning("--save-info: %s is left out: its values are of no kind that a row can hold", name)
+            continue
+        if name.partition(":")[0] not in probe.info:
+            log.warning(
+                "--save-info %s: did not occur in %d steps at random (seen: %s); rows without it hold NaN or no text",
+                *(name, INFO_STEPS, seen),
+            )
+        words.append(word)
+    if not words:
+        raise ConfigError(f"--save-info: info of {env.id} says nothing that can be kept ({INFO_STEPS} steps at random)")
+    try:
+        return replace(env, info=tuple(words))
+    except ValueError as error:
+        raise ConfigError(f"--save-info: {error}") from error

@@ -82,7 +82,7 @@ class Inference:
 
     def _carry_over(self, old: Array, new: Array) -> None:
         arena = self._arena
-        for array in (*arena.obs.values(), *(arena[name] for name in CARRIED_FIELDS)):
+        for array in (*arena.obs.values(), *arena.info.values(), *(arena[name] for name in CARRIED_FIELDS)):
             array[new, 0] = array[old, -1]
 
     def decide(self, groups: Array, slots: Array, rows: Array, closing: Array | None) -> None:

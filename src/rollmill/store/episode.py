@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.errors import StoreError
-from rollmill.core.fields import Array, Obs
+from rollmill.core.fields import INFO, Array, Obs
 from rollmill.core.slots import OBS
+from rollmill.envs.info import TEXT, texts
 
 Stats = Mapping[str, float | int | bool | str]
 """Statistics of an episode beyond the fixed ones: short names, plain values."""
@@ -144,6 +145,12 @@ class Episode:
     def obs(self) -> Obs:
         """Observations by field name, ``[n + 1, *shape]`` each."""
         return {name.removeprefix(OBS): array for name, array in self.columns.items() if name.startswith(OBS)}
+
+    @property
+    def infos(self) -> Obs:
+        """What the environment's ``info`` said, by name, ``[n + 1, *shape]`` each: numbers, or texts as str."""
+        kept = {name.removeprefix(INFO): array for name, array in self.columns.items() if name.startswith(INFO)}
+        return {n.removesuffix(TEXT): texts(array) if n.endswith(TEXT) else array for n, array in kept.items()}
 
     @property
     def actions(self) -> Array:

@@ -523,3 +523,11 @@ def test_names_depend_on_all_that_decides_the_data() -> None:
     others = [EpisodeSeries(2, "p", 5), EpisodeSeries(1, "q", 5), EpisodeSeries(1, "p", 6)]
     assert len({s.uid(k, agent) for s in (one, *others) for k in range(9) for agent in range(2)}) == 4 * 18
     assert EpisodeSeries(1, "p", 5, agents=2, shard=1, shards=2).uid(3) == one.uid(3)
+
+
+def test_info_is_collected_with_every_row(tmp_path: Path) -> None:
+    collect_here(tmp_path / "s", *PARALLEL, "env=rooms_env:Rooms", episodes=6, seed=0, save_info=("lives", "player/at"))
+    for episode in all_episodes(tmp_path / "s").values():
+        n = len(episode)
+        assert episode.infos["lives"].tolist() == [3 - k // 3 for k in range(n + 1)]
+        assert episode.infos["player/at"][1:, 1].tolist() == episode.actions.tolist()

@@ -14,7 +14,7 @@ from faulty_envs import Marker
 from running import SERIAL, Run, saved_state, train_here, wait_until
 
 from rollmill.core import tree_file
-from rollmill.core.errors import StoreError
+from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.evaluate import run as evaluation
 from rollmill.runs.evaluate.options import EvalOptions
@@ -190,3 +190,55 @@ def test_episodes_of_a_vector_env_have_no_seeds_of_their_own(tmp_path: Path) -> 
         for episode in episodes:
             np.testing.assert_array_equal(np.diff(episode.obs["obs"][:, 2]), 1, "one episode, its steps in order")
     assert [len(e) for e in in_order(all_episodes(tmp_path / "s"))] == result.policy.lengths
+
+
+# -- what info says ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rooms_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    words = (*SERIAL, "env=rooms_env:Rooms", "stop.batches=2", "env.previous_action=true", "env.previous_reward=true")
+    return train_here(tmp_path_factory.mktemp("rooms"), *words)[1]
+
+
+def check_rooms(episode: Episode) -> None:
+    """Every row holds what came with its observation, the first and the final one included."""
+    infos, n = episode.infos, len(episode)
+    assert infos["lives"].tolist() == [3 - k // 3 for k in range(n + 1)]
+    assert infos["room"].tolist() == ["hall", *(f"Zimmer {k} ä" for k in range(1, n + 1))]
+    assert infos["player/at"][1:].tolist() == [[k + 1, a] for k, a in enumerate(episode.actions.tolist())]
+    assert np.isnan(infos["player/at"][0]).all(), "reset has not said it"
+
+
+def test_all_of_info_is_saved(rooms_run: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    result = record(rooms_run, tmp_path / "s", 5, save_info=())
+    with Store(tmp_path / "s") as store:
+        episodes = [store.episode(i) for i in range(len(store))]
+    assert len(episodes) == len(result.policy.rows) == 5
+    assert {name for name in store.schema.names if name.startswith("info:")} == {
+        *("info:lives", "info:room:text", "info:player/at")
+    }
+    for episode in episodes:
+        check_rooms(episode)
+        assert episode.obs["previous_reward"][1:, 0].tolist() == episode.rewards.tolist()
+        assert episode.obs["previous_action"].argmax(1)[1:].tolist() == episode.actions.tolist()
+        assert not episode.obs["previous_action"][0].any()
+    assert "odd is left out" in caplog.text
+
+
+def test_named_info_alone_is_saved_and_a_name_that_never_occurs_is_said(
+    rooms_run: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record(rooms_run, tmp_path / "s", 2, save_info=("room", "livs"))
+    with Store(tmp_path / "s") as store:
+        infos = store.episode(0).infos
+    assert set(infos) == {"room", "livs"}
+    assert np.isnan(infos["livs"]).all()
+    assert "--save-info livs: did not occur in 200 steps" in caplog.text
+    with pytest.raises(ConfigError, match="--save-info odd: its values are of no kind"):
+        record(rooms_run, tmp_path / "t", 2, save_info=("odd",))
+    with pytest.raises(ConfigError, match="info of toy_target says nothing that can be kept"):
+        evaluate(
+            "random",
+            EvalOptions(2, record=True, record_dir=tmp_path / "u", save_info=(), overrides=("env=toy_target",)),
+        )

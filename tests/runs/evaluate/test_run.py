@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -321,3 +321,61 @@ def test_a_checkpoint_of_something_else(tmp_path: Path, state: object) -> None:
     with pytest.raises(CheckpointError, match=r"other\.ckpt: not a checkpoint of an online run"):
         train_here(tmp_path, *SERIAL, "env=toy_target", restore=path)
     assert not (tmp_path / "x").exists()
+
+
+# -- in this process, and with several seeds ---------------------------------------------------------------
+
+
+def test_in_this_process_it_plays_the_same(run: RunFolder) -> None:
+    assert play(run, serial=True, envs=4).policy == play(run, envs=4).policy
+
+
+def test_in_this_process_environments_are_here(tmp_path: Path) -> None:
+    """The class counts its instances in this very interpreter."""
+    import rooms_env
+
+    class Counted(rooms_env.Rooms):
+        made = 0
+
+        def __init__(self) -> None:
+            Counted.made += 1
+
+    rooms_env.Counted = Counted  # type: ignore[attr-defined]
+    options = EvalOptions(3, envs=3, overrides=("env=rooms_env:Counted",))
+    evaluate("random", replace(options, serial=True))
+    assert Counted.made == 4, "one to look at, three to play"
+    with pytest.raises(ConfigError, match="--serial and --workers 2"):
+        evaluate("random", replace(options, serial=True, workers=2))
+
+
+def test_several_seeds_are_each_played_as_alone(run: RunFolder) -> None:
+    options = EvalOptions(episodes=6, workers=1, envs=3, seeds=(3, 5), random=True)
+    three, five = evaluate_all([run.path], options)
+    assert (three.seed, five.seed) == (3, 5)
+    for result in (three, five):
+        alone = play(run, 6, envs=3, seed=result.seed, random=True)
+        assert result.policy == alone.policy
+        assert result.random == alone.random
+    (over,) = document([three, five])["over_seeds"]
+    means = [three.mean_return, five.mean_return]
+    assert over["seeds"] == [3, 5]
+    assert over["mean"] == pytest.approx(np.mean(means))
+    assert over["standard_error"] == pytest.approx(np.std(means, ddof=1) / np.sqrt(2))
+    text = table([three, five])
+    assert "mean return of 2 seeds" in text
+    assert "random, seed 3" in text
+    assert "random, seed 5" in text
+
+
+def test_rows_of_several_seeds_stand_in_one_file(run: RunFolder, tmp_path: Path) -> None:
+    evaluate_all([run.path], EvalOptions(episodes=4, workers=1, envs=2, seeds=(1, 2), csv=tmp_path / "e.csv"))
+    rows = [line.split(",") for line in (tmp_path / "e.csv").read_text().splitlines()[1:]]
+    assert [row[2] for row in rows].count("policy-s1") == [row[2] for row in rows].count("policy-s2") > 0
+    assert len({row[5] for row in rows}) == len({row[3] for row in rows}) * 2, "other seeds of the environment"
+
+
+def test_recorded_seeds_are_episodes_of_their_own(run: RunFolder, tmp_path: Path) -> None:
+    evaluate_all([run.path], EvalOptions(3, workers=1, envs=3, seeds=(1, 2), record=True, record_dir=tmp_path / "s"))
+    with Store(tmp_path / "s") as store:
+        agents = store.schema.env.agents
+        assert len(store) == 6 * agents

@@ -130,3 +130,22 @@ def test_an_environment_of_gymnasium(tmp_path: Path) -> None:
     for _ in range(5):
         obs, *_ = env.step(policy.act(obs))
     env.close()
+
+
+def test_a_policy_that_sees_what_it_did_is_asked_like_any_other(tmp_path: Path) -> None:
+    """``act`` shows it its last action and the reward by itself: it plays as in an evaluation, episode by episode."""
+    words = (*SERIAL, "env=rooms_env:Rooms", "env.previous_action=true", "env.previous_reward=true", "model.memory=gru")
+    folder = train_here(tmp_path, *words)[1]
+    policy = load_policy(folder.path, deterministic=True, trust_code=True)
+    found = evaluate(policy, EvalOptions(episodes=3, workers=1, envs=1)).policy
+    from rooms_env import Rooms
+
+    env = Rooms()
+    for row in found.rows:
+        obs, _ = env.reset(seed=row.seed)
+        policy.reset()
+        total, reward, ended = 0.0, 0.0, False
+        while not ended:
+            obs, reward, ended, _, _ = env.step(int(policy.act(obs, reward)))
+            total += reward
+        assert total == row.episode_return

@@ -1,9 +1,11 @@
 """Checkpoints of real runs: killed, damaged, moved to new runs, and on a disk that is full."""
 
 import json
+import math
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +17,11 @@ from running import SERIAL, Run, assert_same, command_words, saved_state, train_
 from rollmill.cli.main import main
 from rollmill.core import checkpoints as checkpoints_module
 from rollmill.core import run_folder as run_folder_module
-from rollmill.core.checkpoints import Checkpoints
+from rollmill.core.checkpoints import Checkpoints, load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError, RunFolderLost
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.settings.train import CheckpointSettings
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.store.reader import Store
@@ -482,3 +485,49 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
 def test_nothing_is_created_for_a_config_that_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch_size=33 is not a multiple"):
         train_here(tmp_path, *SERIAL, *TARGET, "learning.batch_size=33")
+
+
+# -- when ------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_by_training_steps(tmp_path: Path) -> None:
+    words = (*SERIAL, *TARGET, "checkpoints.every_updates=3", "checkpoints.keep_last=0", "stop.batches=8")
+    _, folder = train_here(tmp_path, *words)
+    found = [load_checkpoint(checkpoint.path).state for checkpoint in Checkpoints(folder.checkpoints).list()]
+    assert [state["iteration"] for state in found] == [0, 3, 6, 8], (
+        "at the start, by threes, at the end; not by the clock"
+    )
+
+
+def test_without_anything_said_the_clock_decides() -> None:
+    assert CheckpointSettings().seconds == 120.0
+    assert CheckpointSettings(every_updates=5).seconds == math.inf
+    assert CheckpointSettings(every_updates=5, every_seconds=30).seconds == 30.0
+
+
+# -- temporary files -------------------------------------------------------------------------------------
+
+
+class Where(Observer):
+    """Notes where temporary files lie while the run goes on, in this process and in its workers."""
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self.here = tempfile.gettempdir()
+        self.for_workers = run.parts.sampler.plan.environment["TMPDIR"]
+        self.scratch = Path(run.parts.sampler.plan.environment["ROLLMILL_SCRATCH"])
+
+
+def test_temporary_files_lie_where_they_should(tmp_path: Path) -> None:
+    folder, look, before = tmp_path / "own" / "tmp", Where(), (tempfile.gettempdir(), os.environ.get("TMPDIR"))
+    train_here(tmp_path, *SERIAL, *TARGET, f"run.temp_dir={folder}", "stop.batches=1", observers=[look])
+    assert look.here == look.for_workers == str(folder)
+    assert look.scratch.parent == folder
+    assert list(folder.iterdir()) == [], "nothing is left there"
+    assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run\.temp_dir=.*file/tmp: nothing can be written there"):
+        train_here(tmp_path, *SERIAL, *TARGET, f"run.temp_dir={tmp_path}/file/tmp", "stop.batches=1")
+    assert not (tmp_path / "x").exists()

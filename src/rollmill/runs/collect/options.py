@@ -41,6 +41,8 @@ class CollectOptions:
     """Take the run's checkpoint with the highest training return instead of the newest."""
     hold: int | None = None
     """Mean number of steps that an action of smoothed-random lasts (unset: 8)."""
+    save_info: tuple[str, ...] | None = None
+    """Keep what the environment's info says with every row: these names, or without one all that occur."""
     budget_gb: float | None = None
     """Stop before the store is larger than so many gigabytes (10**9 bytes), all writers together."""
     trust_code: bool = False

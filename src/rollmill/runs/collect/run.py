@@ -28,6 +28,7 @@ from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.series import EpisodeSeries, StoreContents, refuse_twins
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.load import load_each
+from rollmill.runs.probing import keeping_info
 from rollmill.runs.settings.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.runs.settings.train import require_env
 from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
@@ -138,6 +139,9 @@ def collect(
     options.check(overrides)
     policy = _load(options, files, overrides)
     with Interrupt() as interrupt, process_scope(inside=policy.sampling.mode == "serial") as environment:
+        if options.save_info is not None:
+            env = keeping_info(policy.require_env(), options.save_info, environment, policy.sampling.start_timeout)
+            policy = replace(policy, env=env, probe=True)
         spec = _learn_spec(policy, environment)
         job = _prepare(policy, spec, options, environment)
         with contextlib.closing(job.contents):

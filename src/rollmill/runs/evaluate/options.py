@@ -35,8 +35,12 @@ class EvalOptions:
     """Take the most likely action instead of sampling one."""
     seed: int = 1
     """Seed of environments and actions; the same seed gives the same metrics, with any number of workers."""
+    seeds: tuple[int, ...] = ()
+    """Instead of --seed: play the episodes of each of these seeds, and say how far their means lie apart."""
     workers: int = 0
     """Worker processes; 0 takes one per core."""
+    serial: bool = False
+    """Play in this very process: breakpoints in environment and policy stop, and no time-out runs."""
     envs: int = ENVS
     """Environments that play side by side; sampled actions depend on it."""
     best: bool = False
@@ -67,6 +71,9 @@ class EvalOptions:
     """Write the episodes into a store."""
     record_dir: Path | None = field(default=None, metadata=_NO_OPTION)
     """The store; None: ``eval/<checkpoint>`` in the run's folder."""
+    save_info: tuple[str, ...] | None = None
+    """With --record: keep what the environment's info says with every row: these names, or without one all that
+    occur."""
     out: Path | None = None
     """Write the result as JSON into this file."""
     csv: Path | None = None
@@ -93,6 +100,10 @@ class EvalOptions:
     def wanted(self) -> int | None:
         """Episodes to play; None: by steps."""
         return None if self.steps is not None else self.episodes or EPISODES
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        return self.seeds or (self.seed,)
 
     @property
     def cells(self) -> tuple[int, int] | None:
@@ -132,7 +143,8 @@ WRONG: tuple[Rule, ...] = (
     (lambda o: o.steps is not None and o.steps < 1, "--steps must be at least 1"),
     (lambda o: o.envs < 1, "--envs must be at least 1"),
     (lambda o: o.workers < 0, "--workers must be 0 (one per core) or positive"),
-    (lambda o: o.seed < 0, "--seed must not be negative"),
+    (lambda o: min((o.seed, *o.seeds)) < 0, "--seed must not be negative"),
+    (lambda o: len(set(o.seeds)) < len(o.seeds), "--seeds: one is given twice"),
     (lambda o: any(not math.isfinite(target) for target in o.targets), "--targets must be finite numbers"),
     (lambda o: len(set(o.targets)) < len(o.targets), "--targets: one is given twice"),
     (
@@ -158,6 +170,18 @@ CONTRADICTIONS: tuple[Rule, ...] = (
         "--best and --all-checkpoints exclude each other: one checkpoint of a run, or every one",
     ),
     (
+        lambda o: bool(o.seeds) and o.seed != 1,
+        "--seed and --seeds exclude each other: give all of them with --seeds",
+    ),
+    (
+        lambda o: len(o.seeds) > 1 and o.video is not None,
+        "--seeds and --video: videos are of the episodes of one seed; give --seed",
+    ),
+    (
+        lambda o: o.serial and o.workers > 1,
+        lambda o: f"--serial and --workers {o.workers}: everything is in one process, there are no workers",
+    ),
+    (
         lambda o: o.workers > o.envs,
         lambda o: f"--workers {o.workers} and --envs {o.envs}: a worker needs an environment; raise --envs",
     ),
@@ -165,6 +189,10 @@ CONTRADICTIONS: tuple[Rule, ...] = (
         lambda o: o.record and o.steps is not None,
         "--record and --steps: what is recorded is settled when an episode begins, what --steps counts when all "
         "before it have ended; give --episodes",
+    ),
+    (
+        lambda o: o.save_info is not None and not o.record,
+        "--save-info: rows are kept in a store: add --record",
     ),
     (
         lambda o: len(o.targets) > 1 and o.steps is not None,

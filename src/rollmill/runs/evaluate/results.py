@@ -160,6 +160,8 @@ class EvalResult:
     note: str = ""
     unit: str = "frames"
     """Of ``frames``; nothing where the policy was not trained."""
+    seed: int | None = None
+    """Of the evaluation, where several were asked for."""
 
     @property
     def returns(self) -> list[float]:
@@ -183,6 +185,7 @@ class EvalResult:
             "checkpoint": self.checkpoint,
             "frames": self.frames,
             "env": self.env,
+            **({"seed": self.seed} if self.seed is not None else {}),
             **self.policy.summary(),
             "by_agent": self.policy.by_agent(),
             **({"by_task": self.policy.by_task(), "suite_score": self.policy.suite_score} if self.policy.tasks else {}),
@@ -204,6 +207,7 @@ def document(results: Sequence[EvalResult], page: Path | None = None) -> dict[st
         found = results[0].to_dict()
     else:
         found = {"results": [result.to_dict() for result in results], **comparison(results).to_dict()}
+        found |= {"over_seeds": [asdict(row) for row in seeds]} if (seeds := over_seeds(results)) else {}
     return {**found, "page": str(page)} if page is not None else found
 
 
@@ -215,6 +219,46 @@ def write_document(path: Path, results: Sequence[EvalResult]) -> None:
         raise RunFolderError(f"{path}: the result cannot be written: {error.strerror or error}") from error
 
 
+@dataclass(frozen=True)
+class OverSeeds:
+    """What several seeds of one policy (and one target) have in common."""
+
+    policy: str
+    target: float | None
+    seeds: list[int]
+    mean: float
+    """Of the seeds' mean returns."""
+    standard_error: float | None
+    """Of that mean, over seeds; None for a single one."""
+    min: float
+    max: float
+
+    def __str__(self) -> str:
+        error = "" if self.standard_error is None else f" +- {self.standard_error:.2g} (standard error)"
+        asked = "" if self.target is None else f", asked for {self.target:g}"
+        return (
+            f"{self.policy}{asked}: mean return of {len(self.seeds)} seeds {self.mean:.4g}{error}, "
+            f"from {self.min:.4g} to {self.max:.4g}"
+        )
+
+
+def over_seeds(results: Sequence[EvalResult]) -> list[OverSeeds]:
+    """One for each policy and target, where several seeds were asked for."""
+    groups: dict[tuple[object, ...], list[EvalResult]] = {}
+    for result in results:
+        if result.seed is not None:
+            groups.setdefault((result.checkpoint, result.env, result.target), []).append(result)
+    found = []
+    for group in groups.values():
+        means = np.array([result.mean_return for result in group])
+        error = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
+        name = group[0].name.removesuffix(f", seed {group[0].seed}")
+        seeds = [result.seed for result in group if result.seed is not None]
+        spread = (float(means.mean()), error, float(means.min()), float(means.max()))
+        found.append(OverSeeds(name, group[0].target, seeds, *spread))
+    return found
+
+
 def comparison(results: Sequence[EvalResult]) -> Results:
     """All policies in one table, and below them random play in each of their environments."""
     envs = list(dict.fromkeys(result.env for result in results))
@@ -224,10 +268,16 @@ def comparison(results: Sequence[EvalResult]) -> Results:
         for result in results
     ]
     listed = {result.env for result in results if result.name == "random"}
-    random = {result.env: result.random for result in results if result.random is not None and result.env not in listed}
-    rows += [row_of(_in_env("random", env, envs), score) for env, score in random.items()]
+    random = {
+        (result.env, result.seed): result.random
+        for result in results
+        if result.random is not None and result.env not in listed
+    }
+    for (env, seed), score in random.items():
+        name = "random" if seed is None else f"random, seed {seed}"
+        rows.append(row_of(_in_env(name, env, envs), score))
     notes = dict.fromkeys(f"{result.name}: {result.note}" for result in results if result.note)
-    return Results(", ".join(envs), rows, notes=list(notes))
+    return Results(", ".join(envs), rows, notes=[*map(str, over_seeds(results)), *notes])
 
 
 def _in_env(name: str, env: str, envs: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
 from rollmill.core.tree_file import stored_checksum
+from rollmill.envs.probe import probe_here
 from rollmill.envs.settings import EnvSettings
 from rollmill.reports.run.offline import Video as ShownVideo
 from rollmill.reports.run.offline import write_comparison
@@ -33,7 +34,7 @@ from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import find_targets, record_folder
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.policies.simple import RANDOM, load_built_in
-from rollmill.runs.probing import probe_in_child
+from rollmill.runs.probing import keeping_info, probe_in_child
 from rollmill.store.extract import check_writable
 from rollmill.store.format.schema import StoreSchema
 
@@ -73,7 +74,8 @@ def evaluate_all(
     results: list[EvalResult] = []
     with contextlib.ExitStack() as stack:
         context = EvalContext(options, progress)
-        context.environment = stack.enter_context(process_scope(inside=options.video is not None))
+        inside = options.serial or options.video is not None
+        context.environment = stack.enter_context(process_scope(inside=inside))
         if options.video is not None:
             without_display()  # process scope restores the variables
         jobs = _in_their_places(jobs, context)
@@ -107,6 +109,8 @@ class Job:
     stem: str = ""
     """What its files are called: the run and the frames."""
     role: str = POLICY
+    seed: int | None = None
+    """Which of several seeds it plays."""
     place: EvalSetup | None = None
     """Where it plays, once that is known."""
 
@@ -202,18 +206,27 @@ def _in_their_places(jobs: Sequence[Job], context: EvalContext) -> list[Job]:
     placed, options = [], context.options
     for job in jobs:
         policy, env = job.policy, job.policy.require_env()
+        if options.save_info is not None:
+            env = keeping_info(env, options.save_info, context.environment, policy.sampling.start_timeout)
+            policy = replace(policy, env=env, probe=True)
         spec = policy.spec
         if policy.probe or spec is None:
             spec = context.spec_of(env, policy.sampling.start_timeout)
             policy.check(spec)
-        setup = EvalSetup(
-            *(env, spec, options.seed, options.workers, options.envs),
-            sampling=policy.sampling,
-            environment=context.environment,
-        )
-        setup.plan(1)  # what cannot be shared out is refused before anything is played
-        placed.append(replace(job, place=setup))
+        for seed in options.all_seeds:
+            setup = EvalSetup(
+                *(env, spec, seed, options.workers, options.envs, options.serial),
+                sampling=policy.sampling,
+                environment=context.environment,
+            )
+            setup.plan(1)  # what cannot be shared out is refused before anything is played
+            placed.append(_with_seed(replace(job, place=setup), seed) if options.seeds else replace(job, place=setup))
     return placed
+
+
+def _with_seed(job: Job, seed: int) -> Job:
+    """One of several seeds, told from the others in tables and files."""
+    return replace(job, name=f"{job.name}, seed {seed}", role=f"{job.role}-s{seed}", seed=seed)
 
 
 @dataclass
@@ -237,7 +250,8 @@ class EvalContext:
     def spec_of(self, env: EnvSettings, timeout: float) -> EnvSpec:
         """What an environment shows and takes; each is built once."""
         if repr(env) not in self.specs:
-            self.specs[repr(env)] = probe_in_child(env, self.environment, timeout)
+            serial = self.options.serial
+            self.specs[repr(env)] = probe_here(env) if serial else probe_in_child(env, self.environment, timeout)
         return self.specs[repr(env)]
 
     def begin(self, job: Job, role: str) -> None:
@@ -291,6 +305,7 @@ def _evaluate(job: Job, context: EvalContext) -> list[EvalResult]:
                 target,
                 policy.note,
                 policy.unit if policy.path is not None else "",
+                job.seed,
             )
         )
     results[0].videos.extend(more)
@@ -316,11 +331,12 @@ def _play(
 
 def _play_random(job: Job, recording: EvalRecording | None, context: EvalContext) -> tuple[Score, list[Video]]:
     """The comparator; once for all policies in the same environment, unless each is to be recorded."""
-    same = repr((job.setup.env, job.setup.spec))
+    same = repr((job.setup.env, job.setup.spec, job.seed))
     if recording is None and same in context.comparators:
         return context.comparators[same], []
     record = RecordTarget(recording, RANDOM, {"version": 0, "global_step": 0}) if recording else None
-    played = _play(job, load_built_in(RANDOM, LoadOptions()), RANDOM, f"{job.stem}-random", record, context)
+    role = RANDOM if job.seed is None else f"{RANDOM}-s{job.seed}"
+    played = _play(job, load_built_in(RANDOM, LoadOptions()), role, f"{job.stem}-random", record, context)
     (context.comparators[same],) = played.scores
     return context.comparators[same], _videos(replace(job, name=RANDOM, stem=f"{job.stem}-random"), played, 0, context)
 
@@ -352,7 +368,7 @@ def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
     schema = StoreSchema.for_env(setup.spec, env_id=setup.env.id, env_kwargs=setup.env.args)
     # All that decides what is played in an episode with a given number.
     envs = setup.plan(options.wanted, options.steps).schedule.envs
-    how = f"{options.seed}|{options.deterministic}|{envs}|{options.overrides}"
+    how = f"{setup.seed}|{options.deterministic}|{envs}|{options.overrides}"
     # Runs in different folders may have one name: the checksum tells their checkpoints apart.
     checksum = stored_checksum(policy.path) if policy.path is not None else ""
     with EvalRecording(_record_folder(job, options), schema, f"{policy.name}|{policy.frames}|{checksum}|{how}") as made:
@@ -368,4 +384,5 @@ def _record_folder(job: Job, options: EvalOptions) -> Path:
 def _write_page(path: Path, results: Sequence[EvalResult], context: EvalContext) -> None:
     options = context.options
     about = f"{options.wanted} episodes" if options.steps is None else f"{options.steps:,} steps"
-    write_comparison(path, comparison(results), context.shown, f"{about} for every row, seed {options.seed}")
+    seeds = ", ".join(map(str, options.all_seeds))
+    write_comparison(path, comparison(results), context.shown, f"{about} for every row, seed {seeds}")

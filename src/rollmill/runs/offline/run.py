@@ -23,7 +23,7 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import changed_settings, to_dict
 from rollmill.core.errors import CheckpointError
-from rollmill.core.process_scope import process_scope
+from rollmill.core.process_scope import process_scope, temporary_files_in
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.models.saving import load_weights, weights_of
@@ -106,6 +106,7 @@ def train_offline(
     device = choose_device(config.fit.device, "fit.device")
     matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     with contextlib.ExitStack() as stack:
+        stack.enter_context(temporary_files_in(config.run.temp_dir))
         environment = stack.enter_context(process_scope(inside=config.report.videos > 0))  # videos render here
         task = prepare(config, environment, request.trust_code)
         stack.callback(task.store.close)
@@ -169,7 +170,7 @@ class OfflineRun:
                     self._report(self._validate())
                 if evaluation.every_steps and self.step % evaluation.every_steps == 0 and self.task.setup is not None:
                     self._report(self._play(evaluation.episodes))
-                if self.life.save_due:
+                if self.life.save_due(self.step):
                     self.life.try_save(*self._to_save())
         if self.fitter.fresh:
             self._report(self._validate())

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rollmill.core.errors import ConfigError
-from rollmill.core.fields import Array, EnvSpec, Obs
+from rollmill.core.fields import PREVIOUS_ACTION, PREVIOUS_REWARD, Array, EnvSpec, Obs
 from rollmill.core.process_scope import process_scope
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
+from rollmill.envs.around import shown_action
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
@@ -28,6 +29,8 @@ from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 
 PROBE_SECONDS = 120.0
+PREVIOUS = (PREVIOUS_ACTION, PREVIOUS_REWARD)
+"""Fields of the observation that need not be given to ``act``."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,12 @@ class LoadedPolicy:
 
         ``obs``: as ``spec.observation`` says, an array or a dict of them. Each of the ``n`` lanes has a memory of its
         own, which ``reset`` clears; how many there are is settled by the first call. ``reward``: what came of the last
-        action; policies that are asked for a return need it. Actions are as ``spec.action`` says: choices count from 0.
+        action; policies that are asked for a return, or see the last reward (``env.previous_reward``), need it. The
+        last action need not be given. Actions are as ``spec.action`` says: choices count from 0.
         """
         spec = self._spec()
-        seen, single = _batch(obs, spec)
+        known = {name for name in PREVIOUS if not (isinstance(obs, Mapping) and name in obs)}
+        seen, single = _batch(obs, replace(spec, observation=tuple(f for f in spec.observation if f.name not in known)))
         count = len(next(iter(seen.values())))
         if self._acting is None:
             self._acting = _Acting(self, spec, count)
@@ -179,6 +184,9 @@ class _Acting:
         seeds = Seeds(policy.seed)
         schedule = EpisodeSchedule(seeds.branch("evaluation"), envs)
         target = max(policy.require_targets(), default=0.0)
+        self._spec = spec
+        self._before = [f for f in spec.observation if f.name in PREVIOUS]
+        self._action = np.zeros((lanes, *spec.action.field.shape), spec.action.field.dtype)
         self._policy = policy.build(spec, schedule, seeds.branch("actions").integer(), [target] * lanes)
         self._first = np.ones(lanes, bool)
         self._episode = np.zeros(lanes, np.int64)
@@ -191,9 +199,23 @@ class _Acting:
     def decide(self, obs: Obs, reward: Array) -> PolicyOutput:
         if len(reward) != len(self._first):
             raise ConfigError(f"{len(reward)} observations, there were {len(self._first)}: load the policy once more")
+        obs = {**self._what_came_before(reward), **obs}
         output = self._policy.act(ActRequest.outside(self._first.copy(), obs, self._episode, reward))
         self._first[:] = False
+        self._action[:] = output.action
         return output
+
+    def _what_came_before(self, reward: Array) -> Obs:
+        """The fields of the last action and its reward; zeros where an episode begins."""
+        found: Obs = {}
+        for shown in self._before:
+            rows = found[shown.name] = np.zeros((len(self._first), *shown.shape), shown.dtype)
+            if shown.name == PREVIOUS_ACTION:
+                shown_action(self._spec.action, self._action, rows)
+            else:
+                rows[:, 0] = reward
+            rows[self._first] = 0
+        return found
 
 
 def _batch(obs: Any, spec: EnvSpec) -> tuple[Obs, bool]:

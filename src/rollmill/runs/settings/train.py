@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -37,6 +38,9 @@ from rollmill.runs.settings.sac_checks import check_algorithm, check_sac_env
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
 
+CHECKPOINT_SECONDS = 120.0
+"""Between checkpoints, where nothing else is said."""
+
 
 @settings
 class RunSettings:
@@ -53,6 +57,10 @@ class RunSettings:
 
     seed: int = 0
     """Root of the run's seed tree."""
+
+    temp_dir: Path | None = None
+    """Folder for temporary files of the run and all its processes (a node's own disk, for instance); unset: TMPDIR, or
+    /tmp."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -89,8 +97,12 @@ class StopSettings:
 class CheckpointSettings:
     """How often the run is saved and what is kept."""
 
-    every_seconds: float = 120.0
-    """Seconds between checkpoints; one is always written at the end."""
+    every_seconds: float | None = None
+    """Seconds between checkpoints; unset: 120, or none by the clock where ``every_updates`` is set. One is always
+    written at the end."""
+
+    every_updates: int = 0
+    """Training steps between checkpoints (offline: optimizer steps); 0 is off. With both, each writes its own."""
 
     keep_last: int = 3
     """Newest checkpoints to keep; 0 keeps all."""
@@ -109,8 +121,16 @@ class CheckpointSettings:
     """Never fill the disk below this many megabytes with a checkpoint."""
 
     def __post_init__(self) -> None:
-        if min(self.every_seconds, self.keep_last, self.keep_best, self.milestone_frames, self.min_free_mb) < 0:
+        counts = (self.every_updates, self.keep_last, self.keep_best, self.milestone_frames, self.min_free_mb)
+        if min(self.every_seconds or 0.0, *counts) < 0:
             raise ValueError("checkpoint settings must not be negative")
+
+    @property
+    def seconds(self) -> float:
+        """Between checkpoints by the clock."""
+        if self.every_seconds is None:
+            return math.inf if self.every_updates else CHECKPOINT_SECONDS
+        return self.every_seconds
 
     def rated(self, metrics: Mapping[str, float], usual: str = "") -> float | None:
         """The value of ``best_metric`` (or of the ``usual`` one), such that higher is better; None if unknown."""

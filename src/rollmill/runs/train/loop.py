@@ -354,7 +354,7 @@ class OnlineRun:
         if self.members is not None:
             for member in self.members.step():
                 self._metrics.restart(member)
-        if self.life.save_due:
+        if self.life.save_due(self.iteration):
             self._save_or_complain(self.state())
 
     def tell(self, hook: str, *args: object) -> None:
@@ -425,7 +425,8 @@ class OnlineRun:
     def load_state(self, loaded: Loaded) -> None:
         """Continue from a checkpoint of this run."""
         state, path = loaded.state, loaded.path
-        if state["spec"] != self.spec.to_dict():
+        saved = {**state["spec"], "info": []}  # what is kept of it may change
+        if saved != {**self.spec.to_dict(), "info": []}:
             raise CheckpointError(
                 f"{path} was made for another environment: {state['spec']['name']} with "
                 f"observations {state['spec']['observation']} and actions {state['spec']['action']}"

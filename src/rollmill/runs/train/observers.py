@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import ConfigError, ObserverError, RollmillError
-from rollmill.core.fields import Array
+from rollmill.core.fields import INFO, Array
 from rollmill.core.imports import import_object
 from rollmill.core.slots import OBS
 from rollmill.core.text import nearest
@@ -84,6 +84,8 @@ class Trajectory:
     """``[T, L]`` int64: version of the policy that decided"""
     policy_ids: Array
     """``[T, L]`` int16"""
+    infos: Mapping[str, Array]
+    """``[T + 1, L, ...]`` by the names in ``env.info``; texts (``room:text``) as bytes (``envs.info.texts``)"""
 
 
 def cut_trajectories(segments: Mapping[str, Array], groups: Array, groups_per_worker: int) -> list[Trajectory]:
@@ -111,6 +113,7 @@ def cut_trajectories(segments: Mapping[str, Array], groups: Array, groups_per_wo
                 episodes=part["episode"],
                 versions=part["version"][:-1],
                 policy_ids=part["policy_id"][:-1],
+                infos={name.removeprefix(INFO): array for name, array in part.items() if name.startswith(INFO)},
             )
         )
     return found

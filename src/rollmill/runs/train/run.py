@@ -17,7 +17,7 @@ from rollmill.core.errors import CheckpointError, NonFiniteError, RollmillError,
 from rollmill.core.fields import EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.out_of_memory import memory_is_named
-from rollmill.core.process_scope import process_scope
+from rollmill.core.process_scope import process_scope, temporary_files_in
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.reports.store.report import write_report
@@ -75,6 +75,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     if request.profile:
         observers = (*observers, Profiler(config.profile, config.folder / "profile"))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(temporary_files_in(config.run.temp_dir))
         kept, page = config.checkpoints, config.report.page
         living = live("online", config.folder, config, request, require_online, keep=kept, page=page)
         life = stack.enter_context(living)

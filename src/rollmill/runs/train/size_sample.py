@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.errors import EnvError, error_text
-from rollmill.core.fields import Array, Obs
+from rollmill.core.fields import INFO, Array, Obs
 from rollmill.core.process import Errand
 from rollmill.core.protocols import Env
 from rollmill.core.slots import OBS
@@ -76,7 +76,7 @@ class _Player:
     def run(self) -> list[int]:
         """Returns the lengths of the episodes that ended (or of the only one)."""
         spec = self._env.spec
-        obs: Obs = {f.name: np.zeros((spec.agents, *f.shape), f.dtype) for f in spec.observation}
+        obs: Obs = {f.name: np.zeros((spec.agents, *f.shape), f.dtype) for f in spec.written}
         lengths: list[int] = []
         end = time.monotonic() + SECONDS
         while self._steps < STEPS and time.monotonic() < end:
@@ -84,7 +84,7 @@ class _Player:
                 self._env.reset(len(lengths), obs)
             length, over = 0, np.zeros(spec.agents, bool)
             while not over.all() and self._steps < STEPS and time.monotonic() < end:
-                seen = {OBS + name: array[0].copy() for name, array in obs.items()}
+                seen = {_column(name): array[0].copy() for name, array in obs.items()}
                 action = random_actions(spec, self._rng, obs, spec.agents)
                 with self._calling(STEP, len(lengths), length):
                     reward, terminated, truncated, _ = self._env.step(action, obs)
@@ -121,7 +121,7 @@ class _Player:
         rows, self._rows = self._rows, []
         columns: dict[str, Array] = {}
         for column in self._writer.schema.columns:
-            if column.name.startswith(OBS):
+            if column.name.startswith((OBS, INFO)):
                 values = [row[column.name] for row in rows] + [obs[column.name.removeprefix(OBS)][0].copy()]
             elif column.name in rows[0]:
                 values = [row[column.name] for row in rows]
@@ -129,6 +129,10 @@ class _Player:
                 values = list(self._rng.normal(size=len(rows) + (column.per == "obs")))
             columns[column.name] = np.asarray(values, column.numpy)
         self._writer.add_episode(Episode(columns, terminated=ended))
+
+
+def _column(name: str) -> str:
+    return name if name.startswith(INFO) else OBS + name
 
 
 class SizeSample:

@@ -132,7 +132,7 @@ class DynamicsRun:
                 life.reporter.tick(self.step)
                 if self.step % s.report_steps == 0:
                     self._report()
-                if life.save_due and life.try_save(self.state(), self.step):
+                if life.save_due(self.step) and life.try_save(self.state(), self.step):
                     self._write_model()
             if fitter.fresh:
                 self._report()

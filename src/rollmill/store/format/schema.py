@@ -29,7 +29,7 @@ import numpy as np
 import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import StoreError
-from rollmill.core.fields import EnvSpec, Field
+from rollmill.core.fields import INFO, EnvSpec, Field
 from rollmill.core.opening import parse_json, read_text
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.slots import OBS
@@ -188,9 +188,10 @@ class StoreSchema:
         image_codec: str = "auto",
         created_by: str | None = None,
     ) -> StoreSchema:
-        """The schema for episodes of an environment: observations, action, the required columns, then ``extra``."""
+        """The schema for episodes of an environment: observations, action, required columns, info, then ``extra``."""
         columns = [Column.of(f, "obs", image_codec if f.is_image else "auto", prefix=OBS) for f in spec.observation]
         columns += [Column.of(f) for f in (spec.action.field, *REQUIRED)]
+        columns += [Column.of(f, "obs", prefix=INFO) for f in spec.info]
         return cls(
             env=spec,
             env_id=env_id or spec.name,
