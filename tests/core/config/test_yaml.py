@@ -214,9 +214,20 @@ values = st.recursive(
 @given(st.dictionaries(st.text() | tricky, values, max_size=5))
 def test_what_is_written_is_read_back(data: dict[str, Any]) -> None:
     text = to_yaml(data)
-    found = parse_mapping(text, "test").data
-    assert found == data
-    assert repr(found) == repr(data)  # 1, 1.0 and True are equal to Python; keys keep their order
+    for ours in (False, True):
+        found = parse_mapping(text, "test", ours)
+        assert found.data == data
+        assert repr(found.data) == repr(data)  # 1, 1.0 and True are equal to Python; keys keep their order
+        assert found == parse_mapping(text, "test")
+
+
+def test_the_fast_reader_refuses_in_the_same_words() -> None:
+    for text in ("a: [", "a: &x [*x]", "a: 1\na: 2", "- 1", "a: !!int x", "a: \ud800"):
+        with pytest.raises(ConfigError) as slow:
+            parse_mapping(text, "test")
+        with pytest.raises(ConfigError) as fast:
+            parse_mapping(text, "test", ours=True)
+        assert str(fast.value) == str(slow.value)
 
 
 def test_other_readers_understand_it_too() -> None:

@@ -38,7 +38,7 @@ def read_saved(path: Path) -> dict[str, Any]:
     """The settings that a run has saved as ``config.yaml``; ConfigError where they cannot be read."""
     from rollmill.core.config.yaml import read_mapping
 
-    return renamed(read_mapping(path).data)
+    return renamed(read_mapping(path, ours=True).data)
 
 
 def is_saved(path: Path) -> bool:
