@@ -23,7 +23,9 @@ def test_how_every_run_stands_and_what_matters(tmp_path: Path) -> None:
     assert states["g0.5-s0"] == "finished"
     assert states["to_come"] == "waiting"
     assert [item["param"] for item in found["importance"][0]["items"]] == ["learning.gamma"]
-    assert len(found["scores"]) == 9
+    (scores,) = found["scores"]
+    assert (scores["keys"], scores["lower"], len(scores["runs"])) == (["learning.gamma"], False, 9)
+    assert {tuple(run["params"]) for run in scores["runs"]} == {(0.5,), (0.9,), (0.99,)}
     assert str(tmp_path) not in str(found["runs"]), "addresses of folders stay here"
 
 

@@ -35,6 +35,10 @@ class Columns:
         missing = np.full(rows, np.nan)
         return [table.get(name, missing) for name in names]
 
+    def names(self, path: Path) -> list[str]:
+        """Of all columns of a file."""
+        return list(self._table(path))
+
     def _table(self, path: Path) -> dict[str, Array]:
         stamp = stamp_of(path)
         if stamp is None:

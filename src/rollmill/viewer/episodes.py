@@ -13,9 +13,10 @@ import numpy as np
 
 from rollmill.core.errors import ConfigError, StoreError
 from rollmill.core.fields import Array
-from rollmill.core.opening import check_within
+from rollmill.core.opening import check_within, read_json
 from rollmill.core.run_kind import FOLDERS
 from rollmill.core.slots import OBS
+from rollmill.reports.store.checks import checks
 from rollmill.store.convert.png import encode_png
 from rollmill.store.derive.derivation import open_quietly
 from rollmill.store.filters import Filter
@@ -126,6 +127,19 @@ def table(store: Store, question: Question) -> dict[str, Any]:
         "damaged": len(store.problems),
         "images": [image.name for image in images(store.schema)],
     }
+
+
+def report_of(folder: Path, root: Path) -> dict[str, Any]:
+    """What the report of a store says about its soundness, and when it was made; no checks where there is none."""
+    for place in (folder / "report.json", folder.parent / f"{folder.name}_report.json"):
+        try:
+            metrics = read_json(place, within=root)
+            return {"made": str(metrics["made_at"]), "checks": [list(check) for check in checks(metrics)]}
+        except FileNotFoundError:
+            continue
+        except (ValueError, LookupError, TypeError) as error:
+            raise StoreError(f"{place.name} cannot be read: {error!r}") from error
+    return {"made": "", "checks": []}
 
 
 def scatter(store: Store, question: Question) -> tuple[list[str], list[Array]]:

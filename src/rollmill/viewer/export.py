@@ -20,12 +20,16 @@ from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, RunFolderError
 from rollmill.core.fields import Array
 from rollmill.core.run_folder import RunFolder
+from rollmill.pbt.ledger import NAME as LEDGER
 from rollmill.store.reader import Store
-from rollmill.viewer.catalog import Catalog
+from rollmill.viewer.catalog import Catalog, RunEntry
+from rollmill.viewer.clusters import PREFIX, cluster
 from rollmill.viewer.columns import Columns
-from rollmill.viewer.episodes import Question, Stores, episode, frames, portion, scatter, shown_image, table
+from rollmill.viewer.episodes import Question, Stores, episode, frames, portion, report_of, scatter, shown_image, table
 from rollmill.viewer.experiments import experiment
+from rollmill.viewer.moment import checkpoint_steps
 from rollmill.viewer.page import page
+from rollmill.viewer.populations import population
 
 PAGE = "index.html"
 ROWS = 200
@@ -48,13 +52,18 @@ def export(catalog: Catalog, folder: Path, episodes: int) -> Copied:
         raise ConfigError(f"--export {folder}: lies among the runs, where nothing is written; name another folder")
     catalog.refresh()
     columns, stores = Columns(catalog.root), Stores(catalog.root)
-    answers: dict[str, Any] = {"json": {"/api/runs": catalog.to_dict()}, "binary": {}, "pictures": {}, "columns": {}}
+    answers: dict[str, Any] = {"json": {"/api/runs": catalog.to_dict()}}
+    answers |= {kind: {} for kind in ("binary", "pictures", "columns", "checkpoints")}
     for run in catalog.runs.values():
-        names = run.shown["metrics"]
+        names = columns.names(RunFolder(run.folder).metrics)
         found = columns.read(RunFolder(run.folder).metrics, names)
         answers["columns"][run.id] = {name: packed([column]) for name, column in zip(names, found)}
+        answers["checkpoints"][run.id] = checkpoint_steps(RunFolder(run.folder), catalog.root)
+        answers["json"] |= _of_run(run, catalog.root, columns)
     for name, launched in catalog.experiments.items():
-        answers["json"][f"/api/experiment?name={quote_plus(name)}"] = experiment(launched)
+        answers["json"][f"/api/experiment?name={quote_plus(name)}"] = experiment(launched, catalog.root)
+    for id_, place in catalog.stores.items():
+        answers["json"][f"/api/checks?store={id_}"] = report_of(place, catalog.root)
     copied = sum(_store(answers, id_, stores(place), episodes) for id_, place in catalog.stores.items())
     text = page(f"{catalog.root.name} - rollmill", json.dumps(answers, allow_nan=False).replace("<", "\\u003c"))
     try:
@@ -63,6 +72,18 @@ def export(catalog: Catalog, folder: Path, episodes: int) -> Copied:
     except OSError as error:
         raise RunFolderError(f"{folder / PAGE}: cannot be written: {error.strerror or error}") from error
     return Copied(folder / PAGE, len(catalog.runs), copied, len(text.encode()))
+
+
+def _of_run(run: RunEntry, root: Path, columns: Columns) -> dict[str, Any]:
+    """What the pages of populations and clusters ask for, where a run is one."""
+    found: dict[str, Any] = {}
+    if (run.folder / LEDGER).is_file():
+        found[f"/api/population?run={run.id}"] = population(run.folder, root)
+    folder = RunFolder(run.folder)
+    names = columns.names(folder.metrics)
+    if any(name.startswith(PREFIX) for name in names):
+        found[f"/api/cluster?run={run.id}"] = cluster(folder, root, names)
+    return found
 
 
 def _store(answers: dict[str, Any], id_: str, store: Store, episodes: int) -> int:

@@ -24,15 +24,21 @@ def moment(run: RunFolder, root: Path, frames: float, at: Array, times: Array) -
     """``at`` and ``times`` (seconds since 1970): the rows of the run's metrics."""
     when = float(np.interp(frames, at, times)) if len(at) else None
     lines = list(log_lines(run, root, when)) if when is not None else []
-    found = [checkpoint.step for checkpoint in Checkpoints(run.checkpoints).list()]
+    found = checkpoint_steps(run, root)
     before = [number for number in found if number <= frames]
     return {
         "time": when,
-        "checkpoints": sorted(set(found)),
+        "checkpoints": found,
         "checkpoint": max(before, default=None),
         "log": [line.rstrip("\n") for line in lines[:MOST_LINES]],
         "more": max(0, len(lines) - MOST_LINES),
     }
+
+
+def checkpoint_steps(run: RunFolder, root: Path) -> list[int]:
+    """How far the run was at each of its checkpoints that are left."""
+    check_within(run.checkpoints, root)
+    return sorted({checkpoint.step for checkpoint in Checkpoints(run.checkpoints).list()})
 
 
 def log_lines(run: RunFolder, root: Path, when: float) -> Iterator[str]:

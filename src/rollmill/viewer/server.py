@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,23 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.reports.html.serving import METHODS, Door, security_headers
 from rollmill.store.reader import Store
 from rollmill.viewer.catalog import Catalog, RunEntry
+from rollmill.viewer.clusters import cluster
 from rollmill.viewer.columns import Columns
-from rollmill.viewer.episodes import MOST_ROWS, Question, Stores, episode, frames, scatter, shown_image, table
-from rollmill.viewer.experiments import experiment
-from rollmill.viewer.moment import moment
+from rollmill.viewer.episodes import (
+    MOST_ROWS,
+    Question,
+    Stores,
+    episode,
+    frames,
+    report_of,
+    scatter,
+    shown_image,
+    table,
+)
+from rollmill.viewer.experiments import attempt_log, experiment
+from rollmill.viewer.moment import checkpoint_steps, moment
 from rollmill.viewer.page import modules, page, policy
+from rollmill.viewer.populations import population
 
 REQUESTS = 64
 """Under way at the same time; more are told to come again."""
@@ -110,7 +123,12 @@ class Viewer:
             Route("/api/episodes", _in_thread(lambda r: as_json(table(self._store(r), question(r))))),
             Route("/api/scatter", _in_thread(self._scatter)),
             Route("/api/episode", _in_thread(self._episode)),
+            Route("/api/checks", _in_thread(self._checks)),
+            Route("/api/checkpoints", _in_thread(self._checkpoints)),
+            Route("/api/population", _in_thread(self._population)),
+            Route("/api/cluster", _in_thread(self._cluster)),
             Route("/api/experiment", _in_thread(self._experiment)),
+            Route("/api/attempt", _in_thread(self._attempt)),
             Route("/api/frames", _in_thread(self._frames)),
         ]
 
@@ -127,20 +145,40 @@ class Viewer:
 
     def _read_columns(self, request: Request) -> Response:
         names = request.query_params.getlist("name")
-        ids = [id_ for id_ in request.query_params.get("runs", "").split(",") if id_]
-        if len(ids) > MOST_RUNS or not 0 < len(names) <= MOST_COLUMNS:
-            raise Refused(400, f"at most {MOST_RUNS} runs and 1 to {MOST_COLUMNS} names of columns at a time")
-        return binary(columns_of(self._columns, [self.run(id_) for id_ in ids], names))
+        if not 0 < len(names) <= MOST_COLUMNS:
+            raise Refused(400, f"1 to {MOST_COLUMNS} names of columns at a time")
+        return binary(columns_of(self._columns, self._several(request), names))
 
-    def run(self, id_: str) -> RunEntry:
+    def _several(self, request: Request) -> list[RunEntry]:
+        """The runs that a request names."""
+        ids = [id_ for id_ in request.query_params.get("runs", "").split(",") if id_]
+        if len(ids) > MOST_RUNS:
+            raise Refused(400, f"at most {MOST_RUNS} runs at a time")
+        return [self._run(id_) for id_ in ids]
+
+    def _one(self, request: Request) -> RunEntry:
+        return self._run(request.query_params.get("run", ""))
+
+    def _run(self, id_: str) -> RunEntry:
         """The run of an id that a request names."""
         try:
             return self.catalog[id_]
         except KeyError:
             raise Refused(404, "there is no such run") from None
 
+    def _checkpoints(self, request: Request) -> Response:
+        runs = self._several(request)
+        return as_json({run.id: checkpoint_steps(RunFolder(run.folder), self.catalog.root) for run in runs})
+
+    def _population(self, request: Request) -> Response:
+        return as_json(population(self._one(request).folder, self.catalog.root))
+
+    def _cluster(self, request: Request) -> Response:
+        run = RunFolder(self._one(request).folder)
+        return as_json(cluster(run, self.catalog.root, self._columns.names(run.metrics)))
+
     def _moment(self, request: Request) -> Response:
-        run = self.run(request.query_params.get("run", ""))
+        run = self._one(request)
         folder = RunFolder(run.folder)
         frames, steps, times = self._columns.read(folder.metrics, ["frames", "step", "time"])
         at = steps if np.isnan(frames).all() else frames
@@ -148,17 +186,30 @@ class Viewer:
         place = _number(request, "frames")
         return as_json(moment(folder, self.catalog.root, place, at[known], times[known]))
 
-    def _experiment(self, request: Request) -> Response:
+    def _launched(self, request: Request) -> Path:
         folder = self.catalog.experiments.get(request.query_params.get("name", ""))
         if folder is None:
             raise Refused(404, "there is no such experiment")
-        return as_json(experiment(folder))
+        return folder
 
-    def _store(self, request: Request) -> Store:
+    def _experiment(self, request: Request) -> Response:
+        return as_json(experiment(self._launched(request), self.catalog.root))
+
+    def _attempt(self, request: Request) -> Response:
+        run, number = request.query_params.get("run", ""), _whole(request, "number", -1)
+        return as_json({"log": attempt_log(self._launched(request), self.catalog.root, run, number)})
+
+    def _place(self, request: Request) -> Path:
         folder = self.catalog.stores.get(request.query_params.get("store", ""))
         if folder is None:
             raise Refused(404, "there is no such store")
-        return self._stores(folder)
+        return folder
+
+    def _store(self, request: Request) -> Store:
+        return self._stores(self._place(request))
+
+    def _checks(self, request: Request) -> Response:
+        return as_json(report_of(self._place(request), self.catalog.root))
 
     def _scatter(self, request: Request) -> Response:
         names, columns = scatter(self._store(request), question(request))

@@ -94,7 +94,7 @@ for _name, _pattern, _first in _RESOLVERS:
 
 
 def _fast_loader() -> type | None:
-    """The same loader on libyaml's parser, which takes an eighth of the time; None where PyYAML was built without it."""
+    """The same loader on libyaml's parser, which takes an eighth of the time; None where PyYAML has none."""
     if not yaml.__with_libyaml__:
         return None
 
