@@ -17,11 +17,13 @@ from running import wait_until
 
 pytest.importorskip("uvicorn")
 from browsing import opened
-from viewing import Serving, counting_store, launched, serving
+from viewing import Serving, cluster_run, counting_store, launched, population_run, serving
 
+from rollmill.core.identity import Identity
 from rollmill.launch.compare.aggregate import band, common
 from rollmill.launch.compare.statistics import iqm
 from rollmill.launch.progress import read_curve
+from rollmill.launch.records import Attempt, LaunchRecords
 from rollmill.reports.html.plots import short
 from rollmill.reports.html.tables import number
 from rollmill.viewer.catalog import Catalog
@@ -81,7 +83,7 @@ def test_runs_are_rows_of_groups(browser: Any, server: Serving) -> None:
 def test_the_filter_has_the_words_of_the_config(browser: Any, server: Serving, words: str, runs: int) -> None:
     with opened(browser, server.link) as (page, complaints):
         page.get_by_label("filter").fill(words)
-        page.locator("p.note", has_text=f"{runs} run{'s' * (runs != 1)} of 13").wait_for()
+        page.locator(".note", has_text=f"{runs} run{'s' * (runs != 1)} of 13").wait_for()
         assert complaints == []
 
 
@@ -175,6 +177,31 @@ def test_axes_smoothing_and_marks(browser: Any, server: Serving) -> None:
         page.get_by_label("marks").check()
         page.wait_for_url(lambda url: "marks=1" in url and "x=seconds" not in url)
         assert complaints == []
+
+
+def test_marks_stand_where_it_happened(browser: Any, tmp_path: Path) -> None:
+    """On any axis: a checkpoint at 200 frames is one at 20 seconds, where a row has both."""
+    run = tmp_path / "runs" / "exp" / "run"
+    write_run(run, online(), [float(k) for k in range(40)])
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "frames-000000000200.ckpt").write_bytes(b"")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for k, row in enumerate(rows):
+        row["sample/env_faults"] = int(k > 30)
+        row |= {"eval/return": 1.0} if k == 9 else {}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    session = {"started": "2026-11-01T10:00:00+00:00", "host": "node7"}
+    sessions = [session | {"step_at_start": step} for step in (0, 300)]
+    (run / "diary.json").write_text(json.dumps({"created": "2026-11-01T10:00:00+00:00", "sessions": sessions}))
+    wanted = {"saved": 20, "resumed": 30, "faults": 32, "eval": 10}
+    script = "() => [...document.querySelector('.plot').chart.plot.marks].map(({ x, text }) => [text, x])"
+    with serving(tmp_path / "runs") as server:
+        for axis, size in (("frames", 10), ("seconds", 1)):
+            address = f"{server.link}#curves?metrics=episode/return&marks=1&x={axis}"
+            with opened(browser, address) as (page, complaints):
+                page.locator(".chart .entry").first.wait_for()
+                assert dict(page.evaluate(script)) == {text: size * place for text, place in wanted.items()}
+                assert complaints == []
 
 
 def test_a_part_of_the_axis_is_chosen_by_dragging(browser: Any, server: Serving) -> None:
@@ -279,7 +306,7 @@ def test_scrubbing_shows_the_frame_of_that_step(browser: Any, recorded: Serving)
         page.get_by_role("button", name="largest reward").click()
         wait_until(lambda: pixel(page) == [75, 1, 7])
         page.keyboard.press("End")
-        page.locator("p.note", has_text="the end: terminated").wait_for()
+        page.locator(".note", has_text="the end: terminated").wait_for()
         page.keyboard.press("Home")
         page.get_by_role("button", name="play", exact=True).click()
         wait_until(lambda: pixel(page)[0] > 3, what="it to play by itself")
@@ -311,7 +338,7 @@ def test_from_a_point_of_a_curve_to_its_episodes(browser: Any, recorded: Serving
         page.locator("table.episodes tbody tr").first.wait_for()
         first = page.locator("table.episodes tbody tr").first.locator("a")
         assert first.inner_text() == "1", "its frames, 100 to 249, hold the place"
-        assert "those nearest to 2" in page.locator("p.note", has_text="nearest").inner_text()
+        assert "those nearest to 2" in page.locator(".note", has_text="nearest").inner_text()
         first.click()
         page.locator("canvas.frame").wait_for()
         wait_until(lambda: pixel(page) == [0, 1, 7])
@@ -320,7 +347,7 @@ def test_from_a_point_of_a_curve_to_its_episodes(browser: Any, recorded: Serving
 
 def test_the_filter_of_episodes_is_the_stores(browser: Any, recorded: Serving) -> None:
     with opened(browser, f"{recorded.link}#data?filter=length_min%3D50") as (page, complaints):
-        page.locator("p.note", has_text="2 of 3 episodes").wait_for()
+        page.locator(".note", has_text="2 of 3 episodes").wait_for()
         assert page.locator("table.episodes tbody tr").count() == 2
         assert complaints == []
 
@@ -351,8 +378,9 @@ def test_evaluations_are_paired_by_seed(browser: Any, tmp_path: Path) -> None:
         with opened(browser, f"{server.link}#compare?runs={ids}") as (page, complaints):
             section = page.locator("section", has_text="2 seeds that all have")
             section.wait_for()
-            assert section.locator("tbody tr").count() == 3
+            assert section.locator("tbody tr").count() == 2 + 2
             assert section.locator("tbody tr").first.inner_text().split() == ["mean", "1.5", "1.5"]
+            assert section.locator("tbody tr").nth(1).inner_text().split()[-2:] == ["-", "0"], "too few for an interval"
             assert complaints == []
 
 
@@ -366,6 +394,60 @@ def test_how_a_launch_stands(browser: Any, tmp_path: Path) -> None:
         assert complaints == []
 
 
+def test_attempts_and_every_run_over_its_parameters(browser: Any, tmp_path: Path) -> None:
+    experiment = tmp_path / "runs" / "grid"
+    launched(experiment, gammas=(0.5, 0.9, 0.99), seeds=3)
+    records = LaunchRecords(experiment)
+    attempt = Attempt(1, 1.79e9, Identity("node7", "boot", 1, 1), "", "new", 1.79e9 + 5, 1, "it <b>broke", "last words")
+    records.write_attempt("to_come", attempt)
+    records.log_path("to_come", 1).write_text("what it wrote")
+    with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#experiments") as (page, complaints):
+        page.locator("summary", has_text="1 attempt").click()
+        page.locator("li", has_text="with exit code 1: it <b>broke").wait_for()
+        page.get_by_role("button", name="log", exact=True).click()
+        page.locator("pre", has_text="what it wrote").wait_for()
+        with page.expect_download() as found:
+            chart = page.locator(".chart", has_text="Every run over its parameters")
+            chart.get_by_role("button", name="SVG").click()
+        drawn = Path(found.value.path()).read_text()
+        assert drawn.count("<path") == 9 + 2, "a line for each run, an axis for gamma and one for the score"
+        assert ">0.99</text>" in drawn
+        assert complaints == []
+
+
+def test_whose_weights_went_where(browser: Any, tmp_path: Path) -> None:
+    population_run(tmp_path / "runs" / "pop" / "three")
+    with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#populations") as (page, complaints):
+        tree = page.locator(".chart", has_text="Lineage")
+        with page.expect_download() as found:
+            tree.get_by_role("button", name="CSV").click()
+        copies = Path(found.value.path()).read_text().splitlines()
+        assert copies == ["round,frames,member,from", "1,1000,2,0", "2,2000,0,1", "2,2000,2,1"]
+        row = page.locator("section", has_text="Members").locator("tbody tr").nth(2).inner_text()
+        assert row.split() == ["2", "-", "20", "2", "0.1", "→", "0.005"]
+        assert page.locator(".chart", has_text="learning.learning_rate").locator(".entry").count() == 3
+        decisions = page.locator("section", has_text="Decisions, the newest first").locator("tbody tr")
+        assert decisions.first.inner_text().startswith("2\t2\tfrom 1")
+        assert complaints == []
+
+
+def test_how_nodes_stand(browser: Any, tmp_path: Path) -> None:
+    cluster_run(tmp_path / "runs" / "cl" / "two")
+    with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#clusters") as (page, complaints):
+        rows = page.locator("section", has_text="Nodes").locator("tbody tr")
+        rows.first.wait_for()
+        assert rows.nth(0).inner_text().split()[:3] == ["0", "local-0", "sampling"]
+        second = rows.nth(1).inner_text().split("\t")
+        assert second[:4] == ["1", "-", "not there", "1,003"], "the newest incarnation, from the metrics"
+        assert "2" in second[9:10], "both of its starts were seen"
+        page.locator(".entry", has_text="segments that never arrived: 3").wait_for()
+        with page.expect_download() as found:
+            page.locator(".chart", has_text="Updates that segments").get_by_role("button", name="SVG").click()
+        assert "1 anew" in Path(found.value.path()).read_text()
+        page.locator("pre", has_text="node local-1 is gone").wait_for()
+        assert complaints == []
+
+
 # -- the copy without a server ------------------------------------------------------------------------------------
 
 
@@ -374,16 +456,24 @@ def test_a_copy_needs_no_server(browser: Any, tmp_path: Path) -> None:
     write_run(run, online(), [float(k) for k in range(40)])
     counting_store(run / "data", (90, 150, 40))
     launched(tmp_path / "runs" / "grid & co", gammas=(0.5, 0.9), seeds=3)
+    population_run(tmp_path / "runs" / "pop" / "three")
+    cluster_run(tmp_path / "runs" / "cl" / "two")
     copied = export(Catalog(tmp_path / "runs", Index(None)), tmp_path / "copy", episodes=1)
-    assert (copied.runs, copied.episodes) == (7, 1)
+    assert (copied.runs, copied.episodes) == (9, 1)
     address = f"file://{copied.path}"
     with opened(browser, f"{address}#runs") as (page, complaints):
-        page.locator("#status", has_text="7 runs, a copy without a server").wait_for()
+        page.locator("#status", has_text="9 runs, a copy without a server").wait_for()
         page.locator("table.runs a", has_text="<b>run").wait_for()
         page.evaluate("location.hash = 'curves?metrics=episode/return'")
         page.locator(".chart .entry", has_text="gamma-0.5: n = 3, lowest to highest").wait_for()
+        page.evaluate("location.hash = 'curves?marks=1&metrics=episode/return&filter=experiment=exp'")
+        page.locator(".chart .entry", has_text="<b>run").wait_for()
         page.evaluate("location.hash = 'experiments'")
         page.locator("td", has_text="to_come").wait_for()
+        page.evaluate("location.hash = 'populations'")
+        page.locator(".chart", has_text="Lineage").wait_for()
+        page.evaluate("location.hash = 'clusters'")
+        page.locator("section", has_text="Nodes").locator("tbody tr").first.wait_for()
         page.evaluate("location.hash = 'data'")
         page.locator("table.episodes a", has_text="2").first.click()
         page.locator("canvas.frame").wait_for()

@@ -135,3 +135,72 @@ def launched(experiment: Path, gammas: Sequence[float], seeds: int) -> None:
             runs.append(RunRecord(folder.name, f"gamma-{gamma}", params, ("rollmill", "train"), str(folder), 300))
     runs.append(RunRecord("to_come", "to_come", {}, ("rollmill", "train"), str(experiment / "to_come"), 300))
     records.write_plan(PlanRecord(experiment.name, str(experiment), tuple(runs), {}))
+
+
+KEY = "learning.learning_rate"
+RATES = (0.001, 0.01, 0.1)
+
+
+def population_run(folder: Path) -> Path:
+    """A population of three after two rounds: 2 takes over from 0, then 0 and 2 from 1; each copy halves the rate."""
+    write_run(folder, online(pbt={"members": 3}), [1.0, 2.0])
+    rates = list(RATES)
+    lines: list[dict[str, Any]] = [
+        {"begin": [{"learning.learning_rate": rate} for rate in rates], "objective": "return"}
+    ]
+    lines[0] |= {"method": "pbt", "seed": 0}
+    for number, copies in enumerate((((2, 0),), ((0, 1), (2, 1))), 1):
+        members, moves = [], []
+        for k, rate in enumerate(rates):
+            own: dict[str, Any] = {
+                "member": k,
+                "frames": 1000 * number + k,
+                "objective": 10.0 * number + k,
+                "error": 0.5,
+            }
+            members.append(own | {"episodes": 20, "settings": {"learning.learning_rate": rate}})
+        if number == 2:
+            members[2] |= {"objective": None, "error": None}
+        for taker, giver in copies:
+            before, rates[taker] = rates[taker], rates[giver] / 2
+            moves.append(
+                {"member": taker, "from": giver, "settings": {"learning.learning_rate": [before, rates[taker]]}}
+            )
+        lines.append({"round": number, "members": members, "moves": moves, "kept": {"1": "nobody is better"}})
+    (folder / "population.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def cluster_run(folder: Path) -> Path:
+    """A run of two nodes, the second of which died and came again; the first one still samples."""
+    write_run(folder, online(cluster={"address": "local", "nodes": 2}), [1.0])
+    rows = []
+    for k in range(10):
+        row = {"frames": 100 * (k + 1), "cluster/nodes": 2 - (k == 5), "cluster/segments": 7 * k}
+        row |= {"cluster/lost_segments": 3 * (k > 5), "cluster/refused_segments": 0, "cluster/pack_ratio": 3.0}
+        for seat in (0, 1) if k != 5 else (0,):
+            node = f"cluster/node{seat}"
+            row |= {f"{node}/frames_per_s": 500 + seat, f"{node}/mb_per_s": 0.25, f"{node}/lag": k / 4}
+            row[f"{node}/incarnation"] = 1000 + seat + (2 if seat and k > 5 else 0)
+        rows.append(row)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stamp = "2026-11-01 10:00:00,000"
+    said = (
+        "INFO    node local-1 samples (seat 1, incarnation 1001)",
+        "WARNING node local-1 is gone",
+        "INFO    training",
+    )
+    (folder / "log.txt").write_text("".join(f"{stamp} {text}\n" for text in said))
+    node = {"node": "local-0", "seat": 0, "incarnation": 1000, "stage": "sampling", "reason": "", "rows": 5000}
+    node |= {"packed_bytes": 2_000_000, "raw_bytes": 6_000_000, "lag": 1.0, "heard": 0.1}
+    saved = {
+        "gateways": 1,
+        "address": "local",
+        "time": 1.79e9,
+        "nodes": [node],
+        "received": 63,
+        "lost": 3,
+        "refused": 0,
+    }
+    (folder / "cluster.json").write_text(json.dumps(saved))
+    return folder

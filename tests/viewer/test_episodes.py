@@ -67,8 +67,8 @@ def test_the_table_has_the_filter_of_the_store(server: Serving) -> None:
 
 def test_points_of_all_episodes(server: Serving) -> None:
     head, numbers = unpacked(server.ask(f"/api/scatter?store={store_of(server)}"))
-    assert head["names"] == ["number", "global_step", "return", "length"]
-    assert numbers.reshape(4, 3).tolist() == [[0, 1, 2], [4, 169, 399], [1, 2, 3], [5, 70, 200]]
+    assert head["names"] == ["number", "global_step", "return", "length", "whole"]
+    assert numbers.reshape(5, 3).tolist() == [[0, 1, 2], [4, 169, 399], [1, 2, 3], [5, 70, 200], [1, 1, 1]]
 
 
 def test_what_happened_step_by_step(server: Serving) -> None:

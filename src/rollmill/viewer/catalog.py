@@ -275,6 +275,7 @@ def _shown(
         "command": origin.get("command", ""),
         "parent": origin.get("parent", ""),
         "version": origin.get("version", ""),
+        "libraries": origin.get("libraries", {}),
         "sessions": origin.get("sessions", []),
         "changed": max((stamp[2] for stamp in stamps[:4] if stamp is not None), default=0) / 1e9,
         "rows": metrics.get("rows", 0),

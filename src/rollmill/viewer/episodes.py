@@ -143,10 +143,13 @@ def report_of(folder: Path, root: Path) -> dict[str, Any]:
 
 
 def scatter(store: Store, question: Question) -> tuple[list[str], list[Array]]:
-    """Names and columns ``[episodes]`` of all episodes that fit: number, where they ended, return, length."""
+    """Names and columns ``[episodes]`` of all episodes that fit: number, where they ended, return, length, whole."""
     found = question.select(store)
-    taken = [found, *(store.table[name][found] for name in ("global_step_last", "return", "length"))]
-    return ["number", "global_step", "return", "length"], [np.asarray(column, np.float64) for column in taken]
+    known = store.table
+    taken = [found, *(known[name][found] for name in ("global_step_last", "return", "length"))]
+    whole = ~(known["partial_start"][found].astype(bool) | known["partial_end"][found].astype(bool))
+    columns = [np.asarray(column, np.float64) for column in (*taken, whole)]
+    return ["number", "global_step", "return", "length", "whole"], columns
 
 
 def episode(store: Store, number: int) -> tuple[dict[str, Any], list[Array]]:

@@ -64,6 +64,7 @@ def origin_of(path: Path) -> dict[str, Any]:
         "host": _text(sessions[-1].get("host") if sessions else _of(machine, "host")),
         "version": _text(sessions[-1].get("version") if sessions else ""),
         "parent": _text(_of(found.get("parent"), "checkpoint")),
+        "libraries": _texts(found.get("versions")),
         "sessions": [
             {
                 "frames": session.get("step_at_start") if isinstance(session.get("step_at_start"), int) else 0,
@@ -118,6 +119,10 @@ def _list(value: Any) -> list[Any]:
 
 def _of(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, dict) else None
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {str(key): text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:

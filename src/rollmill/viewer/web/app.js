@@ -10,6 +10,8 @@ import { ComparePage } from "rollmill/page_compare";
 import { DataPage } from "rollmill/page_data";
 import { ExperimentsPage } from "rollmill/page_experiments";
 import { PlayPage } from "rollmill/page_play";
+import { PopulationsPage } from "rollmill/page_populations";
+import { ClustersPage } from "rollmill/page_clusters";
 
 const PAGES = {
   runs: ["Runs", RunsPage],
@@ -18,6 +20,8 @@ const PAGES = {
   data: ["Data", DataPage],
   play: ["Episodes", PlayPage],
   experiments: ["Experiments", ExperimentsPage],
+  populations: ["Populations", PopulationsPage],
+  clusters: ["Clusters", ClustersPage],
 };
 const FILTERED = ["runs", "curves"]; // pages whose filter is about runs
 const view = document.getElementById("view");

@@ -4,13 +4,15 @@ import { h, replace, save } from "rollmill/dom";
 import { number } from "rollmill/format";
 import { colour } from "rollmill/plot";
 
+const DOUBLE = 250; // ms in which a second click may come
 const charts = new Set();
 const resized = new ResizeObserver((entries) => entries.forEach((entry) => entry.target.chart.redraw()));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.redraw()));
 
 export class Chart {
   // ``onPick(x, pixel)``: a click at a place of the axis, so many pixels below the top; ``onRange(low, high)``: a part of it was marked by dragging.
-  constructor({ title, note = "", onPick = null, onRange = null }) {
+  // ``height``: pixels of the plot, where it is not the usual one.
+  constructor({ title, note = "", height = null, onPick = null, onRange = null }) {
     Object.assign(this, { title, onPick, onRange, plot: null, legend: [], rows: () => "" });
     this.canvas = h("canvas", { role: "img", "aria-label": title });
     this.over = h("canvas", { class: "over" });
@@ -19,7 +21,7 @@ export class Chart {
     const buttons = h("span", { class: "tools" },
       h("button", { type: "button", title: "The numbers of this plot", onclick: () => save(`${this.file()}.csv`, this.rows(), "text/csv") }, "CSV"),
       h("button", { type: "button", title: "This plot as a picture", onclick: () => this.saveSvg() }, "SVG"));
-    this.box = h("div", { class: "plot" }, this.canvas, this.over);
+    this.box = h("div", { class: "plot", style: height === null ? null : { height: `${height}px` } }, this.canvas, this.over);
     this.element = h("div", { class: "card chart" }, h("h3", {}, title, buttons), this.box, this.keys, this.note);
     this.box.chart = this;
     resized.observe(this.box);
@@ -56,6 +58,7 @@ export class Chart {
 
   listen() {
     let from = null;
+    let picking = null;
     const pixel = (event) => event.clientX - this.box.getBoundingClientRect().left;
     const inside = (x) => this.plot !== null && x >= this.plot.left && x <= this.plot.right;
     this.box.addEventListener("pointerdown", (event) => (from = inside(pixel(event)) ? pixel(event) : null));
@@ -69,11 +72,19 @@ export class Chart {
     this.box.addEventListener("pointerup", (event) => {
       if (from === null || this.plot === null) return;
       const [low, high] = [from, pixel(event)].sort((a, b) => a - b);
-      if (high - low > 6) this.onRange?.(this.plot.at(low), this.plot.at(high));
-      else this.onPick?.(this.plot.at(pixel(event)), event.clientY - this.box.getBoundingClientRect().top);
       from = null;
+      if (high - low > 6) {
+        this.onRange?.(this.plot.at(low), this.plot.at(high));
+        return;
+      }
+      const [x, y] = [this.plot.at(pixel(event)), event.clientY - this.box.getBoundingClientRect().top];
+      clearTimeout(picking);
+      picking = setTimeout(() => this.onPick?.(x, y), DOUBLE); // the first half of a double click picks nothing
     });
-    this.box.addEventListener("dblclick", () => this.onRange?.(null, null));
+    this.box.addEventListener("dblclick", () => {
+      clearTimeout(picking);
+      this.onRange?.(null, null);
+    });
   }
 
   // The cursor at a place of the axis, and the part that is being marked.

@@ -35,5 +35,5 @@ export function replace(element, ...children) {
 export function save(name, text, type) {
   const link = h("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // a busy browser takes its time to fetch it
 }

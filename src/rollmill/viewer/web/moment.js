@@ -35,7 +35,7 @@ export class Moment {
     try {
       const found = await ask(`/api/moment?run=${run.id}&frames=${Math.round(frames)}`);
       const played = found.checkpoint === null ? "No checkpoint of that time is left."
-        : ["The last checkpoint before that: ", h("code", {}, `${run.name}@${found.checkpoint}`), `. All that are left: ${found.checkpoints.map(whole).join(", ")}.`];
+        : ["The last checkpoint before that: ", h("code", {}, `rollmill watch ${state.root}/${run.name}@${found.checkpoint}`), `. All that are left: ${found.checkpoints.map(whole).join(", ")}.`];
       replace(body, h("p", {}, played), found.time === null ? "" : h("p", { class: "note" }, `about ${new Date(1000 * found.time).toLocaleString()}; the log of two minutes:`),
         h("pre", {}, found.log.join("\n") || "(the log says nothing then)"), found.more ? h("p", { class: "note" }, `${counted(found.more, "more line")} in log.txt`) : "");
     } catch (error) {

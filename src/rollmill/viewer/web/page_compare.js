@@ -7,13 +7,16 @@ import { look, Plot } from "rollmill/plot";
 import { Chart } from "rollmill/chart";
 import { ask } from "rollmill/source";
 import { differing, metrics, state } from "rollmill/runs";
+import { band, mean } from "rollmill/stats";
 
 const MOST = 6;
+const MOST_PAIRED = 500; // as many as the server tells at a time
 const CURVES = ["episode/return", "eval/return", "learn/loss", "validation/loss"];
 const FACTS = [["state", (run) => `${run.state}${run.reason ? `: ${run.reason}` : ""}`], ["kind", (run) => run.kind], ["environment", (run) => run.env],
   ["frames", (run) => `${whole(run.frames)} ${run.unit}`], ["return", (run) => number(run.return)], ["seconds of training", (run) => duration(run.seconds)],
   ["frames/s", (run) => number(run.frames_per_s)], ["faults", (run) => whole(run.faults)], ["seed", (run) => text(valueOf(run, "seed", state.common))],
-  ["host", (run) => run.host], ["commit", (run) => run.commit], ["version", (run) => run.version], ["command", (run) => run.command], ["parent", (run) => run.parent]];
+  ["host", (run) => run.host], ["commit", (run) => run.commit],
+  ["version", (run) => run.version], ...["python", "torch", "numpy", "gymnasium"].map((name) => [name, (run) => run.libraries?.[name] ?? ""]), ["command", (run) => run.command], ["parent", (run) => run.parent]];
 
 export class ComparePage {
   constructor(goTo) {
@@ -40,7 +43,7 @@ export class ComparePage {
     replace(this.chosen, runs.map((run, k) => h("button", { type: "button", title: "take it away", onclick: () => this.set(this.ids.filter((id) => id !== run.id)) },
       h("span", { class: "key", style: { background: `var(${look(k).hue})` } }), `${run.name} ×`)));
     this.note.textContent = runs.length < 2 ? "Choose two to six runs." : "";
-    replace(this.tables, runs.length ? [this.settings(runs), this.facts(runs)] : "");
+    replace(this.tables, runs.length ? [this.settings(runs), this.facts(runs), this.code(runs)] : "");
     await this.curves(runs);
     await this.evaluations(runs);
   }
@@ -64,6 +67,16 @@ export class ComparePage {
   facts(runs) {
     const rows = FACTS.map(([name, of]) => [name, ...runs.map((run) => of(run) || "-")]).filter(([, ...cells]) => cells.some((cell) => cell !== "-"));
     return section("Code, and what came of it", runs, rows, (cells) => new Set(cells).size > 1);
+  }
+
+  // How to see what differs in the code: the server runs no git.
+  code(runs) {
+    const commits = [...new Set(runs.map((run) => run.commit.replace(/\+$/, "")).filter(Boolean))];
+    const dirty = runs.filter((run) => run.commit.endsWith("+"));
+    const others = commits.slice(1).map((commit) => h("code", {}, `git diff ${commits[0].slice(0, 12)} ${commit.slice(0, 12)}`));
+    return h("div", { class: "note" }, others.length ? h("p", {}, "What differs in the code: ", others.flatMap((one) => [one, " "])) : "",
+      dirty.length ? h("p", {}, `A + behind a commit: files differed from it, and nobody knows how (${dirty.map((run) => run.name).join(", ")}).`) : "",
+      runs.length > 1 && !commits.length ? h("p", {}, "No run was started in a git repository, so code is known by its version alone.") : "");
   }
 
   async curves(runs) {
@@ -91,17 +104,27 @@ export class ComparePage {
   async evaluations(runs) {
     const stores = runs.map((run) => state.stores.filter((store) => store.run === run.id && store.name.includes("/eval/")).pop());
     if (runs.length < 2 || stores.some((store) => !store)) {
-      replace(this.pairs, runs.length < 2 ? "" : h("p", { class: "note" }, "Episodes are paired by seed where every run has a recorded evaluation (rollmill collect RUN)."));
+      replace(this.pairs, runs.length < 2 ? "" : h("p", { class: "note" }, "Episodes are paired by seed where every run has a recorded evaluation (rollmill eval RUN --record)."));
       return;
     }
-    const tables = await Promise.all(stores.map((store) => ask(`/api/episodes?${new URLSearchParams({ store: store.id, count: 500 })}`)));
+    const tables = await Promise.all(stores.map((store) => ask(`/api/episodes?${new URLSearchParams({ store: store.id, count: MOST_PAIRED })}`)));
     const returns = tables.map(({ columns }) => new Map(columns.seed.map((seed, k) => [seed, columns.return[k]]).filter((_, k) => columns.has_seed[k])));
     const seeds = [...returns[0].keys()].filter((seed) => returns.every((found) => found.has(seed)));
     const rows = seeds.map((seed) => [seed, ...returns.map((found) => number(found.get(seed)))]);
-    const sums = returns.map((found) => seeds.reduce((sum, seed) => sum + found.get(seed), 0) / seeds.length);
-    replace(this.pairs, seeds.length ? section(`Evaluations, ${seeds.length} seeds that all have`, runs, [["mean", ...sums.map(number)], ...rows])
+    const means = returns.map((found) => number(mean(seeds.map((seed) => found.get(seed)))));
+    const gaps = returns.map((found, k) => (k ? gap(seeds.map((seed) => found.get(seed) - returns[0].get(seed)), state.rules) : "-"));
+    const cut = tables.map((found, k) => (found.fitting > found.numbers.length ? runs[k].name : "")).filter(Boolean);
+    replace(this.pairs, seeds.length ? [section(`Evaluations, ${whole(seeds.length)} seeds that all have`, runs, [["mean", ...means], ["difference to the first, 95 %", ...gaps], ...rows]),
+      h("p", { class: "note" }, "The difference is taken seed by seed; its interval (Student's t) is that of the mean difference.", cut.length ? ` Only the first ${whole(MOST_PAIRED)} episodes of ${cut.join(", ")} are looked at.` : "")]
       : h("p", { class: "note" }, "The recorded evaluations have no seed in common."));
   }
+}
+
+// A mean difference and its 95 % interval; the interval is left out where there are too few seeds to tell.
+function gap(differences, rules) {
+  const middle = mean(differences);
+  const { low, high, kind } = band(differences.map((one) => [one]), "mean", rules);
+  return kind === "95 %" ? `${number(middle)} (${number(low[0])} to ${number(high[0])})` : number(middle);
 }
 
 // A table with a column for each run; ``marked``: rows that stand out.

@@ -8,6 +8,7 @@ import { choice, filterBox, tick } from "rollmill/parts";
 import { look, Plot } from "rollmill/plot";
 import { Moment } from "rollmill/moment";
 import { grouped, metrics, state } from "rollmill/runs";
+import { checkpoints } from "rollmill/source";
 import { band, common, smoothed } from "rollmill/stats";
 
 const AXES = [["frames", "frames"], ["seconds", "seconds"], ["batches", "training steps"]];
@@ -30,7 +31,7 @@ export class CurvesPage {
     this.single = tick("single runs", (on) => this.go({ single: on ? "1" : null }));
     this.logX = tick("log x", (on) => this.go({ logx: on ? "1" : null }));
     this.logY = tick("log y", (on) => this.go({ logy: on ? "1" : null }));
-    this.marks = tick("marks", (on) => this.go({ marks: on ? "1" : null }), "where runs were resumed, evaluated, or had faults");
+    this.marks = tick("marks", (on) => this.go({ marks: on ? "1" : null }), "where runs were resumed, evaluated, saved a checkpoint that is left, or had faults");
     this.list = h("ul", { class: "groups" });
     this.note = h("p", { class: "note" });
     this.plots = h("div", { class: "plots" });
@@ -111,6 +112,7 @@ export class CurvesPage {
         this.charts.delete(name);
       }
     }
+    this.saved = this.flags.marks ? await checkpoints(runs.map((run) => run.id)) : new Map();
     [this.shownGroups, this.tables] = [groups, tables];
     for (const name of names) this.drawOne(name, groups, tables);
     if (!names.length) replace(this.plots, h("p", { class: "muted" }, "No run has metrics yet."));
@@ -143,8 +145,8 @@ export class CurvesPage {
 
   // How far a run was at a place of the axis; null where it was not there.
   framesAt(table, x) {
-    const frames = table.frames.some((value) => !Number.isNaN(value)) ? table.frames : table.step;
-    const over = { frames, seconds: table["time/seconds"], batches: table["learn/batches"] }[this.x];
+    const frames = stepsOf(table);
+    const over = this.axisOf(table);
     const row = over.findIndex((value) => value >= x);
     if (row < 0) return null;
     return this.x === "frames" ? x : frames[row];
@@ -159,10 +161,13 @@ export class CurvesPage {
     return { ...group, curves, ...found };
   }
 
+  axisOf(table) {
+    return { frames: stepsOf(table), seconds: table["time/seconds"], batches: table["learn/batches"] }[this.x];
+  }
+
   // [xs, ys] of the rows in which a metric has a value; xs rise.
   curve(table, name) {
-    const frames = table.frames.some((value) => !Number.isNaN(value)) ? table.frames : table.step;
-    const over = { frames, seconds: table["time/seconds"], batches: table["learn/batches"] }[this.x];
+    const over = this.axisOf(table);
     const [xs, ys] = [[], []];
     for (let k = 0; k < over.length; k += 1) {
       const value = table[name][k];
@@ -183,17 +188,26 @@ export class CurvesPage {
     lines.push({ x: group.x, y: smoothed(group.middle, this.weight), hue, dash });
   }
 
-  // Where runs were started again, evaluated, or had faults; on the axis of frames alone.
+  // Where runs were started again, evaluated, saved, or had faults; each word once for a place, however many runs it is.
   marksOf(groups, tables) {
-    if (this.x !== "frames") return [];
-    const marks = [];
+    const marks = new Map();
+    const add = (x, text, hue) => Number.isFinite(x) && marks.set(`${text} ${x}`, { x, text, hue });
     for (const run of groups.flatMap((group) => group.runs)) {
-      marks.push(...run.sessions.filter(({ frames }) => frames > 0).map(({ frames }) => ({ x: frames, text: "resumed" })));
-      const [at, faults] = this.curve(tables.get(run.id), "sample/env_faults");
-      at.forEach((x, k) => faults[k] > (faults[k - 1] ?? 0) && marks.push({ x, text: "faults", hue: "--bad" }));
-      marks.push(...this.curve(tables.get(run.id), "eval/return")[0].map((x) => ({ x, text: "eval", hue: "--accent" })));
+      const table = tables.get(run.id);
+      for (const { frames } of run.sessions) if (frames > 0) add(this.placeOf(table, frames), "resumed", "--ink");
+      for (const frames of this.saved.get(run.id) ?? []) add(this.placeOf(table, frames), "saved", "--good");
+      const [at, faults] = this.curve(table, "sample/env_faults");
+      at.forEach((x, k) => faults[k] > (faults[k - 1] ?? 0) && add(x, "faults", "--bad"));
+      this.curve(table, "eval/return")[0].forEach((x) => add(x, "eval", "--accent"));
     }
-    return marks;
+    return [...marks.values()];
+  }
+
+  // Where a number of frames lies on the axis that is shown: at the first row that has come so far, or the last one.
+  placeOf(table, frames) {
+    if (this.x === "frames") return frames;
+    const row = stepsOf(table).findIndex((value) => value >= frames);
+    return this.axisOf(table).at(row);
   }
 
   // What a reader has to know about what is drawn.
@@ -201,7 +215,7 @@ export class CurvesPage {
     const notes = [];
     const kinds = new Set(drawn.map((group) => group.kind).filter(Boolean));
     if (kinds.has("95 %")) notes.push(`Bands of ${state.rules.seeds} and more runs: 95 % interval of the ${this.stat === "iqm" ? "IQM" : "mean"}.`);
-    if (kinds.has("lowest to highest")) notes.push("Bands of fewer: the lowest and the highest run.");
+    if (kinds.has("lowest to highest")) notes.push(`Bands of fewer than ${state.rules.seeds} runs: the lowest and the highest run.`);
     if (kinds.size) notes.push("A group's line ends where its first run ends.");
     const apart = drawn.filter((group) => group.curves.length > 1 && !group.x.length);
     if (apart.length) notes.push(`No line where runs do not overlap: ${apart.map((group) => group.name).join(", ")}.`);
@@ -217,6 +231,11 @@ export class CurvesPage {
     button.textContent = "copied";
     setTimeout(() => (button.textContent = "copy link"), 1500);
   }
+}
+
+// How far a run was in each row, in its own unit.
+function stepsOf(table) {
+  return table.frames.some((value) => !Number.isNaN(value)) ? table.frames : table.step;
 }
 
 function words(group) {

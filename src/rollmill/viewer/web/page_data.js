@@ -23,11 +23,12 @@ export class DataPage {
     this.box = filterBox((words) => this.go({ filter: words, start: null }), "return_min=10 partial=no top=10%");
     this.chart = new Chart({ title: "Return of every episode", onPick: (x, y) => this.pick(x, y), onRange: (low, high) => this.range(low, high) });
     this.play = h("button", { type: "button", onclick: () => this.playChosen() }, "play");
-    this.note = h("p", { class: "note" });
+    this.note = h("span", { class: "note" });
     this.problems = h("div", {});
+    this.checks = h("div", {});
     this.table = h("table", { class: "episodes" });
     this.pager = h("p", { class: "controls" });
-    this.content = h("div", {}, this.problems, this.chart.element, h("p", { class: "controls" }, this.note, this.play), h("div", { class: "card scroll" }, this.table), this.pager);
+    this.content = h("div", {}, this.problems, this.checks, this.chart.element, h("p", { class: "controls" }, this.note, this.play), h("div", { class: "card scroll" }, this.table), this.pager);
     this.empty = h("p", { class: "muted" }, "Nothing has been recorded below this folder. ", h("code", {}, "rollmill train ... recording=all"), " records episodes while it trains.");
     this.element = h("div", {}, h("p", { class: "controls" }, this.store.element), this.box.element, this.content, this.empty);
   }
@@ -51,16 +52,23 @@ export class DataPage {
     const points = await numbersOf(`/api/scatter?${scattered(words)}`);
     words.set("start", query.get("start") ?? 0);
     words.set("count", PAGE);
-    this.draw(await ask(`/api/episodes?${words}`), points);
+    const [found, report] = await Promise.all([ask(`/api/episodes?${words}`), ask(`/api/checks?store=${id}`)]);
+    this.draw(found, points);
+    this.drawChecks(report);
   }
 
   draw(found, { head, numbers }) {
     const column = (name) => numbers.subarray(head.names.indexOf(name) * head.rows, (head.names.indexOf(name) + 1) * head.rows);
     this.points = { number: column("number"), x: column("global_step"), y: column("return") };
+    const all = column("whole");
+    const parts = [[1, "--accent", "whole episodes"], [0, "--c1", "partial ones: a part of their return is missing"]].map(([whole_, hue, text]) => {
+      const own = [...all.keys()].filter((k) => all[k] === whole_);
+      return { x: own.map((k) => this.points.x[k]), y: own.map((k) => this.points.y[k]), hue, text, alpha: 0.5 };
+    }).filter(({ x }) => x.length);
     const near = this.query.get("near");
     const marks = near ? [{ x: Number(near), text: "here" }] : [];
-    this.chart.show(new Plot({ points: [{ ...this.points, hue: "--accent", alpha: 0.5 }], marks, xTitle: "frames" }), [],
-      () => `number,global_step,return\n${Array.from(this.points.number, (n, k) => [n, this.points.x[k], this.points.y[k]].join(",")).join("\n")}\n`);
+    this.chart.show(new Plot({ points: parts, marks, xTitle: "frames" }), parts.length > 1 ? parts : [],
+      () => `number,global_step,return,whole\n${Array.from(this.points.number, (n, k) => [n, this.points.x[k], this.points.y[k], all[k]].join(",")).join("\n")}\n`);
     this.chart.note.textContent = `Click a point to play it, drag to choose a part of the training. ${counted(head.rows, "episode")}.`;
     this.note.textContent = near ? `${whole(found.fitting)} of ${counted(found.episodes, "episode")}, those nearest to ${whole(Number(near))} frames first`
       : `${whole(found.fitting)} of ${counted(found.episodes, "episode")}`;
@@ -69,6 +77,18 @@ export class DataPage {
     replace(this.problems, harm);
     this.drawTable(found);
     this.tellChosen();
+  }
+
+  // What the store's report says of its soundness; what is not good is unfolded.
+  drawChecks({ made, checks }) {
+    if (!made) {
+      replace(this.checks, h("p", { class: "note" }, "Nobody has looked whether this store is sound: ", h("code", {}, "rollmill data report"), " does, and this page then shows what it finds."));
+      return;
+    }
+    const bad = checks.filter(([level]) => level !== "good").length;
+    replace(this.checks, h("details", { class: "checks" }, h("summary", { class: bad ? "warn" : "good" }, `${whole(checks.length - bad)} of ${counted(checks.length, "check")} good`,
+      h("span", { class: "note" }, ` by the report of ${new Date(made).toLocaleString()}`)),
+    h("ul", { class: "checks" }, checks.map(([level, words]) => h("li", {}, h("span", { class: level }, level === "unknown" ? "not known" : level), h("span", {}, words))))));
   }
 
   drawTable(found) {

@@ -2,10 +2,12 @@
 
 import { Chart } from "rollmill/chart";
 import { h, replace } from "rollmill/dom";
-import { duration, number, short, whole } from "rollmill/format";
-import { choice } from "rollmill/parts";
+import { text } from "rollmill/filter";
+import { counted, duration, number, short, whole } from "rollmill/format";
+import { choice, table } from "rollmill/parts";
+import { Parallel } from "rollmill/parallel";
 import { look, Plot } from "rollmill/plot";
-import { ask } from "rollmill/source";
+import { ask, isCopy } from "rollmill/source";
 import { state } from "rollmill/runs";
 
 const FACES = { running: "good", failed: "bad", cancelled: "warn", waiting: "muted" };
@@ -13,17 +15,19 @@ const FACES = { running: "good", failed: "bad", cancelled: "warn", waiting: "mut
 export class ExperimentsPage {
   constructor(goTo) {
     this.experiment = choice("experiment", [], (name) => goTo("experiments", { name }));
+    this.open = new Set(); // runs whose attempts are unfolded
+    this.charts = [];
     this.summary = h("p", {});
-    this.table = h("div", { class: "card scroll" });
-    this.matter = h("div", {});
-    this.chart = new Chart({ title: "Score over seconds" });
-    this.content = h("div", {}, this.summary, this.table, this.matter, this.chart.element);
+    this.table = h("div", {});
+    this.families = h("div", {});
+    this.content = h("div", {}, this.summary, this.table, this.families);
     this.empty = h("p", { class: "muted" }, "No experiment below this folder was launched. ", h("code", {}, "rollmill launch run grid.yaml"), " starts many runs.");
     this.element = h("div", {}, h("p", { class: "controls" }, this.experiment.element), this.content, this.empty);
   }
 
   close() {
-    this.chart.remove();
+    this.charts.forEach((chart) => chart.remove());
+    this.charts = [];
   }
 
   async show(query) {
@@ -40,36 +44,79 @@ export class ExperimentsPage {
   draw(name, found) {
     this.summary.textContent = found.summary;
     const cell = (value, show) => (value === null || value === undefined ? "-" : show(value));
-    const rows = found.runs.map((run) => h("tr", {},
-      h("td", { class: "l" }, h("a", { href: `#curves?${new URLSearchParams({ filter: `name=${name}/${run.run}` })}` }, run.run)),
-      h("td", { class: `l ${FACES[run.state] ?? ""}` }, run.state),
-      h("td", {}, cell(run.frames, whole), run.frames !== null && run.frames_wanted ? ` (${Math.min(100, Math.round((100 * run.frames) / run.frames_wanted))} %)` : ""),
-      h("td", {}, cell(run.return, number)), h("td", {}, cell(run.frames_per_s, (value) => short(Math.round(value)))), h("td", {}, cell(run.seconds_left, duration)),
-      h("td", {}, run.attempts || "-"), h("td", { class: "l" }, run.host || "-"),
-      h("td", { class: "l" }, run.tail ? h("details", {}, h("summary", {}, run.reason || "its last words"), h("pre", {}, run.tail)) : run.reason)));
-    const head = ["run", "state", "frames", "return", "frames/s", "left", "try", "host", "reason"];
-    replace(this.table, h("table", {}, h("thead", {}, h("tr", {}, head.map((title, k) => h("th", { class: [0, 1, 7, 8].includes(k) ? "l" : "" }, title)))), h("tbody", {}, rows)));
-    this.drawMatter(found);
-    this.drawScores(found);
+    const rows = found.runs.map((run) => [
+      h("a", { href: `#curves?${new URLSearchParams({ filter: `name=${name}/${run.run}` })}` }, run.run),
+      h("span", { class: FACES[run.state] ?? "" }, run.state), this.attempts(name, run),
+      cell(run.frames, whole) + (run.frames !== null && run.frames_wanted ? ` (${Math.min(100, Math.round((100 * run.frames) / run.frames_wanted))} %)` : ""),
+      cell(run.return, number), cell(run.frames_per_s, (value) => short(Math.round(value))), cell(run.seconds_left, duration), run.host || "-"]);
+    replace(this.table, table(["run", "state", "attempts", "frames", "return", "frames/s", "left", "host"], rows, 3));
+    this.close();
+    replace(this.families, found.importance.map((importance, k) => this.family(importance, found.scores[k])));
   }
 
-  drawMatter({ importance }) {
-    const families = importance.map(({ title, why_not: why, items }) => h("section", {}, h("h2", {}, `What matters${title ? `: ${title}` : ""}`),
-      why ? h("p", { class: "note" }, why) : h("div", { class: "card scroll" }, h("table", {}, h("tbody", {}, items.map((item) => h("tr", {}, h("td", { class: "l" }, item.param),
-        h("td", {}, `${Math.round(100 * item.share)} %`), h("td", { class: "l" }, item.levels.map(([value, score, n]) => `${value}: ${number(score)} (n = ${n})`).join(", ")))))))));
-    replace(this.matter, families);
+  // The starts of a run, each with how it went and what it wrote; what a failed one said last stands beside it.
+  attempts(name, run) {
+    if (!run.attempts.length) return run.reason || "-";
+    const rows = run.attempts.map((attempt) => h("li", {}, `${attempt.number}: ${attempt.mode}, ${new Date(1000 * attempt.started).toLocaleString()}, ${attempt.host}, `,
+      attempt.ended === null ? "not ended" : `after ${duration(attempt.ended - attempt.started)} with exit code ${attempt.exit_code}`, attempt.reason ? `: ${attempt.reason}` : "", " ",
+      isCopy ? "" : this.log(name, run.run, attempt.number)));
+    const details = h("details", { open: this.open.has(run.run), ontoggle: () => (details.open ? this.open.add(run.run) : this.open.delete(run.run)) },
+      h("summary", {}, counted(run.attempts.length, "attempt"), run.reason ? `: ${run.reason}` : ""), h("ul", { class: "attempts" }, rows), run.tail ? h("pre", {}, run.tail) : "");
+    return details;
+  }
+
+  log(name, run, number_) {
+    const place = h("pre", { hidden: true });
+    const button = h("button", { type: "button", onclick: async () => {
+      place.hidden = !place.hidden;
+      if (place.hidden) return;
+      try {
+        place.textContent = (await ask(`/api/attempt?${new URLSearchParams({ name, run, number: number_ })}`)).log;
+      } catch (error) {
+        place.textContent = error.message;
+      }
+    } }, "log");
+    return [button, place];
+  }
+
+  // Runs that are compared with each other: what matters, every run over all parameters, and scores over time.
+  family(importance, scores) {
+    return h("section", {}, h("h2", {}, `What matters${importance.title ? `: ${importance.title}` : ""}`), this.matter(importance),
+      h("div", { class: "plots" }, this.parallel(scores), this.overTime(scores)));
+  }
+
+  matter({ why_not: why, items }) {
+    if (why) return h("p", { class: "note" }, why);
+    const bar = (share) => h("span", { class: "bar" }, h("span", { style: { width: `${Math.round(100 * Math.max(0, share))}%` } }));
+    const rows = items.map((item) => [item.param, h("span", {}, bar(item.share), ` ${Math.round(100 * item.share)} %`), item.seen ? "" : "no more than chance",
+      item.levels.map(([value, score, n]) => `${value}: ${number(score)} (n = ${n})`).join(", ")]);
+    return h("div", {}, table(["parameter", "share of the differences", "", "mean score of its values, best first"], rows, 4));
+  }
+
+  parallel({ keys, lower, runs }) {
+    if (keys.length < 1 || runs.length < 2) return "";
+    const chart = new Chart({ title: "Every run over its parameters", height: 320, note: `A line is a run; the stronger it is drawn, the better its score${lower ? " (lower is better)" : ""}.` });
+    const csv = () => [[...keys, "score", "run"].join(","), ...runs.map((run) => [...run.params.map(text), run.score, run.run].map(quoted).join(","))].join("\n");
+    chart.show(new Parallel(keys, runs, lower), [], csv);
+    this.charts.push(chart);
+    return chart.element;
   }
 
   // Every run that has a score, over the time it took, in the colour of its group.
-  drawScores({ scores }) {
-    this.chart.element.hidden = !scores.length;
-    if (!scores.length) return;
-    const groups = [...new Set(scores.map((run) => run.group))];
+  overTime({ runs }) {
+    const timed = runs.filter((run) => run.seconds !== null);
+    if (!timed.length) return "";
+    const groups = [...new Set(timed.map((run) => run.group))];
     const points = groups.map((group, k) => {
-      const own = scores.filter((run) => run.group === group);
+      const own = timed.filter((run) => run.group === group);
       return { x: own.map((run) => run.seconds), y: own.map((run) => run.score), hue: look(k).hue, radius: 4 };
     });
-    const csv = () => ["group,run,seconds,score", ...scores.map((run) => [run.group, run.run, run.seconds, run.score].join(","))].join("\n");
-    this.chart.show(new Plot({ points, xTitle: "seconds" }), groups.map((group, k) => ({ text: group, hue: look(k).hue })), csv);
+    const chart = new Chart({ title: "Score over seconds of training", height: 320 });
+    const csv = () => ["group,run,seconds,score", ...timed.map((run) => [run.group, run.run, run.seconds, run.score].map(quoted).join(","))].join("\n");
+    chart.show(new Plot({ points, xTitle: "seconds" }), groups.map((group, k) => ({ text: group, hue: look(k).hue })), csv);
+    this.charts.push(chart);
+    return chart.element;
   }
 }
+
+const quoted = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : value);

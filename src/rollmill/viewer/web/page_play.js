@@ -4,7 +4,7 @@
 import { h, replace } from "rollmill/dom";
 import { number, whole } from "rollmill/format";
 import { choice } from "rollmill/parts";
-import { Plot } from "rollmill/plot";
+import { Plot, stairs } from "rollmill/plot";
 import { numbersOf, picture } from "rollmill/source";
 import { state } from "rollmill/runs";
 
@@ -143,12 +143,17 @@ class Episode {
         const canvas = h("canvas", { role: "img", "aria-label": title });
         const box = h("div", { class: "track", onclick: (event) => seek(this.plots[0].plot.at(event.clientX - box.getBoundingClientRect().left)) },
           canvas, h("div", { class: "here" }));
-        this.plots.push({ canvas, box, plot: new Plot({ lines: [{ x: steps, y: this.values[name], hue: "--accent", width: 1.5 }], xRange: [0, Math.max(1, this.length)] }) });
+        this.plots.push({ canvas, box, plot: new Plot({ lines: [{ ...this.line(key, steps, this.values[name]), hue: "--accent", width: 1.5 }], xRange: [0, Math.max(1, this.length)] }) });
         this.tracks.append(h("p", { class: "note" }, name === key ? title : `${title} ${name.slice(key.length)}`), box);
       }
     }
     this.resized = new ResizeObserver(() => this.redraw());
     this.resized.observe(this.tracks);
+  }
+
+  // What belongs to a step holds for all of it; sums and values are drawn from step to step.
+  line(key, steps, values) {
+    return ["value", "so far"].includes(key) ? { x: steps, y: values } : stairs(steps, values, this.length);
   }
 
   redraw() {

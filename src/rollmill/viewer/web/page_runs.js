@@ -11,6 +11,9 @@ const AHEAD = 20; // rows above and below those that are seen
 const MOST_SETTINGS = 12;
 const MOST_COMPARED = 6;
 const WIDEST = 34; // characters of a column
+const WIDEST_NAME = 52;
+const FIRST = ["algorithm", "learning.", "sac.", "model.", "pbt.", "env.", "data.", "fit."]; // settings that are shown before others
+const SHOWN_ANYWAY = ["env.id", "env"]; // in a column of their own
 const FACES = { running: "good", finished: "", failed: "bad", killed: "bad", interrupted: "warn", "?": "unknown" };
 
 export class RunsPage {
@@ -40,7 +43,8 @@ export class RunsPage {
     const every = [...state.runs.values()];
     const fits = this.box.use(query.get("filter") ?? "", (words) => parse(words, every, state.common));
     const runs = every.filter(fits);
-    const keys = differing(runs);
+    const rank = (key) => (FIRST.findIndex((start) => key.startsWith(start)) + FIRST.length + 1) % (FIRST.length + 1);
+    const keys = differing(runs).filter((key) => !SHOWN_ANYWAY.includes(key)).sort((a, b) => rank(a) - rank(b));
     this.shownColumns = columnsOf(keys.slice(0, MOST_SETTINGS));
     this.lines = this.sorted(grouped(runs)).flatMap((group) => this.linesOf(group));
     const more = keys.length - MOST_SETTINGS;
@@ -81,7 +85,7 @@ export class RunsPage {
   width({ key, title, shape, left }) {
     if (key === "return") return 176;
     const longest = Math.max(title.length + 2, ...this.lines.slice(0, 500).map((line) => shape(line.runs, line).length + (key === "name" ? 4 * line.level + 7 : left ? 3 : 0)));
-    return 28 + 7.8 * Math.min(WIDEST, longest);
+    return 28 + 7.8 * Math.min(key === "name" && this.scroll.clientWidth > 900 ? WIDEST_NAME : WIDEST, longest);
   }
 
   // Only the rows that can be seen are there: thousands of them scroll as one.

@@ -36,3 +36,9 @@ export function tick(label, changed, hint = null) {
   const box = h("input", { type: "checkbox", onchange: () => changed(box.checked) });
   return { element: h("label", { title: hint }, box, ` ${label}`), box };
 }
+
+// A table in a card of its own; the first ``left`` columns are text.
+export function table(head, rows, left) {
+  const cells = (tag, row) => row.map((cell, k) => h(tag, { class: k < left ? "l" : "" }, cell));
+  return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, h("tr", {}, cells("th", head))), h("tbody", {}, rows.map((row) => h("tr", {}, cells("td", row))))));
+}

@@ -19,11 +19,12 @@ export function colour(name) {
 }
 
 export class Plot {
-  // lines: [{x, y, hue, dash, width, alpha}], bands: [{x, low, high, hue}], points: [{x, y, hue}], marks: [{x, text}]
-  constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, logX = false, logY = false }) {
-    Object.assign(this, { lines, bands, points, marks, xTitle, logX, logY });
+  // lines: [{x, y, hue, dash, width, alpha}], bands: [{x, low, high, hue}], points: [{x, y, hue}], marks: [{x, text}];
+  // xNames, yNames: [[value, words], ...] instead of numbers.
+  constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, yRange = null, xNames = null, yNames = null, logX = false, logY = false }) {
+    Object.assign(this, { lines, bands, points, marks, xTitle, xNames, yNames, logX, logY });
     this.xs = scale(xRange ?? extent([...lines, ...bands, ...points].map((part) => part.x), logX), logX, xRange ? 0 : 0.01);
-    this.ys = scale(this.heights(), logY, 0.05);
+    this.ys = scale(yRange ?? this.heights(), logY, yRange ? 0 : 0.05);
   }
 
   // The range of all values that lie within the axis.
@@ -42,11 +43,11 @@ export class Plot {
   }
 
   layout(width, height) {
-    const ticks = this.ys.ticks(Math.max(2, Math.floor(height / 45)));
-    this.left = Math.max(46, 10 + 7 * Math.max(...ticks.map((value) => short(value).length)));
-    [this.right, this.top, this.bottom] = [width - 12, 10, height - 36];
-    [this.width, this.height, this.yTicks] = [width, height, ticks];
-    this.xTicks = this.xs.ticks(Math.max(2, Math.floor(width / 90)));
+    this.yTicks = this.yNames ?? named(this.ys.ticks(Math.max(2, Math.floor(height / 45))));
+    this.left = Math.min(0.4 * width, Math.max(46, 10 + 7 * Math.max(...this.yTicks.map(([, words]) => words.length))));
+    [this.right, this.top, this.bottom] = [width - 12, 10, height - (this.xTitle ? 36 : 22)];
+    [this.width, this.height] = [width, height];
+    this.xTicks = this.xNames ?? named(this.xs.ticks(Math.max(2, Math.floor(width / 90))));
   }
 
   x(value) {
@@ -66,23 +67,19 @@ export class Plot {
     this.layout(width, height);
     const [ink, grid] = ["--muted", "--line"];
     const shapes = [];
-    for (const value of this.yTicks) {
+    for (const [value, words] of this.yTicks) {
       const y = this.y(value);
       shapes.push({ path: [this.left, y, this.right, y], stroke: grid, width: 1 });
-      shapes.push({ text: short(value), x: this.left - 6, y: y + 4, anchor: "end", fill: ink });
+      shapes.push({ text: words, x: this.left - 6, y: y + 4, anchor: "end", fill: ink });
     }
-    for (const value of this.xTicks) {
-      shapes.push({ text: short(value), x: this.x(value), y: this.bottom + 15, anchor: "middle", fill: ink });
+    for (const [value, words] of this.xTicks) {
+      shapes.push({ text: words, x: this.x(value), y: this.bottom + 15, anchor: "middle", fill: ink });
     }
     shapes.push({ path: [this.left, this.bottom, this.right, this.bottom], stroke: ink, width: 1 });
     const middle = (this.left + this.right) / 2;
     shapes.push({ text: this.xTitle, x: middle, y: height - 4, anchor: "middle", fill: ink });
     shapes.push({ clip: [this.left, this.top - 4, this.right - this.left + 4, this.bottom - this.top + 5] });
-    for (const mark of this.marks) {
-      const x = this.x(mark.x);
-      shapes.push({ path: [x, this.top, x, this.bottom], stroke: mark.hue ?? "--ink", width: 1, dash: [3, 3], alpha: 0.6 });
-      shapes.push({ text: mark.text, x: x + 3, y: this.top + 8, anchor: "start", fill: ink });
-    }
+    shapes.push(...this.markShapes(ink));
     for (const band of this.bands) {
       const low = this.corners(band.x, band.low);
       const high = this.corners(band.x, band.high);
@@ -97,6 +94,24 @@ export class Plot {
     }
     for (const { x, y, hue, radius = 2.5, alpha = 0.7 } of this.points) {
       shapes.push({ dots: this.places(x, y), fill: hue, alpha, radius });
+    }
+    return shapes;
+  }
+
+  // A line for every mark; words only where they have room, in rows by what they say.
+  markShapes(ink) {
+    const shapes = [];
+    const ends = new Map(); // word -> where the last one ends
+    for (const mark of [...this.marks].sort((a, b) => a.x - b.x)) {
+      const x = this.x(mark.x);
+      shapes.push({ path: [x, this.top, x, this.bottom], stroke: mark.hue ?? "--ink", width: 1, dash: [3, 3], alpha: 0.6 });
+      if (!ends.has(mark.text)) ends.set(mark.text, { row: ends.size, end: -Infinity });
+      const place = ends.get(mark.text);
+      if (x < place.end) continue;
+      const width = 6.5 * mark.text.length;
+      const before = x + 3 + width > this.right;
+      shapes.push({ text: mark.text, x: before ? x - 3 : x + 3, y: this.top + 8 + 12 * place.row, anchor: before ? "end" : "start", fill: ink });
+      place.end = x + 6 + width;
     }
     return shapes;
   }
@@ -215,6 +230,18 @@ function onFile(parent, shape) {
     const line = { fill: "none", stroke: colour(shape.stroke ?? "--ink"), "stroke-width": shape.width, "stroke-dasharray": dash };
     parent.append(svg("path", { d, opacity, ...(shape.fill ? { fill: colour(shape.fill) } : line) }));
   }
+}
+
+const named = (ticks) => ticks.map((value) => [value, short(value)]);
+
+// A value that holds until the next one, as a line of steps; ``end``: how far the last one holds.
+export function stairs(xs, ys, end) {
+  const found = { x: [], y: [] };
+  for (let k = 0; k < ys.length; k += 1) {
+    found.x.push(xs[k], k + 1 < xs.length ? xs[k + 1] : end);
+    found.y.push(ys[k], ys[k]);
+  }
+  return found;
 }
 
 // -- axes -------------------------------------------------------------------------------------------------------

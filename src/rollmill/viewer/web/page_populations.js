@@ -1,0 +1,116 @@
+// Populations: whose weights went where, how good the members were, and the settings along the way of the best one.
+
+import { Chart } from "rollmill/chart";
+import { h, replace } from "rollmill/dom";
+import { valueOf } from "rollmill/filter";
+import { number, whole } from "rollmill/format";
+import { choice, table } from "rollmill/parts";
+import { look, Plot, stairs } from "rollmill/plot";
+import { ask } from "rollmill/source";
+import { state } from "rollmill/runs";
+
+const MOST_DECISIONS = 200;
+const OF_MEMBER = "frames of a member";
+
+export function populations() {
+  return [...state.runs.values()].filter((run) => valueOf(run, "pbt.members", state.common) > 1);
+}
+
+export class PopulationsPage {
+  constructor(goTo) {
+    this.run = choice("population", [], (id) => goTo("populations", { run: id }));
+    this.charts = [];
+    this.facts = h("p", {});
+    this.plots = h("div", { class: "plots wide" });
+    this.tables = h("div", {});
+    this.content = h("div", {}, this.facts, this.plots, this.tables);
+    this.empty = h("p", { class: "muted" }, "No run below this folder is a population. ", h("code", {}, "rollmill train ... pbt.members=8"), " trains one.");
+    this.element = h("div", {}, h("p", { class: "controls" }, this.run.element), this.content, this.empty);
+  }
+
+  close() {
+    this.charts.forEach((chart) => chart.remove());
+  }
+
+  async show(query) {
+    const runs = populations();
+    this.content.hidden = !runs.length;
+    this.empty.hidden = !!runs.length;
+    if (!runs.length) return;
+    const run = state.runs.get(query.get("run")) ?? runs[0];
+    replace(this.run.select, runs.map((one) => h("option", { value: one.id }, one.name)));
+    this.run.select.value = run.id;
+    this.draw(run, await ask(`/api/population?run=${run.id}`));
+  }
+
+  draw(run, found) {
+    const rounds = found.frames.length;
+    const moves = found.moves.filter((move) => move.from !== null).length;
+    this.facts.textContent = `${whole(found.members.length)} members, method ${found.method}, ${whole(rounds)} rounds, weights taken over ${whole(moves)} times; `
+      + `${run.state}, ${rounds ? `the best is member ${found.best}` : "no round of decisions yet"}. Members are compared by ${found.objective}.`;
+    this.close();
+    this.charts = rounds ? [this.tree(found), this.objectives(found), ...found.keys.map((key) => this.setting(key, found))] : [];
+    replace(this.plots, this.charts.map((chart) => chart.element));
+    replace(this.tables, this.members(found), rounds ? this.decisions(found) : "");
+  }
+
+  // Every member is a line, every copy of weights a step from one to another; the way of the best one's weights is bold.
+  tree(found) {
+    const members = found.members.length;
+    const height = (member) => members - 1 - member; // the first one on top
+    const chart = new Chart({ title: "Lineage", height: Math.max(140, 22 * members + 60),
+      note: `Dashed: weights go from one member to another, the dot says to whom. Bold: the way of the weights that member ${found.best} has now.` });
+    const copies = found.moves.filter((move) => move.from !== null);
+    const lines = copies.map((move) => ({ x: [move.frames, move.frames], y: [height(move.from), height(move.member)], hue: "--muted", dash: [3, 3], width: 1 }));
+    const points = [{ x: copies.map((move) => move.frames), y: copies.map((move) => height(move.member)), hue: "--muted", radius: 3 }];
+    const way = stairs([0, ...found.frames], found.line.map(height), found.frames.at(-1));
+    lines.push({ ...way, hue: "--accent", width: 3 });
+    const yNames = found.members.map((_, k) => [height(k), String(k)]);
+    chart.show(new Plot({ lines, points, xTitle: OF_MEMBER, yNames, xRange: [0, found.frames.at(-1)], yRange: [-0.5, members - 0.5] }), [],
+      () => ["round,frames,member,from", ...copies.map((move) => [move.round, move.frames, move.member, move.from].join(","))].join("\n"));
+    return chart;
+  }
+
+  objectives(found) {
+    const chart = new Chart({ title: `Objective (${found.objective})`, note: "Thin: every member. Bold: along the way of the best one's weights. A gap: too few episodes of the present weights." });
+    const lines = found.objectives.map((values, k) => ({ x: found.frames, y: values.map((value) => value ?? NaN), ...look(k), width: 1, alpha: 0.7 }));
+    // In each stretch the weights are those of ``line``: the round that ends it judges them.
+    const way = found.frames.map((_, k) => found.objectives[found.line[k]][k] ?? NaN);
+    lines.push({ x: found.frames, y: way, hue: "--ink", width: 3 });
+    const legend = [...found.members.map((_, k) => ({ text: `member ${k}`, ...look(k) })), { text: "way of the best", hue: "--ink" }];
+    chart.show(new Plot({ lines, xTitle: OF_MEMBER }), legend,
+      () => [["frames", ...found.members.map((_, k) => `member ${k}`)].join(","), ...found.frames.map((at, k) => [at, ...found.objectives.map((values) => values[k] ?? "")].join(","))].join("\n"));
+    return chart;
+  }
+
+  // A setting with which present weights were trained, of every member; steps, for it stands still in between.
+  setting(key, found) {
+    const last = found.frames.at(-1);
+    const lines = found.members.map(({ way }, k) => ({ ...stairs(way.map(([, at]) => at), way.map(([, , settings]) => settings[key]), last),
+      ...(k === found.best ? { hue: "--ink", width: 3 } : { ...look(k), width: 1, alpha: 0.7 }) }));
+    const values = lines.flatMap((line) => line.y);
+    const logY = Math.min(...values) > 0 && Math.max(...values) > 20 * Math.min(...values);
+    const chart = new Chart({ title: key, note: `What the weights of every member were trained with; bold: those of member ${found.best}.${logY ? " Logarithmic axis." : ""}` });
+    const order = [...lines.keys()].sort((a, b) => (a === found.best) - (b === found.best));
+    chart.show(new Plot({ lines: order.map((k) => lines[k]), xTitle: OF_MEMBER, logY }), lines.map(({ hue }, k) => ({ text: `member ${k}`, hue })),
+      () => ["member,weights of,frames,value", ...found.members.flatMap(({ way }, k) => way.map(([holder, at, settings]) => [k, holder, at, settings[key]].join(",")))].join("\n"));
+    return chart;
+  }
+
+  members(found) {
+    const head = ["member", "objective", "episodes", "replaced", ...found.keys];
+    const rows = found.members.map((own, k) => [String(k), own.objective === null ? "-" : `${number(own.objective)} ± ${number(own.error)}`, whole(own.episodes), whole(own.replaced),
+      ...found.keys.map((key) => `${number(own.begin[key])} → ${number(own.now[key])}`)]);
+    return h("section", {}, h("h2", {}, "Members"), table(head, rows, 1), h("p", { class: "note" }, "Settings: what a member began with, and what its weights are trained with now."));
+  }
+
+  decisions(found) {
+    const shown = found.moves.slice(-MOST_DECISIONS).reverse();
+    const rows = shown.map((move) => [whole(move.round), whole(move.member), move.from === null ? "explores" : `from ${move.from}`,
+      Object.entries(move.settings).map(([key, [a, b]]) => `${key} ${number(a)} → ${number(b)}`).join(", ")]);
+    const left = found.moves.length - shown.length;
+    return h("section", {}, h("h2", {}, "Decisions, the newest first"), rows.length ? table(["round", "member", "what", "settings"], rows, 4) : h("p", { class: "muted" }, "Nobody was replaced yet."),
+      left > 0 ? h("p", { class: "note" }, `${whole(left)} earlier ones are not shown; population.jsonl in the run's folder has them.`) : "",
+      found.stays.length ? h("p", { class: "note" }, `In the last round: ${found.stays.map(([member, why]) => `member ${member} stays: ${why}`).join("; ")}.`) : "");
+  }
+}
