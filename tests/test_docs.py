@@ -311,8 +311,9 @@ def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_
     words += " learning.targets=vtrace replay.capacity=8 pool.every_updates=1"
     words += " stop.batches=4 report.every_frames=64 report.tensorboard=false recording.keep=all"
     logged: set[str] = set()
-    for env in ("toy_target", "toy_pair"):
-        config = load_config(TrainConfig, [], [*words.split(), f"env={env}", f"run.dir={tmp_path}"])
+    solved = "observers.use=[rollmill.runs.train.games:Exploitability]"
+    for env, more in (("toy_target", ()), ("toy_pair", ()), ("kuhn_poker", (solved,))):
+        config = load_config(TrainConfig, [], [*words.split(), f"env={env}", f"run.dir={tmp_path}", *more])
         train(config, Request(console="off"))
         rows = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
         logged.update(*rows)

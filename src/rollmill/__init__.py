@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rollmill.api.metrics import Metrics as Metrics
     from rollmill.api.policies import evaluate as evaluate
     from rollmill.api.policies import load_policy as load_policy
+    from rollmill.api.policies import match as match
     from rollmill.api.run import Run as Run
     from rollmill.api.sampling import sample as sample
     from rollmill.api.stores import open_store as open_store
@@ -35,6 +36,7 @@ _PLACES = {
     "train": "rollmill.api.training",
     "evaluate": "rollmill.api.policies",
     "load_policy": "rollmill.api.policies",
+    "match": "rollmill.api.policies",
     "collect": "rollmill.api.collecting",
     "sample": "rollmill.api.sampling",
     "open_store": "rollmill.api.stores",

@@ -18,6 +18,7 @@ NAMES = {
         "train",
         "evaluate",
         "load_policy",
+        "match",
         "collect",
         "sample",
         "open_store",

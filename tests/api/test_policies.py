@@ -104,3 +104,19 @@ def test_options_of_the_command_are_options_here(tmp_path: Path) -> None:
         rollmill.evaluate(TARGET, episods=3)
     with pytest.raises(ConfigError, match="which environment"):
         rollmill.evaluate("random", episodes=1)
+
+
+def test_a_match_of_functions() -> None:
+    def bets(spec: Any) -> Any:
+        return lambda obs: int(np.flatnonzero(obs["action_mask"])[-1])
+
+    def passes(spec: Any) -> Any:
+        return lambda obs: 0
+
+    found = rollmill.match(bets, passes, env="kuhn_poker", games=10, workers=1)
+    assert found.games == 10
+    assert "bets" in found.best
+    assert repr(found).startswith("<match of 2 in kuhn_poker: 10 games, best is ")
+    careful = rollmill.load_policy(passes, env="kuhn_poker")
+    again = rollmill.match(careful, "random", games=2, workers=1)
+    assert again.env == "kuhn_poker"

@@ -41,6 +41,8 @@ IDS = [
     "toy_image",
     "toy_reach",
     "toy_agents",
+    "kuhn_poker",
+    "leduc_poker",
     "CartPole-v1",
     "Pendulum-v1",
     "faulty_envs:Zoo",

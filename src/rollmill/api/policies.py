@@ -1,4 +1,4 @@
-"""Policies from Python: loading any of them, asking them, evaluating them."""
+"""Policies from Python: loading any of them, asking them, evaluating them, letting them play each other."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from rollmill.runs.evaluate import run as evaluation
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.play import Metrics
 from rollmill.runs.evaluate.results import EvalResult
+from rollmill.runs.match import run as matches
+from rollmill.runs.match.options import MatchOptions
+from rollmill.runs.match.results import MatchResult
 from rollmill.runs.policies import load
 from rollmill.runs.policies.base import LoadedPolicy
 
@@ -126,3 +129,47 @@ def evaluate(
 
     with said_in_python(), machine_as_it_was():
         return evaluation.evaluate(agent, asked, show)
+
+
+def match(
+    *players: Source | LoadedPolicy,
+    env: Env | None = None,
+    games: int | None = None,
+    seed: int = 1,
+    deterministic: bool = False,
+    trust_code: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> MatchResult:
+    """Let policies play each other, all pairs with seats swapped; what ``rollmill match`` does.
+
+    ``rollmill.match("runs/default/a", "runs/default/b", "random", games=200)`` returns a result with ``best``,
+    ``ratings`` (Elo and its covariance) and ``table`` (wins, draws); ``print(result.text())`` shows them.
+
+    Args:
+        players: What ``rollmill.load_policy`` has returned, or whatever it takes: a ``Run``, a path, a callable.
+        env: The environment to play in; None: that of the first player who has one.
+        games: Of every pair of players; None: 100.
+        seed: Of environments and actions.
+        deterministic: Take the most likely action instead of sampling.
+        trust_code: Run the code that a checkpoint names.
+        progress: Show how far it is, in a notebook.
+        options: All other options of ``rollmill match``, such as ``sides=(0, 0, 1, 1)``, ``workers=2``.
+    """
+    agents = [
+        player if isinstance(player, LoadedPolicy) else load_policy(player, env=env, trust_code=trust_code)
+        for player in players
+    ]
+    if env is not None:
+        there = load_policy("random", env=env).env
+        agents = [replace(agent, env=there) for agent in agents]
+    given = {} if games is None else {"games": games}
+    asked = MatchOptions(seed=seed, deterministic=deterministic, **{**given, **options})
+    line = NotebookLine() if progress and in_notebook() else None
+
+    def show(metrics: Metrics) -> None:
+        if line is not None:
+            line.show(f"{metrics.policy}: {metrics.done:,} of {metrics.wanted:,} {metrics.unit}")
+
+    with said_in_python(), machine_as_it_was():
+        return matches.match(agents, asked, show)

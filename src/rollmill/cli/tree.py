@@ -93,6 +93,7 @@ _ENVS = {
 VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent", settings=_TRAIN),
     "eval": Verb("evaluate:evaluate", "evaluate policies of any kind side by side, with videos", settings=_TRAIN),
+    "match": Verb("match:match", "let policies play each other: ratings and win matrix", settings=_TRAIN),
     "export": Verb("export:export", "write a policy for other programs (ONNX, safetensors, torch)"),
     "hub": Verb("", "push policies and stores to the Hugging Face Hub, pull them", _HUB),
     "watch": Verb("watch:watch", "watch an agent play, in a window, the browser or the terminal", settings=_TRAIN),

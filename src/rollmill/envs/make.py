@@ -55,6 +55,15 @@ NAMED: dict[str, Entry] = {
     "toy_reach": Entry("rollmill.envs.toy:Reach", "continuous: move a point to the origin; best return near 0"),
     "toy_coin": Entry("rollmill.envs.toy:Coin", "short or long episodes by the toss of a coin; nothing to learn"),
     "toy_agents": Entry("rollmill.envs.toy:Target", "two agents, each repeats its number; best 10", {"agents": 2}),
+    "kuhn_poker": Entry("rollmill.envs.games.env:TreeEnv", "two agents, three cards; best play loses 1/18 in seat 0"),
+    "leduc_poker": Entry(
+        "rollmill.envs.games.env:TreeEnv", "two agents, six cards, two rounds of betting", {"game": "leduc_poker"}
+    ),
+    "matrix_game": Entry(
+        "rollmill.envs.games.env:TreeEnv",
+        "two agents choose at once: env.args.game (biased_rps, two_by_two), or env.args.payoff",
+        {"game": "biased_rps"},
+    ),
     "treasure_hunt": Entry(
         "rollmill.envs.treasure_hunt.env:TreasureHuntEnv",
         "collect treasures on a large walled map, reach the end in few steps",

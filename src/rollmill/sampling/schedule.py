@@ -22,6 +22,8 @@ class EpisodeSchedule:
     gaps: tuple[int, ...] = ()
     start: int = 0
     stride: int = 1
+    alike: int = 1
+    """So many episodes in a row are reset with the same seed: the same game for everybody who plays it."""
 
     def position(self, env: int, episode: int) -> int:
         return env + self.envs * episode
@@ -34,7 +36,7 @@ class EpisodeSchedule:
 
     def env_seed(self, env: int, episode: int) -> int:
         """What the env is reset with."""
-        return self.seeds.branch("episode", self.number(env, episode)).integer()
+        return self.seeds.branch("episode", self.number(env, episode) // self.alike).integer()
 
     def policy_seeds(self, env: int, episode: int, agent: int) -> Seeds:
         """Where the randomness of the policy comes from, for one agent of one episode."""

@@ -29,11 +29,12 @@ Kind = Literal[
     "controller",
     "experiment",
     "comparison",
+    "match",
     "store",
     "watch",
     "viewer",
 ]
-"""What a page is about; ``comparison``: several offline policies side by side."""
+"""What a page is about; ``comparison``: policies side by side; ``match``: policies against each other."""
 
 
 def content_hash(text: str) -> str:

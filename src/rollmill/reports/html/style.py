@@ -75,6 +75,7 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-
 .seed { stroke: var(--accent); stroke-width: 1; stroke-opacity: 0.6; fill: none; stroke-linejoin: round; }
 .band { fill: var(--soft); stroke: none; }
 .mark { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 3 3; fill: none; }
+.map { max-width: 560px; }
 .narrow { display: none; }
 svg.share { height: 22px; border-radius: 4px; overflow: hidden; margin: 8px 0; }
 .s0 { background: var(--accent); fill: var(--accent); } .s1 { background: var(--warn); fill: var(--warn); }

@@ -248,12 +248,13 @@ def check_outputs(options: EvalOptions) -> None:
     """RunFolderError, now rather than after the last episode, when a file or folder cannot be written."""
     for flag, path in (("--out", options.out), ("--csv", options.csv), ("--report", options.report)):
         if path is not None:
-            _check_file(flag, path)
+            check_file(flag, path)
     if options.video is not None:
         _check_folder("--video", options.video)
 
 
-def _check_file(flag: str, path: Path) -> None:
+def check_file(flag: str, path: Path) -> None:
+    """RunFolderError unless this file can be written."""
     _check_folder(flag, path.parent)
     try:
         if path.is_dir():

@@ -30,7 +30,7 @@ from rollmill.runs.evaluate.results import CsvFile, EpisodeRow, EvalResult, Scor
 from rollmill.runs.evaluate.setup import EvalSetup, Played
 from rollmill.runs.evaluate.to_wandb import send, wandb_settings
 from rollmill.runs.evaluate.video import VideoPlan, file_name, make_videos
-from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
+from rollmill.runs.policies.base import LoadedPolicy, LoadOptions, told_apart
 from rollmill.runs.policies.find import find_targets, record_folder
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.policies.simple import RANDOM, load_built_in
@@ -185,20 +185,12 @@ def _require_one_env(jobs: Sequence[Job], options: EvalOptions) -> None:
 
 
 def _told_apart(jobs: Sequence[Job]) -> list[Job]:
-    """Names for tables and files: the run, with the checkpoint where there are several, with a number where it takes
-    one: runs of one name in different folders would write the same files."""
-    runs = {job.policy.run: {str(j.policy.path) for j in jobs if j.policy.run == job.policy.run} for job in jobs}
-    taken: dict[str, list[str]] = {}
-    named = []
-    for job in jobs:
-        name, path = job.policy.name.removesuffix(".ckpt"), str(job.policy.path and job.policy.path.absolute())
-        paths = taken.setdefault(name, [])
-        if path not in paths:
-            paths.append(path)
-        number = f"-{paths.index(path) + 1}" if paths.index(path) else ""
-        shown = job.policy.run if len(runs[job.policy.run]) == 1 else name + number
-        named.append(replace(job, name=job.name or shown, stem=file_name(name) + number))
-    return named
+    """Names for tables and files."""
+    names = told_apart([job.policy for job in jobs])
+    return [
+        replace(job, name=job.name or shown, stem=file_name(name))
+        for job, (shown, name) in zip(jobs, names, strict=True)
+    ]
 
 
 def _in_their_places(jobs: Sequence[Job], context: EvalContext) -> list[Job]:

@@ -174,6 +174,25 @@ class LoadedPolicy:
         return self.spec
 
 
+def told_apart(policies: Sequence[LoadedPolicy]) -> list[tuple[str, str]]:
+    """(what tables call it, a name for files) of each policy.
+
+    Tables say the run, with the checkpoint where there are several; files both, with a number where it takes one: runs
+    of one name in different folders would write the same files.
+    """
+    runs = {policy.run: {str(other.path) for other in policies if other.run == policy.run} for policy in policies}
+    taken: dict[str, list[str]] = {}
+    named = []
+    for policy in policies:
+        name, path = policy.name.removesuffix(".ckpt"), str(policy.path and policy.path.absolute())
+        paths = taken.setdefault(name, [])
+        if path not in paths:
+            paths.append(path)
+        number = f"-{paths.index(path) + 1}" if paths.index(path) else ""
+        named.append((policy.run if len(runs[policy.run]) == 1 else name + number, name + number))
+    return named
+
+
 class _Acting:
     """A policy at work outside of a sampler: lanes, and where each of them stands."""
 

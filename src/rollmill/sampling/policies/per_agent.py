@@ -1,4 +1,4 @@
-"""Several policies as one: each acts for its own agents of every environment (``env.policies``)."""
+"""Several policies as one: each has agents of its own, always the same (``env.policies``) or others each episode."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.slots import Arena
+from rollmill.sampling.schedule import EpisodeSchedule
 
 
 class PolicyPerAgent(Policy):
@@ -37,7 +38,7 @@ class PolicyPerAgent(Policy):
         return self.version
 
     def act(self, request: ActRequest) -> PolicyOutput:
-        owner = self._owners[request.lanes % len(self._owners)]
+        owner = self._owner(request)
         parts = [np.nonzero(owner == k)[0] for k in range(len(self._members))]
         asked = [(mine, member) for mine, member in zip(parts, self._members, strict=True) if mine.size]
         answers = [(mine, member.act(request.part(mine))) for mine, member in asked]
@@ -45,8 +46,36 @@ class PolicyPerAgent(Policy):
             action=_joined(owner.size, [(mine, answer.action) for mine, answer in answers]),
             log_prob=_joined(owner.size, [(mine, answer.log_prob) for mine, answer in answers]),
             value=_joined(owner.size, [(mine, answer.value) for mine, answer in answers]),
-            state=_states(owner.size, answers),
+            state=_states(owner.size, answers) if self.state_size else None,
         )
+
+    def _owner(self, request: ActRequest) -> Array:
+        """``[n]``: which policy acts for each lane of the request."""
+        owner: Array = self._owners[request.lanes % len(self._owners)]
+        return owner
+
+
+class PolicyPerEpisode(PolicyPerAgent):
+    """Who plays whom goes by the number of the episode; hands change at the first row of an episode and never within.
+
+    ``seats[n % len(seats)]`` names a policy for every agent of episode ``n``. Policies may be of different kinds, so
+    recurrent states stay with them and are not stored with the rows.
+    """
+
+    def __init__(self, members: Sequence[Policy], seats: Array, schedule: EpisodeSchedule) -> None:
+        super().__init__(members, seats.ravel().tolist())
+        self._seats, self._schedule = seats, schedule
+        self._owner_of_lane = np.zeros(schedule.envs * seats.shape[1], np.int64)
+        self.state_size = 0
+
+    def _owner(self, request: ActRequest) -> Array:
+        agents = self._seats.shape[1]
+        for k in np.flatnonzero(request.first).tolist():
+            env, agent = divmod(int(request.lanes[k]), agents)
+            number = self._schedule.number(env, int(request.episode[k]))
+            self._owner_of_lane[request.lanes[k]] = self._seats[number % len(self._seats), agent]
+        owner: Array = self._owner_of_lane[request.lanes]
+        return owner
 
 
 def lane_owners(owners: Sequence[int], groups: int, lanes: int) -> Array:
