@@ -197,6 +197,7 @@ def test_a_recording_goes_on_in_its_store_and_its_pages(say: Say, old: Path) -> 
 def test_an_offline_run_is_found_under_its_old_name(say: Say, old: Path) -> None:
     """0.1 called runs after the folder of their store alone."""
     words = ("offline", "online/target/data", "run.dir=.", "run.experiment=offline", "algorithm=bc", "fit.steps=13")
+    words += ("checkpoints.keep_last=2",)  # the run itself keeps one
     assert json.loads(say(*words, "--resume", "--json"))["folder"] == "offline/bc-data-s0"
     kept = sorted(path.name for path in (old / "offline/bc-data-s0/checkpoints").iterdir())
     assert kept == ["frames-000000000012.ckpt", "updates-000000000013.ckpt"], "0.1 called updates frames"

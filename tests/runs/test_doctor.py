@@ -59,8 +59,9 @@ def plant(folder: Path, name: str, age: float = 60.0) -> Path:
     return path
 
 
-def test_a_leftover_segment_is_found_and_cleaned(shared_memory: Path) -> None:
-    assert of(doctor.check_leftovers(), "leftovers").keys() == {"good"} or doctor.orphan_engines()
+def test_a_leftover_segment_is_found_and_cleaned(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "orphan_engines", list)  # those of the machine, which others may have left meanwhile
+    assert of(doctor.check_leftovers(), "leftovers").keys() == {"good"}
     old, young = plant(shared_memory, "ViZDoomSMabc"), plant(shared_memory, "ViZDoomSMdef", age=-3600)
     foreign = plant(shared_memory, "somebody_else")
     found = of(doctor.check_leftovers(), "leftovers")["warn"]
@@ -158,7 +159,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "vizdoom")
-    assert 'pip install "rollmill[vizdoom]"' in of(doctor.check_extras(), "extras")["warn"]
+    assert 'pip install "rollmill[vizdoom]"' in [finding.advice for finding in doctor.check_extras()]
     needed = of(doctor.check_extras(["vizdoom"]), "extras")["bad"]
     assert "needed and not installed (lacks vizdoom)" in needed
 
