@@ -34,6 +34,7 @@ OPENING = ("first", "step", "episode")
 without_doom = pytest.mark.skipif(not (find_spec("vizdoom") and find_spec("cv2")), reason="needs the vizdoom extra")
 without_atari = pytest.mark.skipif(not (find_spec("ale_py") and find_spec("cv2")), reason="needs the atari extra")
 without_box2d = pytest.mark.skipif(not (find_spec("Box2D") and find_spec("cv2")), reason="needs the box2d extra")
+without_spiel = pytest.mark.skipif(not find_spec("pyspiel"), reason="needs the openspiel extra")
 IDS = [
     "toy_target",
     "toy_memory",
@@ -53,6 +54,7 @@ IDS = [
     pytest.param("doom_basic", marks=[pytest.mark.vizdoom, without_doom]),
     pytest.param("atari_breakout", marks=without_atari),
     pytest.param("car_racing", marks=without_box2d),
+    pytest.param("openspiel:leduc_poker", marks=without_spiel),
 ]
 every_env = pytest.mark.parametrize("name", IDS)
 

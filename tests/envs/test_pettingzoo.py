@@ -102,11 +102,11 @@ def test_an_image_where_it_was_asked_for() -> None:
     ("args", "message"),
     [
         ({"env": LEAVING, "sizes": True}, r"observation spaces of its agents differ \(a0: .*, a1: .*pad=true"),
-        ({"env": f"{ZOO}:not_parallel"}, "built a object, which is no parallel environment .*aec_to_parallel"),
+        ({"env": f"{ZOO}:not_parallel"}, "built a object, which is no environment of PettingZoo"),
         ({"env": LEAVING, "agents": 0}, "no possible_agents"),
         ({"env": "pettingzoo.mpe.simple_spread_v9"}, "cannot be imported: MPE has been moved"),
         ({"env": "no_such_module"}, "env.args.env=no_such_module: there is no such module"),
-        ({"env": "json"}, "the module has no parallel_env"),
+        ({"env": "json"}, "the module has neither parallel_env nor env"),
         ({"env": LEAVING, "colour": 1}, r"env.args={'colour': 1}: .*unexpected keyword argument 'colour'"),
         ({"env": "mpe2.simple_spread_v3", "continuous_actions": True, "pad": True}, "Discrete actions; agent agent_0"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 
 class Leaving(ParallelEnv):
@@ -50,3 +50,58 @@ class Leaving(ParallelEnv):
 
 def not_parallel() -> object:
     return object()
+
+
+class Auction(AECEnv):
+    """Three agents bid in turn; who bids less than the one before leaves and pays, the last one to stay is paid.
+
+    No masks in what is seen: ``infos`` tells that bids may not go down after the first round, unless ``free``.
+    """
+
+    metadata = {"name": "auction", "is_parallelizable": False}
+    render_mode = None
+
+    def __init__(self, free: bool = True, numbers: bool = False) -> None:
+        super().__init__()
+        self.possible_agents = ["a0", "a1", "a2"]
+        self.free, self.numbers = free, numbers
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 9, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 1, (1,)) if self.numbers else spaces.Discrete(4)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.seed, self.bid, self.moves = seed, 0, 0
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+        self.agent_selection = self.agents[0]
+
+    def observe(self, agent: str) -> Any:
+        return np.float32([self.bid, self.moves])
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self._clear_rewards()
+        self.moves += 1
+        following = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
+        if action < self.bid:
+            self.terminations[agent] = True
+            self.rewards[agent] = -1.0
+            if len(self.agents) == 2:
+                self.terminations[following] = True
+                self.rewards[following] = 3.0
+        self.bid = max(self.bid, int(action))
+        self.agent_selection = following
+        if not self.free:
+            self.infos[following] = {"action_mask": (np.arange(4) >= self.bid).astype(np.int8)}
+        self._accumulate_rewards()
+        self._deads_step_first()

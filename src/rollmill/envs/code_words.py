@@ -22,6 +22,7 @@ Rule = Callable[[Any], bool]
 _PLAIN = re.compile(r"(?:\w[\w,-]*)?", re.ASCII)
 """Text that names neither a path nor a module nor an option of a program."""
 _ZOO = re.compile(r"(?:pettingzoo|mpe2)(?:\.\w+)+", re.ASCII)
+_GAME = re.compile(r"\w+(?:\([\w=,.-]*\))?", re.ASCII)
 _LEVEL = re.compile(r"\w+(?:/\w+)*", re.ASCII)
 
 
@@ -45,6 +46,7 @@ def _is_plain(value: Any) -> bool:
 _RULES: Mapping[str, Mapping[str, Rule]] = {
     "rollmill.envs.mlagents.env:MlAgentsEnv": dict.fromkeys(("build", "python", "arguments", "log_folder"), _never),
     "rollmill.envs.pettingzoo:PettingZooEnv": {"env": _matches(_ZOO)},
+    "rollmill.envs.open_spiel:OpenSpielEnv": {"game": _matches(_GAME)},
     # A .cfg file may hold game_args, with which the engine writes files anywhere.
     "rollmill.envs.vizdoom.env:DoomEnv": {"scenario": lambda value: isinstance(value, str) and value in SCENARIOS},
     # Levels are Lua scripts: Lab's own are fine, those of other folders are code.

@@ -111,7 +111,7 @@ NAMED: dict[str, Entry] = {
     ),
     "pettingzoo": Entry(
         "rollmill.envs.pettingzoo:PettingZooEnv",
-        "PettingZoo: env.args.env, a module with parallel_env, or a callable",
+        "PettingZoo: env.args.env, a module with parallel_env or env, or a callable",
         {},
         "pettingzoo",
         "pettingzoo",
@@ -122,6 +122,20 @@ NAMED: dict[str, Entry] = {
         {"env": "mpe2.simple_spread_v3"},
         "pettingzoo",
         "mpe2",
+    ),
+    "connect_four": Entry(
+        "rollmill.envs.pettingzoo:PettingZooEnv",
+        "PettingZoo: two agents take turns, four in a row win",
+        {"env": "pettingzoo.classic.connect_four_v3"},
+        "pettingzoo",
+        "pettingzoo",
+    ),
+    "openspiel": Entry(
+        "rollmill.envs.open_spiel:OpenSpielEnv",
+        "OpenSpiel: env.args.game, any of its games",
+        {},
+        "openspiel",
+        "pyspiel",
     ),
     "envpool": Entry(
         "rollmill.envs.envpool:EnvPoolEnv",
@@ -167,6 +181,7 @@ class Route:
 ROUTES = (
     Route("envpool:", "envpool", "task"),
     Route("pettingzoo:", "pettingzoo", "env"),
+    Route("openspiel:", "openspiel", "game"),
     Route("MiniGrid-", "minigrid", "task", whole=True),
     Route("BabyAI-", "minigrid", "task", whole=True),
     Route("mlagents:", "mlagents", "build"),

@@ -1,6 +1,7 @@
-"""PettingZoo's parallel environments: every agent is a lane.
+"""PettingZoo's environments: every agent is a lane.
 
-All agents are asked at every step. An agent that is done before the others leaves PettingZoo's environment; its lane
+All agents are asked at every step; where they take turns (AEC), whoever waits has a single action (``envs.turns``). An
+agent that is done before the others leaves PettingZoo's environment; its lane
 waits, with blank observations in rows that do not count, until the last one is done (``envs.batch``).
 """
 
@@ -18,19 +19,21 @@ from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Field, 
 from rollmill.core.imports import import_object
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.spaces import Space, Writer, action_layout, mask_field, observation_layout
+from rollmill.envs.turns import TakingTurns
 
 AGENT_FIELD = "agent"
 """Name of the field that says which agent sees this."""
 
 
 class PettingZooEnv:
-    """One parallel environment. A seed and the actions fix an episode, if the environment keeps to its seed."""
+    """One environment. A seed and the actions fix an episode, if the environment keeps to its seed."""
 
     def __init__(self, *, env: str, agent_field: bool = False, pad: bool = False, **config: Any) -> None:
         """Build it.
 
         Args:
-            env: A module with ``parallel_env`` (``mpe2.simple_spread_v3``), or ``module:callable``.
+            env: A module with ``parallel_env`` (``mpe2.simple_spread_v3``) or, for players who take turns, ``env``
+                (``pettingzoo.classic.connect_four_v3``), or ``module:callable``.
             agent_field: Show every agent its number, one-hot, as field ``agent``: one network can then play different
                 parts.
             pad: Where agents have different spaces: fill vectors up with zeros, and forbid the actions that an agent
@@ -159,14 +162,11 @@ def _make(env: str, config: dict[str, Any]) -> Any:
         made = maker(**config)
     except TypeError as error:
         raise ConfigError(f"env.args={config}: {env} cannot be built with them: {error}") from error
-    if not isinstance(made, pettingzoo.ParallelEnv):
-        raise ConfigError(
-            f"{env} built a {type(made).__name__}, which is no parallel environment of PettingZoo "
-            "(pettingzoo.utils.aec_to_parallel turns one whose agents take turns into one)"
-        )
-    if not made.possible_agents:
+    if not isinstance(made, pettingzoo.ParallelEnv | pettingzoo.AECEnv):
+        raise ConfigError(f"{env} built a {type(made).__name__}, which is no environment of PettingZoo")
+    if not getattr(made, "possible_agents", None):
         raise ConfigError(f"{env} has no possible_agents: the number of agents must be known")
-    return made
+    return made if isinstance(made, pettingzoo.ParallelEnv) else TakingTurns(made, env)
 
 
 def _find(env: str) -> Callable[..., Any]:
@@ -181,7 +181,7 @@ def _find(env: str) -> Callable[..., Any]:
         raise ConfigError(f"env.args.env={env}: there is no such module") from error
     except ImportError as error:  # such as: has moved to a package of its own
         raise ConfigError(f"env.args.env={env} cannot be imported: {error}") from error
-    if not hasattr(module, "parallel_env"):
-        raise ConfigError(f"env.args.env={env}: the module has no parallel_env")
-    parallel: Callable[..., Any] = module.parallel_env
-    return parallel
+    found: Callable[..., Any] | None = getattr(module, "parallel_env", None) or getattr(module, "env", None)
+    if found is None:
+        raise ConfigError(f"env.args.env={env}: the module has neither parallel_env nor env")
+    return found

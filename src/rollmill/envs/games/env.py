@@ -7,6 +7,7 @@ and carries what the other player's move brings.
 from __future__ import annotations
 
 import bisect
+import functools
 import random
 from collections.abc import Callable, Sequence
 
@@ -93,17 +94,18 @@ class TreeEnv:
 
 
 def game_tree(game: str, payoff: Sequence[Sequence[float]] | None = None) -> GameTree:
-    """The tree of a game by name; ConfigError where there is none."""
-    rules: Rules
+    """The tree of a game by name, to be read only; ConfigError where there is none."""
     if payoff is not None:
-        rules = MatrixGame(payoff)
-    elif game in GAMES:
-        rules = GAMES[game]()
-    elif game in MATRICES:
-        rules = MatrixGame(MATRICES[game])
-    else:
+        return grow(MatrixGame(payoff))
+    if game not in GAMES and game not in MATRICES:
         raise ConfigError(f"env.args.game={game}: expected one of {', '.join((*GAMES, *MATRICES))}")
-    return grow(rules)
+    return _named_tree(game)
+
+
+@functools.cache
+def _named_tree(game: str) -> GameTree:
+    """Grown once for all environments of a process."""
+    return grow(GAMES[game]() if game in GAMES else MatrixGame(MATRICES[game]))
 
 
 def _masks(tree: GameTree) -> Array:
