@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: demo test test-gpu check lint types imports spelling format learn bench compare consumers docs dist clean help
+.PHONY: demo test test-gpu test-browser check lint types imports spelling format learn bench compare consumers docs dist clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,9 @@ test: $(STAMP) ## run the tests (less than 10 minutes on 2 cores)
 
 test-gpu: $(STAMP) ## run the tests of the CUDA paths, on a machine with a GPU
 	ROLLMILL_TEST_GPU=cuda $(BIN)/python -m pytest tests/gpu --max-skips 0
+
+test-browser: $(STAMP) ## run the tests of pages in a real browser (needs chromium); none may be skipped
+	$(BIN)/python -m pytest tests/browser --max-skips 0
 
 check: lint types imports spelling test ## what CI runs
 

@@ -172,6 +172,22 @@ POLES = (
     *("train", "-f", "cartpole", "stop.frames=30_000", "stop.mean_return=null", "run.experiment=poles"),
     *("recording.keep=all", "report.every_frames=600"),
 )
+MEMBERS = (
+    *("train", "env=CartPole-v1", "run.experiment=tuned", "run.name=population", "pbt.members=6", "pbt.period=5000"),
+    *("pbt.min_episodes=10", "stop.frames=180_000"),
+)
+NODES = (
+    *("train", "env=CartPole-v1", "run.experiment=nodes", "run.name=two_nodes", "cluster=local", "cluster.nodes=2"),
+    *("sampling.workers=1", "stop.frames=150_000", "report.every_frames=5000"),
+)
+GRID = """experiment: grid
+config: [cartpole_fast]
+settings: {stop.frames: 30_000, stop.mean_return: null, sampling.workers: 1}
+params:
+  - grid: {learning.gamma: [0.9, 0.95, 0.98], learning.learning_rate: [3e-4, 1e-3, 3e-3]}
+seeds: 2
+launch: {local: {parallel: 2}}
+"""
 RENAME = """([long, short]) => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(long, short);
@@ -183,12 +199,19 @@ DRAWN = (
 
 
 def viewer() -> None:
-    """The pages of the viewer, light and dark, over six short runs."""
+    """The pages of the viewer, light and dark, over six short runs, a grid, a population and a run with nodes."""
     with tempfile.TemporaryDirectory() as folder:
+
+        def run(*words: str) -> None:
+            subprocess.run([sys.executable, "-m", "rollmill.cli.main", *words], cwd=folder, check=True)
+
+        (Path(folder) / "grid.yaml").write_text(GRID)
+        run("launch", "run", "grid.yaml")
+        run(*MEMBERS)
+        run(*NODES)
         for gamma in (0.9, 0.99):
             for seed in range(3):
-                words = (f"run.seed={seed}", f"learning.gamma={gamma}", f"run.name=gamma-{gamma}-s{seed}")
-                subprocess.run([sys.executable, "-m", "rollmill.cli.main", *POLES, *words], cwd=folder, check=True)
+                run(*POLES, f"run.seed={seed}", f"learning.gamma={gamma}", f"run.name=gamma-{gamma}-s{seed}")
         shoot_viewer(Path(folder) / "runs")
 
 
@@ -216,14 +239,17 @@ def shoot_viewer(runs: Path) -> None:
 def _views(page: Any, link: str) -> dict[str, tuple[str, str]]:
     """Page -> its address and what is there when it is drawn."""
     known = page.request.get(link.partition("?")[0] + "api/runs").json()
-    first, other = known["runs"][0]["id"], known["runs"][-1]["id"]
+    poles = [run["id"] for run in known["runs"] if run["experiment"] == "poles"]
     store = known["stores"][0]["id"]
     return {
         "runs": ("runs?sort=-return", "table.runs a"),
-        "curves": ("curves?metrics=episode/return,learn/entropy&single=1", ".chart .entry"),
-        "compare": (f"compare?runs={first},{other}", "section td"),
+        "curves": ("curves?metrics=episode/return,learn/entropy&single=1&filter=experiment=poles", ".chart .entry"),
+        "compare": (f"compare?runs={poles[0]},{poles[-1]}", "section td"),
         "data": (f"data?store={store}", "table.episodes td"),
         "episodes": (f"play?e={store}:200,{store}:201&t=30", ".track"),
+        "experiments": ("experiments", ".chart"),
+        "populations": ("populations", ".chart"),
+        "clusters": ("clusters", ".chart .entry"),
     }
 
 

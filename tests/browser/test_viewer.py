@@ -69,6 +69,32 @@ def test_runs_are_rows_of_groups(browser: Any, server: Serving) -> None:
         assert complaints == []
 
 
+MANY = """async () => {
+  const { state } = await import("rollmill/runs");
+  const [first] = state.runs.values();
+  for (let k = 0; k < 5000; k += 1) {
+    const own = { id: `x${k}`, name: `many/run-${k}`, experiment: "many", group: `run-${k}`, created: `${9999 - k}` };
+    state.runs.set(own.id, { ...first, ...own });
+  }
+  location.hash = "runs?filter=experiment=many";
+}"""
+
+
+def test_thousands_of_rows_scroll_as_one(browser: Any, server: Serving) -> None:
+    with opened(browser, server.link) as (page, complaints):
+        page.locator("table.runs tbody a").first.wait_for()
+        page.evaluate(MANY)
+        page.locator(".note", has_text="5,000 runs of 5,013").wait_for()
+        rows = page.locator("table.runs tbody tr:not(.space)")
+        for share, name in ((0, "run-0"), (0.5, "run-2500"), (1, "run-4999")):
+            page.evaluate(
+                "at => { const e = document.querySelector('.rows'); e.scrollTop = at * e.scrollHeight; }", share
+            )
+            page.locator("table.runs a", has_text=name).filter(visible=True).first.wait_for()
+            assert rows.count() < 120, "only those that can be seen are there"
+        assert complaints == []
+
+
 @pytest.mark.parametrize(
     ("words", "runs"),
     [

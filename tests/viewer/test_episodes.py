@@ -77,7 +77,7 @@ def test_what_happened_step_by_step(server: Serving) -> None:
     tracks = dict(zip(head["tracks"], numbers.reshape(-1, 70)))
     assert tracks["reward"].argmax() == 35
     assert set(tracks) >= {"action", "reward", "log_prob", "value", "version", "global_step"}
-    assert head["image"] == {"name": "image", "note": "", "height": 12, "width": 16, "portion": 64}
+    assert head["image"] == {"name": "image", "note": "", "height": 12, "width": 16, "portion": 16}
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield found
 
 
-ADDRESSES = ("/", "/web/app.js", "/api/runs", "/api/columns?name=frames&runs=", "/api/events")
+ADDRESSES = ("/", "/web/app.js", "/api/runs", "/api/columns?name=frames&runs=", "/api/events", "/api/attempt?name=exp")
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -105,11 +105,17 @@ WORDS = st.sampled_from(
     ["..", "/", "%2e%2e", "%2f", "\\", "etc/passwd", "secret.txt", "exp", "run-s0", "leak", "\0", "%00", "~"]
 )
 
+QUESTIONS = (
+    *("columns?name=frames&runs", "checkpoints?runs", "moment?frames=1&run", "population?run", "cluster?run"),
+    *("episodes?store", "scatter?store", "checks?store", "episode?episode=0&store", "frames?episode=0&part=0&store"),
+    *("experiment?name", "attempt?number=1&run=run-s0&name", "attempt?number=1&name=exp&run"),
+)
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=6),
-    st.sampled_from(["/", "/web/", "/api/columns?name=frames&runs="]),
+    st.sampled_from(["/", "/web/", *(f"/api/{question}=" for question in QUESTIONS)]),
 )
 def test_no_address_leads_out(server: Serving, parts: list[str], start: str) -> None:
     answer = server.ask(start + quote("/".join(parts), safe="/%\\.,~"))

@@ -33,7 +33,7 @@ MOST_STEPS = 200_000
 """Of an episode whose tracks are drawn."""
 PIXELS = 1_000_000
 """Of the frames that are sent at a time."""
-MOST_FRAMES = 64
+MOST_FRAMES = 16
 COLUMNS = (
     *("return", "length", "global_step_first", "global_step_last", "version_min", "version_max"),
     *(

@@ -13,12 +13,11 @@ from functools import cache
 
 from rollmill.reports.html.document import content_hash, content_policy, document
 from rollmill.reports.html.elements import Html, element, join
-from rollmill.reports.html.style import HUES, STYLE
+from rollmill.reports.html.style import STYLE
 
 WEB = importlib.resources.files("rollmill.viewer") / "web"
 MODULE = "rollmill/"
 """What names of our modules begin with."""
-_PALETTE = ":root { " + " ".join(f"--c{k}: {hue};" for k, hue in enumerate(HUES)) + " }\n"
 
 
 @cache
@@ -30,7 +29,7 @@ def modules() -> dict[str, str]:
 @cache
 def style() -> str:
     """What the viewer adds to the style of all pages."""
-    return _PALETTE + (WEB / "viewer.css").read_text(encoding="utf-8")
+    return (WEB / "viewer.css").read_text(encoding="utf-8")
 
 
 @cache

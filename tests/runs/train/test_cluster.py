@@ -23,6 +23,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import INCARNATION_EPISODES
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.train import check
+from rollmill.runs.train.cluster import _Rate
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
@@ -206,3 +207,11 @@ def test_nothing_of_a_learner_that_is_killed_stays(tmp_path: Path) -> None:
     learner.wait()
     _, alive = psutil.wait_procs(below, timeout=LIMIT_SECONDS)
     assert not alive
+
+
+def test_a_rate_is_that_of_the_time_between_two_pieces_of_news() -> None:
+    """Rows of metrics that follow each other faster than news say the same, not zero and then twice as much."""
+    first = _Rate(10.0, 0, 0).at(12.0, 100, 4000)
+    assert (first.rows_per_s, first.bytes_per_s) == (50.0, 2000.0)
+    assert first.at(12.0, 100, 4000) == first
+    assert first.at(14.0, 100, 4000).rows_per_s == 0.0

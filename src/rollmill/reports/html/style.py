@@ -2,24 +2,36 @@
 
 HUES = ("#2f6fd0", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#0b7285", "#8d6e00", "#5f6b7a")
 """Colours of what shares a plot: classes ``c0`` to ``c7`` of lines, points, bands and the keys of a legend."""
-_COLOURS = "".join(
-    f".line.c{k}, .seed.c{k}, .point.c{k} {{ stroke: {hue}; }} .key.c{k} {{ background: {hue}; }}\n"
-    f".band.c{k} {{ fill: {hue}; fill-opacity: 0.16; }}\n"
-    for k, hue in enumerate(HUES)
-)
+DARK_HUES = ("#6ea8fe", "#ff9248", "#69db7c", "#cf94e6", "#ff86b5", "#3bc9db", "#e3bd4f", "#aeb8c6")
+"""The same on dark pages, where the others can hardly be told from the ground."""
 
-_RULES = """
-:root {
-  color-scheme: light dark;
+
+def _variables(hues: tuple[str, ...]) -> str:
+    return " ".join(f"--c{k}: {hue};" for k, hue in enumerate(hues))
+
+
+_COLOURS = "".join(
+    f".line.c{k}, .seed.c{k}, .point.c{k} {{ stroke: var(--c{k}); }} .key.c{k} {{ background: var(--c{k}); }}\n"
+    f".band.c{k} {{ fill: var(--c{k}); fill-opacity: 0.16; }}\n"
+    for k in range(len(HUES))
+)
+_LIGHT = f"""
   --ink: #1c2430; --muted: #5d6877; --line: #d9dee5; --page: #f5f6f8; --card: #ffffff;
   --accent: #2f6fd0; --soft: #2f6fd033; --shade: #0003; --good: #1d7f4e; --warn: #a15c00; --bad: #b3261e;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
+  {_variables(HUES)}
+"""
+_DARK = f"""
     --ink: #e5e9ef; --muted: #9aa6b5; --line: #343c47; --page: #14181e; --card: #1d232b;
     --accent: #6ea8fe; --soft: #6ea8fe33; --shade: #0009; --good: #5ecb94; --warn: #f0b352; --bad: #ff8a80;
-  }
-}
+    {_variables(DARK_HUES)}
+"""
+_GROUNDS = (
+    f":root {{ color-scheme: light dark; {_LIGHT} }}\n.paper {{ {_LIGHT} }}\n"
+    f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}\n"
+)
+"""Colours on light and on dark pages; ``paper``: those of pictures in files of their own."""
+
+_RULES = """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--page); color: var(--ink);
@@ -108,8 +120,8 @@ footer { margin-top: 36px; border-top: 1px solid var(--line); padding-top: 10px;
 }
 @media print {
   :root {
-    color-scheme: light; --ink: #000; --muted: #444; --line: #bbb; --page: #fff; --card: #fff;
-    --accent: #2f6fd0; --soft: #2f6fd033; --good: #1d7f4e; --warn: #a15c00; --bad: #b3261e;
+    color-scheme: light; LIGHT
+    --ink: #000; --muted: #444; --line: #bbb; --page: #fff; --card: #fff;
   }
   body { font-size: 12px; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   main { max-width: none; padding: 0; }
@@ -119,7 +131,7 @@ footer { margin-top: 36px; border-top: 1px solid var(--line); padding-top: 10px;
 }
 """
 
-STYLE = _RULES + _COLOURS
+STYLE = _GROUNDS + _RULES.replace("LIGHT", _LIGHT) + _COLOURS
 
 FILE_STYLE = (
     "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.axis{stroke:#888}.mark{stroke:#333;stroke-dasharray:3 3}"

@@ -84,6 +84,24 @@ def _numbers(tally: Tally) -> tuple[int, ...]:
 NOTHING = State((), 0, 0, 0, Tally(), 0)
 
 
+@dataclass(frozen=True)
+class _Rate:
+    """What had come of a node when it was last told of, and how fast it came until then."""
+
+    time: float
+    rows: int
+    bytes: int
+    rows_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+    def at(self, time: float, rows: int, bytes: int) -> _Rate:
+        """The same at a later time; without news nothing changes: rows of metrics may follow each other faster."""
+        if time <= self.time:
+            return self
+        passed = time - self.time
+        return _Rate(time, rows, bytes, (rows - self.rows) / passed, (bytes - self.bytes) / passed)
+
+
 class Cluster:
     """The nodes of a run, as its main process sees them."""
 
@@ -118,8 +136,10 @@ class Cluster:
         self._complete = self._stopped = False
         self._gateways = self._saved_gateways()
         """Of this run, over all its sessions."""
-        self._rates: dict[int, tuple[float, int, int]] = {}
-        """By incarnation: time, rows and bytes at the last row of metrics."""
+        self._told = self._started
+        """When the state of the nodes came."""
+        self._rates: dict[int, _Rate] = {}
+        """By incarnation, at the last row of metrics."""
 
     def _node_plan(self) -> NodePlan:
         config, plan = self._config, self._parts.sampler.plan
@@ -204,19 +224,19 @@ class Cluster:
             "cluster/gateway_restarts": self.restarts,
             "cluster/publications": self._state.published,
         }
-        now, rates = time.monotonic(), {}
+        before = _Rate(self._started, 0, 0)
+        self._rates = {
+            node.incarnation: self._rates.get(node.incarnation, before).at(self._told, node.rows, node.packed_bytes)
+            for node in sampling
+        }
         for node in sampling:
-            at, rows, packed = self._rates.get(node.incarnation, (self._started, 0, 0))
-            rates[node.incarnation] = (now, node.rows, node.packed_bytes)
-            passed = max(now - at, 1e-3)
-            frames = (node.rows - rows) * self._parts.spec.frames_per_step
+            rate = self._rates[node.incarnation]
             found |= {
-                f"cluster/node{node.seat}/frames_per_s": frames / passed,
-                f"cluster/node{node.seat}/mb_per_s": (node.packed_bytes - packed) / passed / 1e6,
+                f"cluster/node{node.seat}/frames_per_s": rate.rows_per_s * self._parts.spec.frames_per_step,
+                f"cluster/node{node.seat}/mb_per_s": rate.bytes_per_s / 1e6,
                 f"cluster/node{node.seat}/lag": node.lag,
                 f"cluster/node{node.seat}/incarnation": node.incarnation,
             }
-        self._rates = rates
         if sampling:
             each = [node.lag for node in sampling]
             found["cluster/lag"] = sum(each) / len(each)
@@ -273,7 +293,7 @@ class Cluster:
                     sampler.admit(message.slot, message.group)
                     self.received += 1
                 elif isinstance(message, State):
-                    self._state = message
+                    self._state, self._told = message, time.monotonic()
                 elif isinstance(message, Said):
                     log.log(message.level, "%s", message.text)
                 elif isinstance(message, Ended):

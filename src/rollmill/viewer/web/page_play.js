@@ -9,8 +9,8 @@ import { numbersOf, picture } from "rollmill/source";
 import { state } from "rollmill/runs";
 
 const RATES = [[4, "4 steps/s"], [15, "15 steps/s"], [30, "30 steps/s"], [60, "60 steps/s"]];
-const PORTIONS = 24; // kept of each episode
-const AHEAD = 2; // portions that are fetched before they are needed
+const PORTIONS = 96; // kept of each episode
+const AHEAD = 6; // portions that are fetched before they are needed
 const TRACKS = [["reward", "reward"], ["so far", "return so far"], ["value", "value"], ["log_prob", "log-probability"], ["surprise", "surprise"], ["action", "action"], ["version", "policy version"]];
 const KEYS = { " ": "toggle", ArrowRight: 1, ArrowLeft: -1, l: 1, h: -1, j: 10, k: -10, Home: "first", End: "last" };
 

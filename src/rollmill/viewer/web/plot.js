@@ -2,7 +2,7 @@
 // and a file of its own (SVG) has the same. Every point is drawn: where there are many to a pixel, the line goes
 // through the first, lowest, highest and last of them, which looks the same.
 
-import { svg } from "rollmill/dom";
+import { h, svg } from "rollmill/dom";
 import { short } from "rollmill/format";
 
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
@@ -14,8 +14,8 @@ export function look(k) {
   return { hue: `--c${k % HUES}`, dash: DASHES[Math.floor(k / HUES) % DASHES.length] };
 }
 
-export function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export function colour(name, on = document.documentElement) {
+  return getComputedStyle(on).getPropertyValue(name).trim();
 }
 
 export class Plot {
@@ -162,17 +162,27 @@ export class Plot {
     for (const shape of this.shapes(width, height)) onCanvas(pen, shape);
   }
 
-  // The plot as a file that stands alone; ``legend``: [{text, hue}].
+  // The plot as a file that stands alone, on white whatever the page is; ``legend``: [{text, hue}].
   file(width, height, title, legend) {
+    const paper = h("span", { class: "paper", hidden: true });
+    document.body.append(paper);
+    try {
+      return this.onPaper(width, height, title, legend, (name) => colour(name, paper));
+    } finally {
+      paper.remove();
+    }
+  }
+
+  onPaper(width, height, title, legend, hueOf) {
     const root = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height: height + 24 + 16 * legend.length });
     root.append(svg("rect", { width: "100%", height: "100%", fill: "white" }));
     root.append(svg("text", { x: 8, y: 16, "font-family": "sans-serif", "font-size": 13 }, title));
     const plot = svg("g", { transform: "translate(0 20)" });
-    this.shapes(width, height).forEach((shape) => onFile(plot, shape));
+    this.shapes(width, height).forEach((shape) => onFile(plot, shape, hueOf));
     root.append(plot);
     legend.forEach(({ text, hue }, k) => {
       const y = height + 32 + 16 * k;
-      root.append(svg("rect", { x: 12, y: y - 9, width: 10, height: 10, fill: colour(hue) }));
+      root.append(svg("rect", { x: 12, y: y - 9, width: 10, height: 10, fill: hueOf(hue) }));
       root.append(svg("text", { x: 28, y, "font-family": "sans-serif", "font-size": 11 }, text));
     });
     return new XMLSerializer().serializeToString(root);
@@ -211,24 +221,24 @@ function onCanvas(pen, shape) {
   }
 }
 
-function onFile(parent, shape) {
+function onFile(parent, shape, hueOf) {
   const opacity = shape.alpha ?? 1;
   const round = (value) => value.toFixed(1);
   if (shape.text !== undefined) {
     const { x, y, anchor } = shape;
-    const attributes = { x, y, "text-anchor": anchor, fill: "#555", "font-family": "sans-serif", "font-size": 11 };
+    const attributes = { x, y, "text-anchor": anchor, fill: hueOf("--muted"), "font-family": "sans-serif", "font-size": 11 };
     parent.append(svg("text", attributes, shape.text));
   } else if (shape.dots) {
     for (let k = 0; k < shape.dots.length; k += 2) {
       const place = { cx: round(shape.dots[k]), cy: round(shape.dots[k + 1]), r: shape.radius };
-      parent.append(svg("circle", { ...place, fill: colour(shape.fill), opacity }));
+      parent.append(svg("circle", { ...place, fill: hueOf(shape.fill), opacity }));
     }
   } else if (shape.path?.length) {
     let d = "";
     for (let k = 0; k < shape.path.length; k += 2) d += `${k ? "L" : "M"}${round(shape.path[k])} ${round(shape.path[k + 1])}`;
     const dash = (shape.dash ?? []).join(" ") || null;
-    const line = { fill: "none", stroke: colour(shape.stroke ?? "--ink"), "stroke-width": shape.width, "stroke-dasharray": dash };
-    parent.append(svg("path", { d, opacity, ...(shape.fill ? { fill: colour(shape.fill) } : line) }));
+    const line = { fill: "none", stroke: hueOf(shape.stroke ?? "--ink"), "stroke-width": shape.width, "stroke-dasharray": dash };
+    parent.append(svg("path", { d, opacity, ...(shape.fill ? { fill: hueOf(shape.fill) } : line) }));
   }
 }
 
