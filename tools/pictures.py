@@ -184,10 +184,14 @@ GRID = """experiment: grid
 config: [cartpole_fast]
 settings: {stop.frames: 30_000, stop.mean_return: null, sampling.workers: 1}
 params:
-  - grid: {learning.gamma: [0.9, 0.95, 0.98], learning.learning_rate: [3e-4, 1e-3, 3e-3]}
+  - grid: {learning.gamma: [0.9, 0.98], learning.learning_rate: [3e-4, 3e-3]}
 seeds: 2
 launch: {local: {parallel: 2}}
 """
+DOOM = (
+    *("train", "-f", "doom_basic", "run.experiment=doom", "run.name=basic", "stop.frames=20_000"),
+    *("recording.keep=all", "recording.columns=[log_prob,value]"),
+)
 RENAME = """([long, short]) => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(long, short);
@@ -199,7 +203,7 @@ DRAWN = (
 
 
 def viewer() -> None:
-    """The pages of the viewer, light and dark, over six short runs, a grid, a population and a run with nodes."""
+    """The pages of the viewer, light and dark, over short runs of every kind, a grid of them among them."""
     with tempfile.TemporaryDirectory() as folder:
 
         def run(*words: str) -> None:
@@ -209,6 +213,7 @@ def viewer() -> None:
         run("launch", "run", "grid.yaml")
         run(*MEMBERS)
         run(*NODES)
+        run(*DOOM)
         for gamma in (0.9, 0.99):
             for seed in range(3):
                 run(*POLES, f"run.seed={seed}", f"learning.gamma={gamma}", f"run.name=gamma-{gamma}-s{seed}")
@@ -222,7 +227,7 @@ def shoot_viewer(runs: Path) -> None:
         assert server.stdout is not None
         link = json.loads(server.stdout.readline())["url"]
         for scheme in ("light", "dark"):
-            page = browser.new_page(viewport={"width": WIDTH, "height": 640}, color_scheme=scheme, bypass_csp=True)
+            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme, bypass_csp=True)
             page.goto(link)
             for name, (address, ready) in _views(page, link).items():
                 page.evaluate("address => { location.hash = address; }", address)
@@ -240,13 +245,16 @@ def _views(page: Any, link: str) -> dict[str, tuple[str, str]]:
     """Page -> its address and what is there when it is drawn."""
     known = page.request.get(link.partition("?")[0] + "api/runs").json()
     poles = [run["id"] for run in known["runs"] if run["experiment"] == "poles"]
-    store = known["stores"][0]["id"]
+    store, doom = (
+        next(own["id"] for own in known["stores"] if own["name"].startswith(name)) for name in ("poles", "doom")
+    )
+    numbers = page.request.get(f"{link.partition('?')[0]}api/episodes?store={doom}&sort=-return").json()["numbers"]
     return {
         "runs": ("runs?sort=-return", "table.runs a"),
         "curves": ("curves?metrics=episode/return,learn/entropy&single=1&filter=experiment=poles", ".chart .entry"),
         "compare": (f"compare?runs={poles[0]},{poles[-1]}", "section td"),
         "data": (f"data?store={store}", "table.episodes td"),
-        "episodes": (f"play?e={store}:200,{store}:201&t=30", ".track"),
+        "episodes": (f"play?e={doom}:{numbers[0]},{doom}:{numbers[-1]}&t=5", "canvas[data-step='5']"),
         "experiments": ("experiments", ".chart"),
         "populations": ("populations", ".chart"),
         "clusters": ("clusters", ".chart .entry"),
