@@ -217,7 +217,8 @@ def write_store(path: Path, gb: float) -> int:
     with StoreWriter(path, StoreSchema.for_env(spec), sync="seal") as writer:
         while sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) < gb * 1e9:
             image = scene + rng.integers(0, 16, (STEPS + 1, *IMAGE, 3), dtype=np.uint8)
-            columns = {"obs:image": image, "action": np.zeros(STEPS, int), "reward": rng.normal(size=STEPS).astype(np.float32)}
+            reward = rng.normal(size=STEPS).astype(np.float32)
+            columns = {"obs:image": image, "action": np.zeros(STEPS, int), "reward": reward}
             columns |= {"global_step": STEPS * episodes + np.arange(STEPS), "version": np.zeros(STEPS, int)}
             writer.add_episode(Episode(columns, EpisodeInfo(uid=episodes + 1, seed=episodes), True, False))
             episodes += 1
