@@ -16,15 +16,16 @@ from rollmill.core.errors import ConfigError, LaunchError, exit_code_of
 from rollmill.core.terminal import drawing
 from rollmill.core.text import nearest
 from rollmill.launch import launcher as launcher_module
+from rollmill.launch import populating, searching
 from rollmill.launch.experiment import described_search, load_experiment
 from rollmill.launch.measure import measure, measure_like
 from rollmill.launch.plan import Plan, Total, command_text, total_of
 from rollmill.launch.records import LaunchRecords, PlanRecord
-from rollmill.launch.searching import told
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.status import RunStatus, look
 from rollmill.launch.table import first_line, plain, rich_table, summary, tails
 from rollmill.monitor.console import stdout_is_terminal
+from rollmill.pbt.exchange import Exchange
 from rollmill.runs.launching import launch_settings, launcher_of, open_launch, plan_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def plan(
     print(f"\n{total_text(total, settings)}")
     if experiment.search is not None:
         print(f"a search: {experiment.search.trials} trials, each chosen by what the ones before it have reached")
+    if made.population is not None:
+        print(f"a population: rounds of decisions every {made.population['period']:,} frames of each member")
     return 0
 
 
@@ -176,7 +179,7 @@ def _watched(launcher: launcher_module.Launcher, json_: bool) -> list[RunStatus]
 
 def _event(status: RunStatus) -> str:
     """One line of the log."""
-    again = status.state == "waiting" and status.attempts
+    again = status.state == "waiting" and status.attempts and not status.paused
     state = "to be started again" if again else status.state
     attempt = f", attempt {status.attempts}" if status.attempts > 1 else ""
     reason = f": {first_line(status.reason)}" if status.reason else ""
@@ -184,13 +187,16 @@ def _event(status: RunStatus) -> str:
 
 
 def _found_best(records: LaunchRecords) -> list[str]:
-    """What a search has found so far; nothing of other launches."""
-    described = records.read_plan().search
-    if described is None:
+    """What a search, or a population, has found so far; nothing of other launches."""
+    plan = records.read_plan()
+    if plan.population is not None:
+        exchange = Exchange(records.experiment)
+        return populating.told(exchange, records.experiment) if exchange.exists else []
+    if plan.search is None:
         return []
-    search = described_search(described).search
+    search = described_search(plan.search).search
     assert search is not None
-    return told(search, records.trials(), records.best_settings)
+    return searching.told(search, records.trials(), records.best_settings)
 
 
 def _told(statuses: Sequence[RunStatus], records: LaunchRecords, json_: bool, shown: bool) -> int:

@@ -37,6 +37,8 @@ Mode = Literal["new", "resume", "overwrite"]
 State = Literal["running", "finished", "failed", "interrupted"]
 
 LOG_FILES = 3
+PAUSED = 79
+"""Exit code of a run that has ended to make room for another one, and that is to be resumed."""
 LOOK_SECONDS = 1.0
 """How often a run looks whether its folder is still there."""
 

@@ -41,7 +41,8 @@ from rollmill.launch.params import (
     total,
 )
 from rollmill.launch.search import Search
-from rollmill.launch.verbs import SEED, VERBS, describe, has_run_folder
+from rollmill.launch.verbs import SEED, VERBS, describe, has_run_folder, verb_of
+from rollmill.pbt.settings import PbtSettings
 
 PROGRAM = ("rollmill", "train")
 
@@ -78,6 +79,8 @@ class Experiment:
     of its runs."""
     search: Search | None = None
     """Choose the parameters of each run by what earlier ones have reached, instead of ``params``."""
+    population: PbtSettings | None = None
+    """Train so many members side by side, whose settings are tuned while they learn (``pbt``), each as a run."""
     shuffle: int | None = None
     """Start runs in a random order, drawn by this seed: what ends early is then spread over the whole grid."""
     launch: Mapping[str, Any] = field(default_factory=dict)
@@ -94,6 +97,7 @@ class Experiment:
             raise ConfigError(f"experiment {self.name}: `{' '.join(self.program)}` cannot be launched; {known} can")
         self._check_commands()
         self._check_search()
+        self._check_population()
         if isinstance(self.config, str | Path):
             raise ConfigError(f"experiment {self.name}: config: expected a list of files; write [{self.config!r}]")
         if not isinstance(self.params, Params):
@@ -126,6 +130,23 @@ class Experiment:
             raise ConfigError(f"experiment {self.name}: a search needs runs with metrics: train or offline")
         if twice := sorted(self.search.draws.keys() & self.settings.keys()):
             raise ConfigError(f"{', '.join(twice)}: stands under settings and is searched; which one is meant?")
+
+    def _check_population(self) -> None:
+        if self.population is None:
+            return
+        others = self.search is not None or self.commands or self.shuffle is not None or list(self.params) != [{}]
+        if others:
+            raise ConfigError(f"experiment {self.name}: a population has no params, search, commands or shuffle")
+        if verb_of(self.program) != ("train",):
+            raise ConfigError(f"experiment {self.name}: members of a population are trained by `rollmill train`")
+        if self.population.members < 2:
+            raise ConfigError(f"experiment {self.name}: population: members={self.population.members}: at least 2")
+        if self.population.replay is not None or self.population.exchange is not None:
+            raise ConfigError(f"experiment {self.name}: population: replay, exchange and member are no part of it")
+        if fixed := sorted(key for key in self.settings if key == SEED or key.split(".")[0] == "pbt"):
+            raise ConfigError(f"experiment {self.name}: settings: {fixed[0]}: say it under population, or by seeds")
+        if len(self.seed_list()) != 1:
+            raise ConfigError(f"experiment {self.name}: a population has one seed; for others make others: seeds: [7]")
 
     def seed_list(self) -> Sequence[int]:
         """The seeds; none where the parameters set them."""
@@ -228,6 +249,7 @@ class _File:
     program: tuple[str, ...] = PROGRAM
     commands: tuple[_Command, ...] = ()
     search: dict[str, Any] = field(default_factory=dict)
+    population: dict[str, Any] = field(default_factory=dict)
     shuffle: int | None = None
     launch: dict[str, Any] = field(default_factory=dict)
     expect: Expect = field(default_factory=Expect)
@@ -244,6 +266,7 @@ def read_experiment(path: Path) -> Experiment:
             **_common(file),
             commands=tuple(Experiment(name=command.name, **_common(command)) for command in file.commands),
             search=_search(file.search) if file.search else None,
+            population=_population(file.population) if file.population else None,
             shuffle=file.shuffle,
             launch=file.launch,
             expect=file.expect,
@@ -314,6 +337,13 @@ def _search(value: Mapping[str, Any]) -> Search:
         return Search(draws, **{key: given for key, given in value.items() if key != "params"})
     except TypeError as error:
         raise ConfigError(f"search: {error}") from error
+
+
+def _population(value: Mapping[str, Any]) -> PbtSettings:
+    try:
+        return load_config(PbtSettings, [], [], base=value)
+    except ConfigError as error:
+        raise ConfigError(f"population: {error}") from error
 
 
 def describe_search(experiment: Experiment) -> dict[str, Any]:

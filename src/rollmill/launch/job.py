@@ -28,7 +28,7 @@ from rollmill.core.child import die_with_parent
 from rollmill.core.errors import LaunchError, RollmillError
 from rollmill.core.identity import Identity
 from rollmill.core.opening import plain_file
-from rollmill.core.run_folder import RunFolder
+from rollmill.core.run_folder import PAUSED, RunFolder
 from rollmill.launch.display import start_display
 from rollmill.launch.records import LOCK_SECONDS, Attempt, LaunchRecords, is_locked, try_lock, within
 from rollmill.launch.verbs import has_run_folder
@@ -115,13 +115,13 @@ class Job:
                 code = BUSY if isinstance(error, _BusyError) else 1 if isinstance(error, OSError) else WRONG
                 attempt = replace(attempt, exit_code=code, reason=str(error))
                 log.write(f"{error}\n".encode())
-        failed = attempt.exit_code != 0
+        failed = attempt.failed
         tail = tail_of(self.records.log_path(self.name, number)) if failed else ""
         self.records.write_attempt(self.name, replace(attempt, ended=time.time(), tail=tail))
         if failed and self._requeue and subprocess.run(["scontrol", "requeue", job_id()]).returncode == 0:
             return REQUEUED
         assert attempt.exit_code is not None
-        return attempt.exit_code
+        return 0 if attempt.paused else attempt.exit_code  # no scheduler has to know
 
     # --------------------------------------------------------------------------------------------- how to start
 
@@ -204,6 +204,8 @@ class Job:
         if code == 0:
             return ""
         state = self.folder.read_state()
+        if code == PAUSED and state is not None:
+            return str(state["reason"])
         if state is not None and state != before and state["state"] in ("failed", "interrupted"):
             return f"{state['state']}: {state['reason']}"
         if self._ended_by:

@@ -92,7 +92,11 @@ def record_plan(records: LaunchRecords, plan: Plan, settings: LaunchSettings, cw
     runs = [run_record(run) for run in plan.runs]
     if records.exists:
         runs = _merged(records, runs)
-    record = PlanRecord(plan.name, cwd, tuple(runs), to_dict(settings), to_dict(plan.expect), search=plan.search)
+    record = PlanRecord(
+        *(plan.name, cwd, tuple(runs), to_dict(settings), to_dict(plan.expect)),
+        search=plan.search,
+        population=plan.population,
+    )
     records.write_plan(record)
     return record
 
@@ -166,12 +170,24 @@ class Launcher:
         for status in self.look():
             if status.state not in ("failed", "cancelled"):
                 continue
-            name = status.run.name
-            old = self.records.submission(name)
-            self.records.write_submission(name, replace(old, failures_reset=old.failures_reset + status.failures))
-            self.records.set_cancelled(name, False)
-            again.append(name)
+            self.forgive(status)
+            again.append(status.run.name)
         return again
+
+    def forgive(self, status: RunStatus) -> None:
+        """Let a run be tried again: its failures so far do not count any more."""
+        name = status.run.name
+        old = self.records.submission(name)
+        self.records.write_submission(name, replace(old, failures_reset=old.failures_reset + status.failures))
+        self.records.set_cancelled(name, False)
+
+    def may_start(self, run: RunRecord) -> bool:
+        """Whether a run that waits may be started now, if there is room."""
+        return True
+
+    def room(self, active: int, waiting: int) -> int:
+        """How many runs may be started beside those that are ``active``."""
+        return max(0, self.backend.capacity - active) if self.backend.capacity else waiting
 
     def _remember(self, statuses: Sequence[RunStatus]) -> None:
         """Handles of jobs that an earlier launcher started and could not write down."""
@@ -183,14 +199,15 @@ class Launcher:
 
     def _start(self, statuses: Sequence[RunStatus]) -> bool:
         waiting = [
-            s.run for s in statuses if s.state == "waiting" and not self.records.submission(s.run.name).cancelled
+            s.run
+            for s in statuses
+            if s.state == "waiting" and not self.records.submission(s.run.name).cancelled and self.may_start(s.run)
         ]
         active = [status for status in statuses if status.active]
         handles = [status.handle for status in active if status.handle is not None]
         if not waiting or len(handles) < len(active):  # somebody is about to say where it is: then we know the room
             return False
-        room = self.backend.capacity - len(active) if self.backend.capacity else len(waiting)
-        chosen = waiting[: max(0, room)]
+        chosen = waiting[: self.room(len(active), len(waiting))]
         groups = [chosen] if self.backend.batch and chosen else [[run] for run in chosen]
         for group in groups:
             handles += self._submit(group, handles)

@@ -76,6 +76,8 @@ class Plan:
     expect: Expect = field(default_factory=Expect)
     search: Mapping[str, Any] | None = None
     """The description of a search, whose runs are only those of its trials so far."""
+    population: Mapping[str, Any] | None = None
+    """Of a population: who takes part, and what is tuned (``pbt.exchange.About``)."""
 
 
 Check = Callable[[PlannedRun], RunFacts]
@@ -114,6 +116,20 @@ def plan_trials(
             name = f"{group}_s{seeds[SEED]}" if seeds else group
             whole = {**setting, **seeds}
             runs.append(_planned(experiment, root / experiment.name, name, group, whole, whole))
+    return _checked(runs, check)
+
+
+def plan_members(experiment: Experiment, root: Path, check: Check) -> tuple[PlannedRun, ...]:
+    """The runs of a population: each is told which member it is, where it meets the others, and a seed of its own."""
+    assert experiment.population is not None
+    (seed,) = experiment.seed_list()
+    folder, members = root / experiment.name, experiment.population.members
+    _refuse_fixed(experiment, [])
+    runs = []
+    for member in range(members):
+        setting = {"pbt.exchange": str(folder), "pbt.member": member, SEED: seed * members + member}
+        name = f"member-{member}"
+        runs.append(_planned(experiment, folder, name, name, setting, {"pbt.member": member}))
     return _checked(runs, check)
 
 

@@ -9,6 +9,7 @@
         jobs/<run>.json       what the job shall do: command, cores, GPU, folder (read by ``launch.job``)
         attempts/<run>/N.json written by the job itself: when and where it began, how it ended; N.log is its output
         attempts/<run>/.lock  held by the job while it lives
+        population/           of a population: where its members meet (``pbt.exchange``)
         .lock                 held by the launcher
 
 Every file is replaced in one piece and has one writer. What a run reached stands in its own folder.
@@ -31,6 +32,7 @@ from rollmill.core.config.old_names import renamed
 from rollmill.core.errors import LaunchError, RunFolderError
 from rollmill.core.identity import Identity
 from rollmill.core.opening import read_json
+from rollmill.core.run_folder import PAUSED
 
 FOLDER = "launch"
 LOCK_SECONDS = 1.0
@@ -68,6 +70,8 @@ class PlanRecord:
     host: str = ""
     search: Mapping[str, Any] | None = None
     """The description, if its runs are chosen one after the other (``launch.search``)."""
+    population: Mapping[str, Any] | None = None
+    """Who takes part and what is tuned (``pbt.exchange.About``), if its runs are members of a population."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,16 @@ class Attempt:
     tail: str = ""
     """Last lines of the output of an attempt that failed."""
 
+    @property
+    def paused(self) -> bool:
+        """Whether the run has made room for another one, and waits for being started again."""
+        return self.exit_code == PAUSED
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly, or nobody knows how."""
+        return self.exit_code not in (0, PAUSED)
+
 
 class LaunchRecords:
     """The launch folder of one experiment."""
@@ -145,7 +159,8 @@ class LaunchRecords:
             fields = {key: value[key] for key in ("name", "cwd", "launch", "expect", "written", "host")}
             if not isinstance(fields["launch"], dict):
                 raise ValueError("launch must be settings by their names")
-            return PlanRecord(**{**fields, "runs": runs, "search": value.get("search")})
+            chosen = {name: value.get(name) for name in ("search", "population")}
+            return PlanRecord(**{**fields, **chosen, "runs": runs})
 
     def write_plan(self, plan: PlanRecord) -> None:
         plan = replace(plan, written=time.time(), host=socket.gethostname())

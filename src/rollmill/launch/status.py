@@ -31,6 +31,8 @@ class RunStatus:
     attempts: int
     failures: int
     """Attempts that ended badly and count against the retries."""
+    paused: bool = False
+    """Whether the last attempt has made room for another run, and is no failure."""
     host: str = ""
     reason: str = ""
     """Why it failed, or the last attempt did."""
@@ -108,7 +110,8 @@ def run_status(
     return RunStatus(
         run=run,
         state=state,
-        attempts=len(attempts),
+        attempts=sum(not attempt.paused for attempt in attempts[:-1]) + bool(attempts),
+        paused=bool(attempts) and attempts[-1].paused,
         failures=failures,
         host=host,
         reason=reason,
@@ -149,7 +152,7 @@ def _state(
 
 def _before(attempts: Sequence[Attempt]) -> str:
     """Why the attempt before the one under way ended."""
-    ended = [attempt for attempt in attempts if attempt.exit_code != 0][:-1]
+    ended = [attempt for attempt in attempts if attempt.failed][:-1]
     return f"before: {ended[-1].reason or 'killed'}" if ended else ""
 
 
@@ -167,7 +170,7 @@ def _failures(attempts: Sequence[Attempt], submission: Submission) -> int:
     bad = 0
     for attempt, following in zip(attempts, [*attempts[1:], None]):
         requeued = following is not None and attempt.job and attempt.job == following.job
-        if attempt.exit_code != 0 and not requeued:
+        if attempt.failed and not requeued:
             bad += 1
     jobs = {attempt.job or attempt.number for attempt in attempts}
     never_started = max(0, submission.submitted_count - len(jobs))

@@ -32,7 +32,7 @@ from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.saving import (
     OPTIMIZER_SHAPE,
     WEIGHTS_SHAPE,
-    copy_optimizer,
+    adopt_optimizer,
     load_generator,
     load_optimizer,
     load_weights,
@@ -225,16 +225,15 @@ class Appo:
         self.settings = replace(self.settings, **values)
         self._step.take(self.settings)
 
-    def adopt(self, other: Appo) -> None:
-        """Go on from the weights of another, with its moments and its optimizer; the own random numbers stay.
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Go on from the ``state`` of another: its weights, moments and optimizer; the own random numbers stay.
 
         The version jumps, so that all experience which is on its way is too old: other weights have made it.
         """
-        with torch.no_grad():
-            for mine, its in zip(self.model.state_dict().values(), other.model.state_dict().values(), strict=True):
-                mine.copy_(its)
-        copy_optimizer(self._optimizer, other._optimizer)
-        self._rate = other._rate
+        check_shape(state, STATE_SHAPE)
+        load_weights(self.model, state["model"])
+        adopt_optimizer(self._optimizer, state["optimizer"])
+        self._rate = state["rate"]
         self._alarms = Alarms(self.settings.collapse_patience, self.settings.max_grad_norm)
         self.version += self.settings.max_policy_lag + 1
         self.publish()
@@ -275,5 +274,5 @@ class Appo:
         load_generator(self._generator.set_state, state["generator"])
         self.version = state["version"]
         self.optimizer_steps = state["optimizer_steps"]
-        self._rate = state["rate"] if self.settings.lr_schedule == "kl_adaptive" else self.settings.learning_rate
+        self._rate = state["rate"]  # other schedules than kl_adaptive set it before every step
         self.publish()

@@ -79,19 +79,16 @@ def load_optimizer(optimizer: HasState, state: Mapping[str, Any]) -> None:
 
 
 @torch.no_grad()
-def copy_optimizer(mine: HasState, other: HasState) -> None:
-    """Give an optimizer what another one, of a network of the same shape, has gathered.
-
-    In place where it has gathered something itself: a CUDA graph knows the memory by its address.
-    """
-    own, its = mine.state_dict()["state"], other.state_dict()["state"]
-    if own.keys() == its.keys():
-        for index, entry in its.items():
+def adopt_optimizer(optimizer: HasState, state: Mapping[str, Any]) -> None:
+    """``load_optimizer`` in the middle of a run: a CUDA graph knows what was gathered by its address in memory."""
+    own = optimizer.state_dict()["state"]
+    if {str(index) for index in own} != state.keys():
+        load_optimizer(optimizer, state)
+        return
+    with _explained("the saved state of the optimizer does not fit this network"):
+        for index, entry in own.items():
             for name, x in entry.items():
-                own[index][name].copy_(x)
-    else:
-        copies = {index: {name: x.clone() for name, x in entry.items()} for index, entry in its.items()}
-        mine.load_state_dict({**mine.state_dict(), "state": copies})
+                x.copy_(_tensor(state[str(index)][name]))
 
 
 def load_generator(set_state: Callable[[Tensor], object], state: Array) -> None:

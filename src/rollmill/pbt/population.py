@@ -8,7 +8,7 @@ The same numbers and the same seed give the same rounds, whenever and wherever t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,8 +71,8 @@ class Round:
             {
                 "member": k,
                 "frames": self.frames[k],
-                "objective": _plain(e.mean),
-                "error": _plain(e.error),
+                "objective": plain(e.mean),
+                "error": plain(e.error),
                 "episodes": e.episodes,
                 "settings": dict(self.settings[k]),
             }
@@ -125,7 +125,7 @@ class Population:
 
     def due(self, frames: Sequence[int]) -> bool:
         """Whether decisions are due: every member has come that far. ``frames`` of each member."""
-        return self._s.method not in ("random", "fixed") and min(frames) >= self._next_at
+        return self._s.decides and min(frames) >= self._next_at
 
     @property
     def next_at(self) -> int:
@@ -148,25 +148,34 @@ class Population:
 
     # -- a round -------------------------------------------------------------------------------
 
-    def decide(self, frames: Sequence[int], evidence: Sequence[Evidence]) -> Round:
-        """Decide for all members; their settings are then what the round says."""
+    def decide(self, frames: Sequence[int], evidence: Sequence[Evidence], lost: Collection[int] = ()) -> Round:
+        """Decide for all members; their settings are then what the round says.
+
+        ``lost``: members whose weights are gone. They go on from those of one of the best, whatever the gap is.
+        """
         rng = self._seeds.branch("round", self.number).generator()
         ranked = self._gate.ranked(evidence)
         self._note_gains(evidence)
         selection = self._select(ranked, evidence, rng)
+        if ranked:
+            best = ranked[: math.ceil(self._s.replace_fraction * len(ranked))]
+            for member in sorted(lost):
+                donor = best[int(rng.integers(len(best)))]
+                selection.copies.append(Copy(member, donor, donor, explore=self._s.method != "exploit"))
         before = [dict(own) for own in self.settings]
         after = [dict(own) for own in before]
         self._explore(selection, before, after, rng)
         self.settings = after
-        moves = [self._move(copy.member, before, copy.donor) for copy in selection.copies]
+        donors: dict[int, int | None] = {copy.member: copy.donor for copy in selection.copies}
         if self._s.method == "explore":
-            moves = [self._move(member, before, None) for member in range(self._s.members)]
+            donors = {member: donors.get(member) for member in range(self._s.members)}
+        moves = [self._move(member, before, donor) for member, donor in donors.items()]
         for k, own in enumerate(evidence):
-            if k not in ranked:
+            if k not in ranked and (k not in lost or not ranked):
                 selection.kept[k] = f"{own.episodes} episodes of its present weights, {self._s.min_episodes} are needed"
         done = Round(self.number + 1, list(frames), list(evidence), before, moves, selection.kept)
         self._begin_stretch(evidence, selection)
-        self._advance(min(frames), evidence, ranked)
+        self._advance(min(at for k, at in enumerate(frames) if k not in lost), evidence, ranked)
         return done
 
     def _move(self, member: int, before: Sequence[Values], donor: int | None) -> Move:
@@ -192,8 +201,10 @@ class Population:
             taken = dict(before[copy.settings_of])
             after[copy.member] = self._changed(copy, taken, before, model, rng) if copy.explore else taken
         if self._s.method == "explore":
+            copied = {copy.member for copy in selection.copies}
             for member, own in enumerate(before):
-                after[member] = self._perturbed(own, rng)
+                if member not in copied:
+                    after[member] = self._perturbed(own, rng)
 
     def _changed(
         self, copy: Copy, taken: Values, before: Sequence[Values], model: GainModel | None, rng: np.random.Generator
@@ -264,6 +275,6 @@ class Population:
         self._began, self._gains = list(state["began"]), [dict(row) for row in state["gains"]]
 
 
-def _plain(value: float) -> float | None:
+def plain(value: float) -> float | None:
     """JSON has neither NaN nor infinity."""
     return float(value) if math.isfinite(value) else None

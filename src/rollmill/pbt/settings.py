@@ -89,6 +89,13 @@ class PbtSettings:
     sub_populations: int = 0
     """mf: parts of the population, each of a multiple of 4 members; 0: as many as there can be, 4 at most."""
 
+    exchange: Path | None = None
+    """This run is one member of a population of separate runs, which meet in this folder of an experiment. The launcher
+    sets it, and ``member``: see ``population`` in a description."""
+
+    member: int = 0
+    """Which member of ``exchange`` the run is."""
+
     replay: Path | None = None
     """Train one policy along the way of the best member of this run's folder (its ``population.jsonl``): the settings
     that its weights were trained with, at the same frames."""
@@ -112,6 +119,10 @@ class PbtSettings:
             raise ValueError("perturb_min must be above 1 and at most perturb_max")
         if self.replay is not None and self.members > 1:
             raise ValueError("replay trains one policy: leave out members")
+        if self.exchange is not None and (self.members > 1 or self.replay is not None):
+            raise ValueError("exchange makes the run one member of a population: leave out members and replay")
+        if self.member < 0 or (self.member and self.exchange is None):
+            raise ValueError("member is a number from 0 on, and needs exchange")
         if self.members == 1 and (self.tune or self.method != "pbt"):
             raise ValueError("nothing is tuned with one member: set members")
         self._check_mf()
@@ -131,6 +142,11 @@ class PbtSettings:
     @property
     def on(self) -> bool:
         return self.members > 1
+
+    @property
+    def decides(self) -> bool:
+        """Whether there are rounds of decisions at all."""
+        return self.method not in ("random", "fixed")
 
     @property
     def parts(self) -> int:

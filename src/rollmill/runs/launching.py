@@ -9,12 +9,16 @@ from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.launch.experiment import Experiment, describe_search, described_search, load_experiment
 from rollmill.launch.launcher import Launcher, settings_of
-from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan, plan_trials
+from rollmill.launch.plan import Plan, PlannedRun, RunFacts, make_plan, plan_members, plan_trials
+from rollmill.launch.populating import PopulationLauncher
 from rollmill.launch.records import LaunchRecords, PlanRecord
 from rollmill.launch.search import suggest
 from rollmill.launch.searching import SearchLauncher
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.verbs import verb_of
+from rollmill.pbt.exchange import About
+from rollmill.pbt.settings import PbtSettings
+from rollmill.runs.settings.population_checks import check_separate, configured, separate_period
 from rollmill.runs.settings.train import TrainConfig, check
 
 
@@ -51,16 +55,30 @@ def launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchS
 
 def plan_of(experiment: Experiment, root: Path) -> Plan:
     """All runs of an experiment; of a search those of its trials so far, or of the first one."""
+    folder = root / experiment.name
+    if experiment.population is not None:
+        return _plan_population(experiment, experiment.population, folder)
     if experiment.search is None:
         return make_plan(experiment, root, check_run)
-    folder = root / experiment.name
     trials = [(trial.number, dict(trial.params)) for trial in LaunchRecords(folder).trials()]
     runs = plan_trials(experiment, root, check_run, trials or [(0, suggest(experiment.search, []))])
     return Plan(experiment.name, folder, runs, experiment.expect, describe_search(experiment))
 
 
+def _plan_population(experiment: Experiment, pbt: PbtSettings, folder: Path) -> Plan:
+    runs = plan_members(experiment, folder.parent, check_run)
+    config = load_config(TrainConfig, [Path(file) for file in runs[0].files], runs[0].words)
+    check_separate(config, pbt)
+    (seed,) = experiment.seed_list()
+    own = {key: configured(config, key) for key in pbt.tuned}
+    about = About(pbt, own, separate_period(config, pbt), seed, [run.name for run in runs])
+    return Plan(experiment.name, folder, runs, experiment.expect, population=about.to_dict())
+
+
 def launcher_of(records: LaunchRecords, plan: PlanRecord, settings: LaunchSettings) -> Launcher:
     """Who looks after these runs."""
+    if plan.population is not None:
+        return PopulationLauncher(records, plan, settings)
     if plan.search is None:
         return Launcher(records, plan, settings)
     return SearchLauncher(records, plan, settings, described_search(plan.search), check_run)

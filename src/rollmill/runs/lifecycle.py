@@ -30,7 +30,7 @@ from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
 from rollmill.core.config.plain import differences, dump_yaml, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, Interrupted, RollmillError, error_text
-from rollmill.core.run_folder import Mode, RunFolder, State
+from rollmill.core.run_folder import PAUSED, Mode, RunFolder, State
 from rollmill.core.run_log import LogHandle, open_log
 from rollmill.core.stopping import Interrupt
 from rollmill.core.tree_file import stored_checksum
@@ -81,7 +81,7 @@ class Ended:
 
     @property
     def exit_code(self) -> int:
-        return 128 + self.signal if self.signal else 0
+        return 128 + self.signal if self.signal else PAUSED if self.interrupted else 0
 
 
 class Run(Protocol):
@@ -114,6 +114,8 @@ class Life:
         self.interrupt = Interrupt()
         self.stop_reason = ""
         """Why the run is over; empty while it goes on."""
+        self.paused = False
+        """Whether it has ended to make room for another one, and is to go on later."""
         self.reporter = Reporter(folder, self.kind.unit)
         self.diary: Diary | None = None
         self.log: LogHandle | None = None
@@ -161,10 +163,15 @@ class Life:
         """The first reason counts."""
         self.stop_reason = self.stop_reason or reason
 
+    def pause(self, reason: str) -> None:
+        """End the run for now: it is to be resumed (its exit code is ``PAUSED``)."""
+        self.paused = not self.stop_reason
+        self.stop(reason)
+
     @property
     def stopped(self) -> bool:
-        """Whether a signal has ended it."""
-        return self.interrupt.signal is not None
+        """Whether a signal has ended it, or it has ended itself, before it was through."""
+        return self.interrupt.signal is not None or self.paused
 
     def report(self, step: int, metrics: Mapping[str, float], of: int = 0) -> None:
         """Write a row of metrics; ``of``: the step at which the run will be over."""
@@ -226,7 +233,7 @@ class Life:
     def ended(self) -> dict[str, Any]:
         """The fields of ``Ended``, for a run that nothing has failed in."""
         signal = self.interrupt.signal
-        state = "interrupted" if signal else "finished"
+        state = "interrupted" if self.stopped else "finished"
         return {"state": state, "reason": self.stop_reason, "folder": self.folder.path, "signal": int(signal or 0)}
 
     def status(self, error: BaseException | None) -> tuple[State, str]:

@@ -171,7 +171,7 @@ def members(tmp_path: Path) -> Iterator[tuple[Members, Parts]]:
     parts = build_parts(config, probe_here(config.env), os.environ)
     folder = RunFolder.create(tmp_path / "run", "new")
     made = Members(config, [x for x in parts.learners if isinstance(x, Appo)], parts.sampler, folder)
-    made.begin()
+    made.begin(anew=True)
     yield made, parts
     parts.sampler.stop()
     folder.close()
@@ -187,17 +187,17 @@ def test_only_episodes_of_the_present_weights_count(members: tuple[Members, Part
     made, parts = members
     parts.sampler.inference.frames = 1000
     parts.sampler.steps_of = [200] * 4
-    made.add([e for k in range(4) for e in episodes(k, -float(k), 10)])  # member 0 is the best, 3 the worst
+    made.ratings.add([e for k in range(4) for e in episodes(k, -float(k), 10)])  # member 0 is the best, 3 the worst
     assert set(made.step()) == {2, 3}
-    made.add(episodes(3, 100.0, 999))  # begun by the weights that are gone
-    made.add(episodes(3, 100.0, 1000))  # decided before they were
-    made.add(episodes(3, 100.0, -1))  # nobody knows
+    made.ratings.add(episodes(3, 100.0, 999))  # begun by the weights that are gone
+    made.ratings.add(episodes(3, 100.0, 1000))  # decided before they were
+    made.ratings.add(episodes(3, 100.0, -1))  # nobody knows
     parts.sampler.steps_of = [400] * 4
     assert made.step() == [1], "the worse of the two that are known"
     seen = made.ledger.entries[-1]
     assert [own["episodes"] for own in seen["members"]] == [10, 10, 0, 0]
     assert seen["kept"]["3"] == "0 episodes of its present weights, 5 are needed"
-    made.add(episodes(3, 100.0, 1001))
+    made.ratings.add(episodes(3, 100.0, 1001))
     parts.sampler.steps_of = [600] * 4
     assert made.step() == [0], "negative objectives are objectives"
     assert made.best == 3
@@ -221,7 +221,7 @@ def test_a_member_that_takes_over_has_the_weights_the_optimizer_and_no_old_rows(
         kept = batch if owner == 1 else locals().get("kept", batch)
     generator = two._generator.get_state()
     version = two.version
-    two.adopt(one)
+    two.adopt(one.state())
     assert_same(one.state()["model"], two.state()["model"])
     assert_same(one.state()["optimizer"], two.state()["optimizer"])
     assert torch.equal(two._generator.get_state(), generator)
@@ -243,7 +243,7 @@ class Levels(Observer):
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         assert run.members is not None
-        for window, own in zip(run.members._windows, run.members.population.settings, strict=True):
+        for window, own in zip(run.members.ratings.windows, run.members.population.settings, strict=True):
             self.looked += len(window)
             self.wrong += sum(value != own["env.variables.level"] for value in window)
 

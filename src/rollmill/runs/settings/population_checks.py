@@ -12,6 +12,7 @@ from rollmill.learning.settings import LIVE, SWITCHES
 from rollmill.pbt.space import Range, parse_space
 
 if TYPE_CHECKING:
+    from rollmill.pbt.settings import PbtSettings
     from rollmill.runs.settings.train import TrainConfig
 
 LEARNING, VARIABLES = "learning.", "env.variables."
@@ -31,27 +32,63 @@ def configured(config: TrainConfig, key: str) -> float:
     return float(getattr(config.learning, key.removeprefix(LEARNING)))
 
 
+def separate_period(config: TrainConfig, pbt: PbtSettings) -> int:
+    """The same, where every member is a run of its own and ``config`` is one of those."""
+    return pbt.period or max(1, config.stop.frames // ROUNDS)
+
+
 def check_population(config: TrainConfig) -> None:
     """ConfigError for what can be seen without the environment."""
     pbt = config.pbt
+    if pbt.exchange is not None:
+        _check_run(config, f"pbt.exchange={pbt.exchange}")
     if not pbt.on:
         return
+    _check_run(config, f"pbt.members={pbt.members}")
+    if not pbt.period and not config.stop.frames:
+        raise ConfigError("pbt.period is automatic only where stop.frames says how long the run is: set pbt.period")
+    _check_rounds(config, pbt, population_period(config), config.stop.frames // pbt.members)
+    for key, bounds in _space(config).items():
+        _check_tuned(config, key, bounds)
+    _check_groups(config)
+
+
+def check_separate(config: TrainConfig, pbt: PbtSettings) -> None:
+    """The same of a population of separate runs, of which ``config`` is one."""
+    stop = config.stop
+    if not stop.frames or stop.seconds or stop.batches or stop.mean_return is not None:
+        raise ConfigError("population: its members end together: say stop.frames, and no other limit")
+    if config.cluster.address:
+        raise ConfigError("population: a member of separate runs has no nodes that sample for it: leave out cluster")
+    whole = replace(config, pbt=pbt)
+    _check_run(whole, "a population")
+    _check_rounds(whole, pbt, separate_period(config, pbt), stop.frames)
+    for key, bounds in _space(whole).items():
+        _check_tuned(whole, key, bounds)
+
+
+def _check_run(config: TrainConfig, what: str) -> None:
+    """Whether the settings of its policies can be changed while they learn."""
     learning = config.learning
-    for wrong, what in (
+    for wrong, against in (
         (bool(config.env.policies), "env.policies: one policy plays all agents of an environment there"),
         (learning.ranks > 1, f"learning.ranks={learning.ranks}: use learning.ranks=1"),
         (learning.algorithm != "appo", f"learning.algorithm={learning.algorithm}: use learning.algorithm=appo"),
         (learning.custom is not None, "learning.custom: only APPO's settings can be changed in a run"),
         (config.replay.on, "replay: rows of members would mix with those of their predecessors"),
-        (pbt.objective in ("", "-"), "an empty pbt.objective"),
+        (config.pbt.objective in ("", "-"), "an empty pbt.objective"),
     ):
         if wrong:
-            raise ConfigError(f"pbt.members={pbt.members} does not go together with {what}")
-    if not pbt.period and not config.stop.frames:
-        raise ConfigError("pbt.period is automatic only where stop.frames says how long the run is: set pbt.period")
-    for key, bounds in _space(config).items():
-        _check_tuned(config, key, bounds)
-    _check_groups(config)
+            raise ConfigError(f"{what} does not go together with {against}")
+
+
+def _check_rounds(config: TrainConfig, pbt: PbtSettings, period: int, frames: int) -> None:
+    """A population that never decides anything is not what anybody has asked for."""
+    if pbt.decides and config.stop.frames and pbt.start + period > frames:
+        raise ConfigError(
+            f"the first round would be at {pbt.start + period:,} frames of each member (pbt.start + pbt.period), and "
+            f"each gets {frames:,}: shorten them, train longer (stop.frames), or say pbt.method=random or fixed"
+        )
 
 
 def _space(config: TrainConfig) -> dict[str, Range]:

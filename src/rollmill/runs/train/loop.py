@@ -33,6 +33,7 @@ from rollmill.runs.policies.online_state import STATE_SHAPE
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import Parts
 from rollmill.runs.train.cluster import Cluster
+from rollmill.runs.train.member import Member
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
 from rollmill.runs.train.population import Members
 from rollmill.runs.train.rank_sync import COUNTERS, RankSync
@@ -77,11 +78,14 @@ class OnlineRun:
         self.life = life
         """Its checkpoints, its signals, and how it will end."""
         self._metrics = metrics
-        self.members: Members | None = None
-        """The population, if the run is one."""
+        self.members: Members | Member | None = None
+        """The population, if the run is one, or its part in one of separate runs."""
+        appo = [learner for learner in parts.learners if isinstance(learner, Appo)]
         if config.pbt.on:
-            appo = [learner for learner in parts.learners if isinstance(learner, Appo)]
             self.members = Members(config, appo, parts.sampler, life.folder)
+        elif config.pbt.exchange is not None:
+            self.members = Member(config, appo, parts.sampler, life, self.save)
+        if self.members is not None:
             metrics.follow(self.members)
         self._learners = [learner for learner in parts.learners if learner.policy_id not in config.learning.frozen]
         self._rank_sync = RankSync(parts.ranks, parts.sampler)
@@ -192,9 +196,7 @@ class OnlineRun:
             self._metrics.open(self.frames, self.seconds)
         if not self.iteration:  # a run that goes on has what its checkpoint says
             self._keep_progress(0.0)
-            if self.members is not None:
-                self.members.begin()
-        with self.life.interrupt, self._sampling():
+        with self.life.interrupt, self._populated(), self._sampling():
             self.tell("on_start")
             begun = time.monotonic()
             before = self.seconds
@@ -213,6 +215,8 @@ class OnlineRun:
         the run that is done; None when it is over."""
         if self.cluster is not None:
             self.cluster.tick(self.frames)
+        if isinstance(self.members, Member):  # before it is looked whether the run is over: others may wait for it
+            self._follow(self.members.step())
         slots = None if self._over() else self._collect()
         agreed = self._rank_sync.agree(slots is not None, self.stop_reason, self.progress, self._dropped)
         if agreed.stop:
@@ -231,6 +235,18 @@ class OnlineRun:
 
     def _over(self) -> bool:
         return self._rank_sync.leads and self.life.over(self._limit)
+
+    @contextlib.contextmanager
+    def _populated(self) -> Iterator[None]:
+        """Members of a population have their settings before the first environment begins."""
+        if self.members is not None:
+            self._follow(self.members.begin(anew=not self.iteration))
+        yield
+
+    def _follow(self, changed: Sequence[int]) -> None:
+        """These policies have weights of others now."""
+        for policy in changed:
+            self._metrics.restart(policy)
 
     @contextlib.contextmanager
     def _sampling(self) -> Iterator[None]:
@@ -325,7 +341,7 @@ class OnlineRun:
         self._give_back(slots)
         gathered = time.perf_counter()
         self._seconds_gather += gathered - begun
-        for learner in self._learners if self.members is None else [self._learners[self._owner]]:
+        for learner in [self._learners[self._owner]] if isinstance(self.members, Members) else self._learners:
             self._teach(learner, progress)
         self._seconds_learn += time.perf_counter() - gathered
         self.iteration += 1
@@ -351,9 +367,8 @@ class OnlineRun:
             return
         self.tell("on_training_step", self.iteration)
         self._metrics.step(self)
-        if self.members is not None:
-            for member in self.members.step():
-                self._metrics.restart(member)
+        if isinstance(self.members, Members):
+            self._follow(self.members.step())
         if self.life.save_due(self.iteration):
             self._save_or_complain(self.state())
 
@@ -418,7 +433,7 @@ class OnlineRun:
             "sampler": {**(self.parts.sampler.state() if exact else self.parts.sampler.counters()), **self.counts()},
             "ranks": self._rank_sync.state(),
             "reporter": self._metrics.state(),
-            **({} if self.members is None else {"population": self.members.state()}),
+            **({} if self.members is None else {self.members.saved_as: self.members.state()}),
             "recorder": asdict(self.recorder.tally.plus(self.recorder.counts())) if self.recorder else {},
         }
 
@@ -447,8 +462,8 @@ class OnlineRun:
         with restoring(path, "reporter"):
             self._metrics.load_state(state["reporter"])
         if self.members is not None:
-            with restoring(path, "population"):
-                self.members.load_state(state["population"])
+            with restoring(path, self.members.saved_as):
+                self.members.load_state(state[self.members.saved_as])
         if self.recorder is not None:
             with restoring(path, "recorder"):
                 self.recorder.tally = DropCounts(**state.get("recorder", {}))

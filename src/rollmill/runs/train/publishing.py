@@ -81,6 +81,6 @@ def weights_only(run: OnlineRun) -> dict[str, Any]:
         model: Any = getattr(learner, "model")  # noqa: B009 - whatever learns has one; the role does not know torch
         learners.append({"model": weights_of(model), "version": learner.version})
     state = {"kind": "online", "config": to_dict(run.config), "spec": run.spec.to_dict(), "learners": learners}
-    if run.members is not None:
+    if run.config.pbt.on and run.members is not None:
         state["population"] = {"best": run.members.best}
     return {"frames": run.frames, "metric": run.mean_return, "state": state}

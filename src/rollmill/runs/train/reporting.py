@@ -27,6 +27,7 @@ from rollmill.sampling.sampler import EpisodeEnd
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
+    from rollmill.runs.train.member import Member
     from rollmill.runs.train.population import Members
 
 STATE_SHAPE: Shape = {
@@ -97,7 +98,7 @@ class TrainMetrics:
         self._sums: dict[str, list[float]] = {}  # name -> [sum, count] since the last row
         self._next_row = config.report_frames
         self._played: PlayedLog | None = None
-        self._members: Members | None = None
+        self._members: Members | Member | None = None
 
     def open(self, frames: int, seconds: float) -> None:
         """Open the sinks of a run that stands at ``frames`` after ``seconds`` of training."""
@@ -132,15 +133,15 @@ class TrainMetrics:
 
     @property
     def _judged(self) -> EpisodeStats:
-        return self.episodes if self._members is None else self.policies[self._members.best]
+        return self.policies[self._members.best] if self._members is not None and self.policies else self.episodes
 
-    def follow(self, members: Members) -> None:
-        """The run is a population: it is judged by its best member."""
+    def follow(self, members: Members | Member) -> None:
+        """The run is a population, which is judged by its best member, or a member of one."""
         self._members = members
 
     def restart(self, policy_id: int) -> None:
         """A policy has other weights now: its returns are told of those alone."""
-        self.policies[policy_id].restart()
+        (self.policies or [self.episodes])[policy_id].restart()
 
     def add_learning(self, policy_id: int, metrics: Mapping[str, float]) -> None:
         """Metrics of one training step; rows hold their means."""
@@ -175,13 +176,13 @@ class TrainMetrics:
         if self._played is not None:
             self._played.add(new)
         if self._members is not None:
-            self._members.add(new)
+            self._members.ratings.add(new)
         extras = run.parts.sampler.pool.report.episode_stats
         while extras:
             lane, number, stats = extras.popleft()
             self._extras.add({f"episode/{name}": value for name, value in stats.items()})
             if self._members is not None:
-                self._members.add_statistics(lane, number, stats)
+                self._members.ratings.add_statistics(lane, number, stats)
 
     def write_row(self, run: OnlineRun) -> None:
         frames = run.frames  # read once: in async mode the sampler goes on counting
