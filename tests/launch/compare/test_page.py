@@ -9,6 +9,7 @@ from experimenting import offline, online, write_run
 
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.page import render
+from rollmill.pbt.ledger import Ledger
 
 
 def parsed(folder: Path) -> tuple[str, ElementTree.Element]:
@@ -80,3 +81,19 @@ def test_statistics_of_few_runs_are_a_table_and_profiles(tmp_path: Path) -> None
     # of 25 pairs, the worse one wins 1 (4 against 3) and three are draws (3 and 3, 4 and 4 are; 4 against 3 is won)
     assert tables[2].findtext("tbody/tr[2]/td[5]") == "0.92"
     assert "performance profiles, Acrobot-v1, CartPole-v1" in page
+
+
+def test_the_lineage_of_a_population_of_separate_runs(tmp_path: Path) -> None:
+    for member in range(2):
+        write_run(tmp_path / f"member-{member}", online(member), [1.0, 2.0])
+    page, _ = parsed(tmp_path)
+    assert "Lineage" not in page
+    row = {"frames": 100, "error": 0.1, "episodes": 20, "settings": {"learning.gamma": 0.9}}
+    rows = [{"member": k, "objective": float(k), **row} for k in range(2)]
+    moves = [{"member": 0, "from": 1, "settings": {"learning.gamma": [0.9, 0.95]}}]
+    begin = [{"learning.gamma": 0.9}, {"learning.gamma": 0.9}]
+    Ledger(tmp_path).begin([{"begin": begin}, {"round": 1, "members": rows, "moves": moves, "kept": {}}])
+    page, root = parsed(tmp_path)
+    assert [title.text for title in root.iter("h2")][-1] == "Population"
+    assert "Lineage" in page
+    assert "Decisions of 1 rounds" in page

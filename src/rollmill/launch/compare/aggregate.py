@@ -30,6 +30,7 @@ from rollmill.launch.compare.methods import Range, Summary, normalised, summaris
 from rollmill.launch.plan import differing_keys, name_parts
 from rollmill.launch.progress import Curve, last_row, number_of, read_curve
 from rollmill.launch.verbs import SEED
+from rollmill.pbt.ledger import NAME, read_ledger
 
 Floats = npt.NDArray[np.float64]
 
@@ -140,6 +141,8 @@ class Aggregate:
     """Statistics of methods over all environments, online and offline ones apart; scores on a scale from 0 to 1."""
     others: Sequence[tuple[str, str]] = ()
     """(name, kind) of folders that are not compared: world models and their stages."""
+    ledger: Sequence[Mapping[str, Any]] = ()
+    """Every decision, if the runs are members of a population."""
 
 
 def aggregate(
@@ -164,7 +167,8 @@ def aggregate(
         raise LaunchError(f"{experiment}: {_no_metric(compared, metric)}")
     others = [(run.name, run.kind) for run in found if run.kind not in COMPARED]
     name = experiment.absolute().name
-    return Aggregate(name, made, _across(made, references, name), others)
+    ledger = read_ledger(experiment / NAME) if (experiment / NAME).is_file() else ()
+    return Aggregate(name, made, _across(made, references, name), others, ledger)
 
 
 def _no_metric(runs: Sequence[Found], metric: str | None) -> str:

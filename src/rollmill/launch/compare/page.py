@@ -29,6 +29,7 @@ from rollmill.reports.html.elements import NOTHING, Html, join
 from rollmill.reports.html.plots import Plot, key, legend, spread, wide
 from rollmill.reports.html.style import HUES
 from rollmill.reports.html.tables import number, table, value, whole
+from rollmill.reports.run.population import population
 
 SHOWN = 3
 """Groups whose seeds or bands are drawn in the plot of all groups: more of them on top of each other tell nothing."""
@@ -55,6 +56,7 @@ def render(found: Aggregate) -> Html:
         *_head(found),
         *map(_family, found.families),
         *map(_across, found.across),
+        section("Population", population(found.ledger)) if found.ledger else NOTHING,
         note(f"Not compared: {others}." if others else ""),
         footer(_FOOT),
     )
