@@ -17,7 +17,7 @@ from running import wait_until
 
 pytest.importorskip("uvicorn")
 from browsing import opened
-from viewing import Serving, cluster_run, counting_store, launched, population_run, serving
+from viewing import Serving, cluster_run, counting_store, launched, population_run, selfplay_run, serving
 
 from rollmill.core.identity import Identity
 from rollmill.launch.compare.aggregate import band, common
@@ -454,6 +454,18 @@ def test_whose_weights_went_where(browser: Any, tmp_path: Path) -> None:
         assert page.locator(".chart", has_text="learning.learning_rate").locator(".entry").count() == 3
         decisions = page.locator("section", has_text="Decisions, the newest first").locator("tbody tr")
         assert decisions.first.inner_text().startswith("2\t2\tfrom 1")
+        assert complaints == []
+
+
+def test_who_wins_against_whom(browser: Any, tmp_path: Path) -> None:
+    selfplay_run(tmp_path / "runs" / "play" / "one")
+    with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#populations") as (page, complaints):
+        matrix = page.locator("table.matrix tr")
+        matrix.first.wait_for()
+        assert matrix.first.inner_text().split("\t") == ["", "model 0", "model 1", "still"]
+        assert matrix.nth(3).inner_text().split("\t") == ["model 2", "", "0.75", "1.00"]
+        ratings = page.locator("section", has_text="Ratings").locator("tbody tr")
+        assert ratings.first.inner_text().split("\t")[1] == "model 2"
         assert complaints == []
 
 

@@ -204,3 +204,18 @@ def cluster_run(folder: Path) -> Path:
     }
     (folder / "cluster.json").write_text(json.dumps(saved))
     return folder
+
+
+def selfplay_run(folder: Path) -> Path:
+    """Three models, each of which has won three of four games against the one before, and all against an anchor."""
+    write_run(folder, online(), [1.0, 2.0])
+    (folder / "metrics.jsonl").write_text(json.dumps({"frames": 10, "selfplay/games": 12.0}) + "\n")
+    lines: list[dict[str, Any]] = [{"begin": [], "rule": "uniform", "policies": 1, "anchors": {"still": 32767}}]
+    for model in range(3):
+        results = [{"policy": 0, "opponent": "still", "games": 4, "wins": 4, "draws": 0, "losses": 0, "return": 1.0}]
+        if model:
+            past = {"policy": 0, "opponent": f"model {model - 1}", "games": 4, "wins": 2, "draws": 2, "losses": 0}
+            results.append(past | {"return": 0.5})
+        lines.append({"model": model, "version": 10 * model, "frames": 1000 * (model + 1), "results": results})
+    (folder / "selfplay.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder

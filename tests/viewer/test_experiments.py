@@ -12,8 +12,10 @@ pytest.importorskip("uvicorn")
 from viewing import launched, serving
 
 from rollmill.core.identity import Identity
-from rollmill.launch.records import Attempt, LaunchRecords
+from rollmill.launch.records import Attempt, LaunchRecords, Submission
+from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.experiments import LOG_BYTES
+from rollmill.viewer.index import Index
 
 
 def test_how_every_run_stands_and_what_matters(tmp_path: Path) -> None:
@@ -62,6 +64,23 @@ def test_attempts_and_their_logs(tmp_path: Path) -> None:
     assert (attempt["number"], attempt["exit_code"], attempt["reason"]) == (1, 1, "it broke")
     assert log.startswith("(the last 60,000 of")
     assert log.endswith("the end\n")
+
+
+def test_whatever_is_written_about_a_launch_is_news(tmp_path: Path) -> None:
+    launched(tmp_path / "runs" / "grid", gammas=(0.5,), seeds=1)
+    catalog = Catalog(tmp_path / "runs", Index(None))
+    told = catalog.refresh()
+    for write in (
+        lambda: attempts_of(tmp_path / "runs" / "grid", "to_come", "log"),
+        lambda: LaunchRecords(tmp_path / "runs" / "grid").set_cancelled("to_come", True),
+        lambda: LaunchRecords(tmp_path / "runs" / "grid").write_submission("to_come", Submission(count=1)),
+    ):
+        catalog._due = 0.0
+        assert catalog.refresh() == told, "nothing has changed"
+        write()
+        catalog._due = 0.0
+        assert catalog.refresh() == told + 1
+        told += 1
 
 
 @pytest.mark.parametrize("place", ["launch/attempts/g0.5-s0/1.log", "g0.5-s0/metrics.jsonl", "linked"])

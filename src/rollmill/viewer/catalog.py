@@ -78,6 +78,8 @@ class Catalog:
         self.refused: tuple[str, ...] = ()
         """Runs that are not shown, and why."""
         self.revision = 0
+        self._launches: tuple[tuple[Stamp | None, ...], ...] = ()
+        """When anything was written down about launches."""
         self._lock = threading.Lock()
         self._due = 0.0
 
@@ -114,7 +116,9 @@ class Catalog:
         gone = before.keys() - entries.keys()
         changed = {id_ for id_, entry in entries.items() if before.get(id_) is not entry}
         experiments = self._launched()
-        elsewhere = (stores, experiments, tuple(refused)) != (self.stores, self.experiments, self.refused)
+        launches = tuple(_launch_stamps(folder) for folder in experiments.values())
+        told = (self.stores, self.experiments, self.refused, self._launches)
+        elsewhere = (stores, experiments, tuple(refused), launches) != told
         if changed or gone or elsewhere:
             self.revision += 1
             entries |= {id_: replace(entries[id_], revision=self.revision) for id_ in changed}
@@ -124,7 +128,7 @@ class Catalog:
             self.index.forget(before[id_].folder)
         self.index.save()
         self.runs, self.stores, self.refused = entries, stores, tuple(refused)
-        self.experiments = experiments
+        self.experiments, self._launches = experiments, launches
 
     def _launched(self) -> dict[str, Path]:
         """Experiments that were launched, by name; those that a link leads out to are left out, as their runs are."""
@@ -209,6 +213,13 @@ class Catalog:
             "rules": {"points": POINTS, "seeds": SEEDS, "t975": [t975(k) for k in range(1, _FREEDOMS)]},
             "runs": [_to_dict(entry, common) for entry in runs.values() if entry.revision > since],
         }
+
+
+def _launch_stamps(experiment: Path) -> tuple[Stamp | None, ...]:
+    """Of what changes whenever a run of a launch is handed in, begins, ends or is cancelled."""
+    launch = experiment / _LAUNCH_FILE.parent
+    runs = sorted(path for path in (launch / "attempts").glob("*") if path.is_dir())
+    return tuple(map(stamp_of, (experiment / _LAUNCH_FILE, launch / "runs", launch / "cancelled", *runs)))
 
 
 def _is_shown(folder: Path) -> bool:

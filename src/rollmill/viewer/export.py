@@ -30,6 +30,8 @@ from rollmill.viewer.experiments import experiment
 from rollmill.viewer.moment import checkpoint_steps
 from rollmill.viewer.page import page
 from rollmill.viewer.populations import population
+from rollmill.viewer.selfplay import FILE as GAMES
+from rollmill.viewer.selfplay import selfplay
 
 PAGE = "index.html"
 ROWS = 200
@@ -79,6 +81,8 @@ def _of_run(run: RunEntry, root: Path, columns: Columns) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (run.folder / LEDGER).is_file():
         found[f"/api/population?run={run.id}"] = population(run.folder, root)
+    if (run.folder / GAMES).is_file():
+        found[f"/api/selfplay?run={run.id}"] = selfplay(run.folder, root)
     folder = RunFolder(run.folder)
     names = columns.names(folder.metrics)
     if any(name.startswith(PREFIX) for name in names):

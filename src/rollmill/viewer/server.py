@@ -43,6 +43,7 @@ from rollmill.viewer.experiments import attempt_log, experiment
 from rollmill.viewer.moment import checkpoint_steps, moment
 from rollmill.viewer.page import modules, page, policy
 from rollmill.viewer.populations import population
+from rollmill.viewer.selfplay import selfplay
 
 REQUESTS = 64
 """Under way at the same time; more are told to come again."""
@@ -126,6 +127,7 @@ class Viewer:
             Route("/api/checks", _in_thread(self._checks)),
             Route("/api/checkpoints", _in_thread(self._checkpoints)),
             Route("/api/population", _in_thread(self._population)),
+            Route("/api/selfplay", _in_thread(lambda r: as_json(selfplay(self._one(r).folder, self.catalog.root)))),
             Route("/api/cluster", _in_thread(self._cluster)),
             Route("/api/experiment", _in_thread(self._experiment)),
             Route("/api/attempt", _in_thread(self._attempt)),

@@ -16,17 +16,18 @@ export class Moment {
   show(places) {
     const left = places.length - MOST_RUNS;
     replace(this.element, places.length ? h("h2", {}, `At ${number(places[0][1])} ${places[0][0].unit}`) : "",
-      places.slice(0, MOST_RUNS).map(([run, frames]) => this.run(run, frames)),
+      places.slice(0, MOST_RUNS).map(([run, frames]) => this.run(run, frames, places.length === 1)),
       left > 0 ? h("p", { class: "note" }, `${counted(left, "more run")}: hide groups to see them.`) : "");
     this.element.scrollIntoView({ block: "nearest" });
   }
 
-  run(run, frames) {
+  // ``open``: what takes a question is asked at once.
+  run(run, frames, open) {
     const stores = state.stores.filter((store) => store.run === run.id);
     const links = stores.map((store) => h("a", { href: `#data?${new URLSearchParams({ store: store.id, near: Math.round(frames) })}` },
       `episodes recorded there (${store.name.slice(run.name.length + 1)})`));
     const body = h("div", {});
-    const details = h("details", { ontoggle: () => details.open && this.fill(body, run, frames) },
+    const details = h("details", { open, ontoggle: () => details.open && this.fill(body, run, frames) },
       h("summary", {}, "checkpoint and log"), body);
     return h("div", { class: "card" }, h("h3", {}, run.name), h("p", {}, links.length ? links.map((link) => [link, " "]) : h("span", { class: "muted" }, "nothing was recorded")), details);
   }

@@ -1,9 +1,11 @@
-// Populations: whose weights went where, how good the members were, and the settings along the way of the best one.
+// Populations: whose weights went where, how good the members were, and the settings along the way of the best one;
+// who wins against whom, where policies play each other.
 
 import { Chart } from "rollmill/chart";
 import { h, replace } from "rollmill/dom";
 import { valueOf } from "rollmill/filter";
 import { number, whole } from "rollmill/format";
+import { Games } from "rollmill/games";
 import { choice, table } from "rollmill/parts";
 import { look, Plot, stairs } from "rollmill/plot";
 import { ask } from "rollmill/source";
@@ -12,8 +14,12 @@ import { state } from "rollmill/runs";
 const MOST_DECISIONS = 200;
 const OF_MEMBER = "frames of a member";
 
+const isPopulation = (run) => valueOf(run, "pbt.members", state.common) > 1;
+const plays = (run) => run.metrics.some((name) => name.startsWith("selfplay/"));
+
+// Runs of several members, and runs that play against their own past.
 export function populations() {
-  return [...state.runs.values()].filter((run) => valueOf(run, "pbt.members", state.common) > 1);
+  return [...state.runs.values()].filter((run) => isPopulation(run) || plays(run));
 }
 
 export class PopulationsPage {
@@ -23,13 +29,15 @@ export class PopulationsPage {
     this.facts = h("p", {});
     this.plots = h("div", { class: "plots wide" });
     this.tables = h("div", {});
-    this.content = h("div", {}, this.facts, this.plots, this.tables);
-    this.empty = h("p", { class: "muted" }, "No run below this folder is a population. ", h("code", {}, "rollmill train ... pbt.members=8"), " trains one.");
+    this.games = new Games();
+    this.content = h("div", {}, this.facts, this.plots, this.tables, this.games.element);
+    this.empty = h("p", { class: "muted" }, "No run below this folder is a population, or plays against its past. ", h("code", {}, "rollmill train ... pbt.members=8"), " trains one.");
     this.element = h("div", {}, h("p", { class: "controls" }, this.run.element), this.content, this.empty);
   }
 
   close() {
     this.charts.forEach((chart) => chart.remove());
+    this.games.close();
   }
 
   async show(query) {
@@ -40,7 +48,14 @@ export class PopulationsPage {
     const run = state.runs.get(query.get("run")) ?? runs[0];
     replace(this.run.select, runs.map((one) => h("option", { value: one.id }, one.name)));
     this.run.select.value = run.id;
-    this.draw(run, await ask(`/api/population?run=${run.id}`));
+    const [found, games] = await Promise.all([isPopulation(run) ? ask(`/api/population?run=${run.id}`) : null, plays(run) ? ask(`/api/selfplay?run=${run.id}`) : null]);
+    this.close();
+    this.charts = [];
+    replace(this.facts);
+    replace(this.plots);
+    replace(this.tables);
+    if (found) this.draw(run, found);
+    this.games.show(games);
   }
 
   draw(run, found) {
@@ -48,7 +63,6 @@ export class PopulationsPage {
     const moves = found.moves.filter((move) => move.from !== null).length;
     this.facts.textContent = `${whole(found.members.length)} members, method ${found.method}, ${whole(rounds)} rounds, weights taken over ${whole(moves)} times; `
       + `${run.state}, ${rounds ? `the best is member ${found.best}` : "no round of decisions yet"}. Members are compared by ${found.objective}.`;
-    this.close();
     this.charts = rounds ? [this.tree(found), this.objectives(found), ...found.keys.map((key) => this.setting(key, found))] : [];
     replace(this.plots, this.charts.map((chart) => chart.element));
     replace(this.tables, this.members(found), rounds ? this.decisions(found) : "");
