@@ -178,3 +178,10 @@ def test_where_the_policy_is_forbidden_nothing_happens(
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
     ask()
+
+
+def test_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert machine.cache_folder() == tmp_path / "rollmill"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert machine.cache_folder() == Path.home() / ".cache" / "rollmill"

@@ -60,6 +60,7 @@ def node_plan(env: EnvSettings = ENV, **changes: Any) -> NodePlan:
         "lease": 30.0,
         "folder": os.getcwd(),
         "own_code": given.packed(),
+        "path": (),
     }
     return NodePlan(**{**values, **changes})
 

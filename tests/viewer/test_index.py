@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollmill.viewer.index import Index, cache_folder
+from rollmill.viewer.index import Index
 
 
 class Reader:
@@ -102,10 +102,3 @@ def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
     index = Index(tmp_path / "index.sqlite")
     assert index.recall(file, "text", Reader()) == {"text": "1"}
     index.save()
-
-
-def test_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "rollmill"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder() == Path.home() / ".cache" / "rollmill"

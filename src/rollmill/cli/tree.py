@@ -71,6 +71,12 @@ _LAUNCH = {
     "status": Verb("launch:status", "a table of all runs, live on a terminal", settings=_LAUNCHES),
     "cancel": Verb("launch:cancel", "end runs, all or those that match", settings=_LAUNCHES),
 }
+_CLUSTER = {
+    "up": Verb("cluster:up", "start the head of a Ray cluster on this machine"),
+    "join": Verb("cluster:join", "have this machine sample for runs of a cluster"),
+    "status": Verb("cluster:status", "this machine's part in clusters, and the nodes of runs"),
+    "down": Verb("cluster:down", "end what up and join have started on this machine"),
+}
 _RUNS = {
     "diff": Verb("runs:diff", "compare two runs: settings and results"),
     "rm": Verb("runs:remove", "remove runs with all that they have written"),
@@ -103,6 +109,7 @@ VERBS: dict[str, Verb] = {
     "world": Verb("", "world models: encoder, latents, dynamics, controller, dream", _WORLD),
     "bench": Verb("bench:bench", "measure speed", settings=_TRAIN),
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),
+    "cluster": Verb("", "start clusters, join them, see how nodes stand", _CLUSTER),
     "runs": Verb("runs:list_all", "list runs, compare two of them, remove some", _RUNS),
     "checkpoint": Verb("", "list, save, prune and export what a run has saved", _CHECKPOINT),
     "view": Verb("view:view", "see runs, curves and episodes in the browser"),

@@ -14,6 +14,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 DEVICES = Path("/dev")
 
 
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can do without."""
+    own = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(own) if own.startswith("/") else Path.home() / ".cache") / "rollmill"
+
+
 def usable_cores() -> list[int]:
     """Numbers of the cores this process may run on; none where the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

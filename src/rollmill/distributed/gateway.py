@@ -11,7 +11,7 @@ import contextlib
 import logging
 import pickle
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
@@ -53,6 +53,7 @@ WAIT_SECONDS = 0.05
 class _Node:
     """What goes to and comes from one incarnation."""
 
+    name: str
     seat: int
     incarnation: int
     calls: deque[int] = field(default_factory=deque)
@@ -96,6 +97,8 @@ class Gateway:
         self._credits, self._ledger = Credits(), Ledger()
         self._nodes: dict[str, _Node] = {}
         self._closed_tally = Tally()
+        self._lost: Counter[str] = Counter()
+        """Segments of each node, over its incarnations."""
         self._published = 0
         self._publication: Publication | None = None
         self._next_call = 0
@@ -138,7 +141,7 @@ class Gateway:
             self._do(self._members.fails(step.node, step.incarnation, "there are no weights yet", time.monotonic()))
             return
         self._ledger.open(step.incarnation)
-        node = self._nodes[step.node] = _Node(step.seat, step.incarnation)
+        node = self._nodes[step.node] = _Node(step.node, step.seat, step.incarnation)
         order = NodeOrder(self._plan, step.seat, step.incarnation)
         publication = self._newest()
         node.sent, node.version = publication.sequence, publication.version
@@ -153,6 +156,7 @@ class Gateway:
             self._credits.settle(call)
         self._closed_tally = _sum(self._closed_tally, node.tally)
         lost = self._ledger.close(step.incarnation)
+        self._lost[step.node] += lost
         more = f", and {lost} finished segments with it" if lost else ""
         self._say(
             logging.WARNING, f"node {step.node} (seat {step.seat}, incarnation {step.incarnation}): {step.reason}{more}"
@@ -236,14 +240,17 @@ class Gateway:
         at = 0
         for number, group, size in zip(chunk.numbers, chunk.groups, chunk.sizes, strict=True):
             part, at = data[at : at + size], at + size
-            if self._ledger.take(node.incarnation, number) is None:
+            hole = self._ledger.take(node.incarnation, number)
+            if hole is None:
                 continue
+            self._lost[node.name] += hole
             slot = self._credits.use(call)
             assert slot is not None, "a node sends no more than it was asked for"
             try:
                 self._codec.unpack(part, self._arena, slot)
             except CodecError as error:
                 self._ledger.damaged()
+                self._lost[node.name] += 1
                 self._credits.give([slot])
                 self._say(logging.ERROR, f"a segment of seat {node.seat} is lost: {error}")
                 continue
@@ -261,19 +268,11 @@ class Gateway:
     def _report(self, now: float) -> None:
         tally, states = self._closed_tally, []
         for member in self._members.members.values():
-            node = self._nodes.get(member.node) or _Node(member.seat, member.incarnation)
+            node = self._nodes.get(member.node) or _Node(member.node, member.seat, member.incarnation)
             tally = _sum(tally, node.tally)
-            counts = (node.rows, node.packed_bytes, node.raw_bytes, node.lag, now - member.heard)
-            states.append(
-                NodeState(
-                    member.node,
-                    member.seat,
-                    member.incarnation,
-                    member.stage,
-                    member.reason.partition("\n")[0],
-                    *counts,
-                )
-            )
+            counts = (node.rows, node.packed_bytes, node.raw_bytes, node.lag)
+            who = (member.node, member.seat, member.incarnation, member.stage, member.reason.partition("\n")[0])
+            states.append(NodeState(*who, *counts, now - member.heard, self._lost[member.node]))
         ledger = self._ledger
         numbers = (ledger.received, ledger.lost, ledger.refused)
         self._home.send(State(tuple(states), *numbers, tally, self._published))

@@ -13,13 +13,17 @@ from rollmill.distributed.gateway import Gateway
 from rollmill.distributed.link import Link
 from rollmill.distributed.local_link import LocalLink
 from rollmill.distributed.messages import GatewaySetup
-from rollmill.distributed.settings import ClusterSettings
+from rollmill.distributed.settings import LOCAL, ClusterSettings
 from rollmill.distributed.weight_buffer import WeightBuffer
 
 
 def make_link(settings: ClusterSettings) -> Link:
     """What ``cluster.address`` means."""
-    return LocalLink(settings.nodes)
+    if settings.address == LOCAL:
+        return LocalLink(settings.nodes)
+    from rollmill.distributed.ray_link import RayLink
+
+    return RayLink(settings)
 
 
 def main(setup_fd: int) -> int:

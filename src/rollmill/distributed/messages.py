@@ -71,6 +71,8 @@ class NodePlan:
     """The learner's working folder: paths in the settings are seen from there."""
     own_code: str
     """``core.given``"""
+    path: tuple[str, ...]
+    """Folders in which the learner looks for modules; those that a node has, too, come last there."""
 
     @property
     def groups(self) -> int:
@@ -259,6 +261,8 @@ class NodeState:
     """Mean versions that its last segment was behind."""
     heard: float
     """Seconds since it was last heard."""
+    lost: int
+    """Segments of all its incarnations that were lost."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 import threading
 import time
 from collections import deque
@@ -84,6 +85,7 @@ class NodeAgent:
             return
         told: NodeOrder = pickle.loads(order)  # noqa: S301 - from the learner, who may run code here anyway
         given.receive(told.plan.own_code)
+        sys.path += [folder for folder in told.plan.path if folder not in sys.path and os.path.exists(folder)]
         self._chunk_bytes = told.plan.chunk_bytes
         self._codec = GroupCodec(told.plan.layout)
         self._weights = WeightBuffer(told.plan.weight_bytes, len(told.plan.env.variables))

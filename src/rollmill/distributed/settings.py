@@ -6,6 +6,8 @@ from rollmill.core.config.schema import settings
 
 LOCAL = "local"
 """The address of nodes that are plain processes of this machine."""
+RESOURCE = "rollmill"
+"""What a Ray node offers that may sample."""
 USUAL_SEATS = 16
 MOST_NODES = 500
 
@@ -54,7 +56,7 @@ class ClusterSettings:
     cpus: float = 1.0
     """CPUs that Ray is asked for on each node; workers are not counted by Ray."""
 
-    resource: str = "rollmill"
+    resource: str = RESOURCE
     """Name of the Ray resource that nodes must offer (``rollmill cluster join`` does); empty: every node is used."""
 
     def __post_init__(self) -> None:

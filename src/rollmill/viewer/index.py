@@ -26,12 +26,6 @@ Stamp = tuple[int, int, int]
 """Inode, size and time of change (ns) of a file."""
 
 
-def cache_folder() -> Path:
-    """Where this user's programs keep what they can do without."""
-    own = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(own) if own.startswith("/") else Path.home() / ".cache") / "rollmill"
-
-
 def stamp_of(path: Path) -> Stamp | None:
     """None where there is no such file."""
     try:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.core.errors import ConfigError, MissingExtraError
+from rollmill.core.machine import cache_folder
 from rollmill.reports.html.serving import LOOPBACK, LOOPBACK_NAMES, Door
 from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.export import Copied, export
-from rollmill.viewer.index import Index, cache_folder
+from rollmill.viewer.index import Index
 
 _ANYWHERE = ("0.0.0.0", "::")
 _CLOSE_SECONDS = 2

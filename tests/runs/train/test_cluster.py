@@ -10,89 +10,20 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from node_runs import ENDLESS, MARKER, NODES, RECORDED, Until, both_sample
 from running import LIMIT_SECONDS, ROOT, SAC, config_of, train_here, wait_until
 
 from recording import Seen, check_stored
 from rollmill.core.errors import ClusterError, ConfigError
 from rollmill.core.run_folder import RunFolder
-from rollmill.core.seeds import INCARNATION_EPISODES
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.train import check
-from rollmill.runs.train.cluster import _Rate
-from rollmill.runs.train.loop import OnlineRun
-from rollmill.runs.train.observers import Observer
 
-MARKER = ("env=recordable_env:Recordable", "env.args.longest=29", "learning.reward_scale=1e-4", "sampling.workers=1")
-NODES = (
-    "cluster=local",
-    "cluster.nodes=2",
-    f"cluster.start_timeout={LIMIT_SECONDS}",
-    "learning.max_policy_lag=1000000",
-)
-ENDLESS = ("stop.frames=0", f"stop.seconds={LIMIT_SECONDS}")
-"""For runs that an observer ends; the seconds are for broken ones."""
-RECORDED = ("recording=all", "recording.queue_segments=300", "recording.drain_seconds=300")
-GROUPS = 2
-"""Of each worker (``running.SMALL``), of which there is one on every node."""
-
-
-class Until(Observer):
-    """Calls ``act`` once whenever the next of its conditions holds; ends the run after the last one."""
-
-    def __init__(self, *stages: Callable[[Until], bool]) -> None:
-        self._stages = list(stages)
-        self.incarnations: set[int] = set()
-        """Of all segments that were learnt from; 0 are the run's own."""
-        self.workers: set[int] = set()
-        self.count = self.since = 0
-        """Segments of nodes, in all and since the last stage."""
-        self.gateways: list[int] = []
-        self.row: dict[str, float] = {}
-        self.left: list[psutil.Process] = []
-
-    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
-        for trajectory in run.trajectories():
-            self.workers.add(trajectory.worker)
-            incarnation = int(trajectory.episodes.max()) // INCARNATION_EPISODES
-            self.incarnations.add(incarnation)
-            self.count += incarnation > 0
-            self.since += incarnation > 0
-            assert trajectory.lanes.start // 4 == trajectory.worker
-            assert (trajectory.obs["where"][..., 0] == list(trajectory.lanes)).all()
-        gateway = gateway_of(os.getpid())
-        if gateway not in self.gateways:
-            self.gateways.append(gateway)
-        if self._stages and self._stages[0](self):
-            self._stages.pop(0)
-            self.since = 0
-            if not self._stages:
-                run.write_row()
-                assert run.cluster is not None
-                self.row = run.cluster.metrics()
-                self.left = psutil.Process(gateway).children(recursive=True)
-                run.stop("the test has seen enough")
-
-
-def gateway_of(pid: int) -> int:
-    """The gateway of a run, 0 where there is none just now."""
-    found = [p.pid for p in psutil.Process(pid).children() if "gateway_main" in " ".join(cmdline(p))]
-    return found[0] if found else 0
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def both_sample(until: Until) -> bool:
-    return {1, 2} <= until.workers and until.count > 20
+LOCAL_NODES = ("cluster=local", *NODES)
 
 
 def kill_gateway(until: Until) -> bool:
@@ -102,7 +33,7 @@ def kill_gateway(until: Until) -> bool:
 
 def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_path: Path) -> None:
     seen, until = Seen(), Until(both_sample)
-    _, folder = train_here(tmp_path, *MARKER, *NODES, *ENDLESS, *RECORDED, observers=[seen, until])
+    _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until])
     assert until.workers == {0, 1, 2}
     assert until.incarnations == {0, 1000, 1001}
     stored = check_stored(folder.data, seen)
@@ -127,7 +58,7 @@ def test_a_gateway_that_is_killed_costs_what_was_under_way_and_no_episode_is_pla
         return {2000, 2001} <= until.incarnations and until.since > 20
 
     seen, until = Seen(), Until(both_sample, kill_gateway, again)
-    _, folder = train_here(tmp_path, *MARKER, *NODES, *ENDLESS, *RECORDED, observers=[seen, until])
+    _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until])
     assert until.row["cluster/gateway_restarts"] == 1
     check_stored(folder.data, seen)
     assert re.search("the gateway .*SIGKILL.*; training goes on", folder.log.read_text())
@@ -135,9 +66,15 @@ def test_a_gateway_that_is_killed_costs_what_was_under_way_and_no_episode_is_pla
 
 def test_a_run_that_goes_on_gives_incarnations_that_were_never_given(tmp_path: Path) -> None:
     alone = ("cluster.local_workers=false", "cluster.nodes=1")
-    train_here(tmp_path, *MARKER, *NODES, *alone, *ENDLESS, observers=[first := Until(lambda u: u.count > 4)])
+    train_here(tmp_path, *MARKER, *LOCAL_NODES, *alone, *ENDLESS, observers=[first := Until(lambda u: u.count > 4)])
     _, folder = train_here(
-        tmp_path, *MARKER, *NODES, *alone, *ENDLESS, observers=[second := Until(lambda u: u.count > 4)], mode="resume"
+        tmp_path,
+        *MARKER,
+        *LOCAL_NODES,
+        *alone,
+        *ENDLESS,
+        observers=[second := Until(lambda u: u.count > 4)],
+        mode="resume",
     )
     assert (first.incarnations, second.incarnations) == ({1000}, {2000})
     assert first.workers == second.workers == {0}, "no worker but the node's"
@@ -183,14 +120,14 @@ def test_without_an_address_nothing_of_a_cluster_is_loaded_and_no_slot_is_added(
         [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    kept = {"membership", "messages", "settings", "weight_buffer"}
+    kept = {"membership", "messages", "ray_place", "settings", "standing", "weight_buffer"}
     assert done.stdout.splitlines()[-1] == str([f"rollmill.distributed.{name}" for name in sorted(kept)])
 
 
 def test_nothing_of_a_learner_that_is_killed_stays(tmp_path: Path) -> None:
     program = (
         "import running; from pathlib import Path\n"
-        f"running.train_here(Path({str(tmp_path)!r}), *{(*MARKER, *NODES, *ENDLESS)!r})\n"
+        f"running.train_here(Path({str(tmp_path)!r}), *{(*MARKER, *LOCAL_NODES, *ENDLESS)!r})\n"
     )
     paths = os.pathsep.join([str(ROOT / "tests/support"), str(ROOT / "src")])
     learner = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths})
@@ -207,11 +144,3 @@ def test_nothing_of_a_learner_that_is_killed_stays(tmp_path: Path) -> None:
     learner.wait()
     _, alive = psutil.wait_procs(below, timeout=LIMIT_SECONDS)
     assert not alive
-
-
-def test_a_rate_is_that_of_the_time_between_two_pieces_of_news() -> None:
-    """Rows of metrics that follow each other faster than news say the same, not zero and then twice as much."""
-    first = _Rate(10.0, 0, 0).at(12.0, 100, 4000)
-    assert (first.rows_per_s, first.bytes_per_s) == (50.0, 2000.0)
-    assert first.at(12.0, 100, 4000) == first
-    assert first.at(14.0, 100, 4000).rows_per_s == 0.0

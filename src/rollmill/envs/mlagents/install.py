@@ -7,12 +7,12 @@ them without need. What it runs with is installed beside it, in a folder in the 
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from rollmill.core.errors import RollmillError
+from rollmill.core.machine import cache_folder
 
 VERSION = "1.1.0"
 ITSELF = ("--no-deps", "--ignore-requires-python", f"mlagents-envs=={VERSION}")
@@ -24,8 +24,7 @@ COMMAND = "python -m rollmill.envs.mlagents.install"
 
 def default_folder() -> Path:
     """Where it is looked for; one for each version of Python, which a venv is bound to."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "rollmill" / f"mlagents-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}"
+    return cache_folder() / f"mlagents-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def interpreter(folder: Path | None = None) -> Path | None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, MissingExtraError
+from rollmill.distributed.ray_place import AUTO, place_of
+from rollmill.distributed.settings import LOCAL
 from rollmill.envs.tasks.suite import tasks_of
 
 if TYPE_CHECKING:
     from rollmill.runs.settings.train import TrainConfig
+
+
+def _check_ray(address: str) -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError(f'cluster.address={address} needs Ray: pip install "rollmill[ray]"')
+    if address != AUTO:
+        place_of(address)
 
 
 def check_cluster(config: TrainConfig) -> None:
@@ -19,6 +29,8 @@ def check_cluster(config: TrainConfig) -> None:
             raise ConfigError("cluster.local_workers=false: without nodes (cluster.address) nobody would sample")
         return
     words = f"cluster.address={cluster.address}"
+    if cluster.address != LOCAL:
+        _check_ray(cluster.address)
     if config.sampling.mode != "async":
         raise ConfigError(
             f"{words} needs sampling.mode=async, not {config.sampling.mode}: segments of nodes come when they come"

@@ -9,25 +9,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rollmill.core import atomic, given
+from rollmill.core import given
 from rollmill.core.errors import ClusterError, ConfigError
 from rollmill.core.opening import read_json
 from rollmill.core.process import Child, OutputLog, Recent
 from rollmill.core.seeds import Seeds
-from rollmill.core.text import bytes_text
 from rollmill.distributed.membership import INCARNATIONS_EACH
 from rollmill.distributed.messages import Admitted, Ended, GatewaySetup, NodePlan, NodeState, Said, Slots, State, Tally
 from rollmill.distributed.settings import LOCAL
+from rollmill.distributed.standing import FILE, Rates, RunStanding, standing_of
 from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.train.cluster_forecast import announce
 from rollmill.sampling.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rollmill")
 
-FILE = "cluster.json"
-"""In the run's folder: how the nodes stand, and how many gateways there were."""
 WRITE_SECONDS = 2.0
 LONGEST_REST = 30.0
 """Seconds between two starts of a gateway that keeps dying."""
@@ -49,6 +49,12 @@ def node_sampling(config: TrainConfig) -> SamplingSettings:
     return replace(
         s, workers=cluster.workers or s.workers, affinity=s.affinity and cluster.address != LOCAL, poison=False
     )
+
+
+def own_path() -> tuple[str, ...]:
+    """Where modules are found beside those of Python and what was installed for it: the user's own code."""
+    installed = (sys.prefix, sys.base_prefix)
+    return tuple(folder for folder in sys.path if folder and not folder.startswith(installed))
 
 
 def remote_slots(config: TrainConfig, segments_per_batch: int) -> int:
@@ -84,30 +90,12 @@ def _numbers(tally: Tally) -> tuple[int, ...]:
 NOTHING = State((), 0, 0, 0, Tally(), 0)
 
 
-@dataclass(frozen=True)
-class _Rate:
-    """What had come of a node when it was last told of, and how fast it came until then."""
-
-    time: float
-    rows: int
-    bytes: int
-    rows_per_s: float = 0.0
-    bytes_per_s: float = 0.0
-
-    def at(self, time: float, rows: int, bytes: int) -> _Rate:
-        """The same at a later time; without news nothing changes: rows of metrics may follow each other faster."""
-        if time <= self.time:
-            return self
-        passed = time - self.time
-        return _Rate(time, rows, bytes, (rows - self.rows) / passed, (bytes - self.bytes) / passed)
-
-
 class Cluster:
     """The nodes of a run, as its main process sees them."""
 
     def __init__(self, config: TrainConfig, parts: Parts, environment: Mapping[str, str], folder: Path) -> None:
         self._config, self._settings, self._parts = config, config.cluster, parts
-        self._environment, self._file = dict(environment), folder / FILE
+        self._environment, self._folder = dict(environment), folder
         sampler = parts.sampler
         (board,) = parts.boards
         from rollmill.distributed.board import weight_bytes, weight_views
@@ -138,8 +126,9 @@ class Cluster:
         """Of this run, over all its sessions."""
         self._told = self._started
         """When the state of the nodes came."""
-        self._rates: dict[int, _Rate] = {}
-        """By incarnation, at the last row of metrics."""
+        self._row_rates, self._file_rates = Rates(), Rates()
+        self._problem = ""
+        """Why the gateway ended last; empty while nodes are there."""
 
     def _node_plan(self) -> NodePlan:
         config, plan = self._config, self._parts.sampler.plan
@@ -160,12 +149,14 @@ class Cluster:
             lease=self._settings.lease,
             folder=os.getcwd(),
             own_code=given.packed(),
+            path=own_path(),
         )
 
     # -- what the run calls --------------------------------------------------------------------
 
     def start(self, frames: int) -> None:
-        log.info("%s", self.forecast())
+        sampler = self._parts.sampler
+        announce(self._config, self._plan, sampler.plan.groups, sampler.arena.slots, len(sampler.remote))
         self._started = self._last_node = time.monotonic()
         self._write_weights(frames)
         self._spawn()
@@ -224,13 +215,9 @@ class Cluster:
             "cluster/gateway_restarts": self.restarts,
             "cluster/publications": self._state.published,
         }
-        before = _Rate(self._started, 0, 0)
-        self._rates = {
-            node.incarnation: self._rates.get(node.incarnation, before).at(self._told, node.rows, node.packed_bytes)
-            for node in sampling
-        }
+        rates = self._row_rates.look(sampling, self._told)
         for node in sampling:
-            rate = self._rates[node.incarnation]
+            rate = rates[node.incarnation]
             found |= {
                 f"cluster/node{node.seat}/frames_per_s": rate.rows_per_s * self._parts.spec.frames_per_step,
                 f"cluster/node{node.seat}/mb_per_s": rate.bytes_per_s / 1e6,
@@ -244,18 +231,6 @@ class Cluster:
         if packed_bytes := sum(node.packed_bytes for node in self._state.nodes):
             found["cluster/pack_ratio"] = sum(node.raw_bytes for node in self._state.nodes) / packed_bytes
         return found
-
-    def forecast(self) -> str:
-        """What nodes will take, before anything is known of them."""
-        s, layout, slots = self._plan.sampling, self._plan.layout, len(self._parts.sampler.remote)
-        step = layout.slot_bytes / (layout.steps * layout.lanes)
-        nodes = f"up to {self._settings.seats} nodes of {s.workers} workers x {s.envs_per_worker} environments"
-        return (
-            f"cluster {self._settings.address}: {nodes}; {slots} slots for their segments take "
-            f"{bytes_text(slots * layout.slot_bytes)} here. 1,000 steps/s of a node are {1e3 * step / 1e6:.2f} MB/s "
-            f"before packing; weights are {bytes_text(self._plan.weight_bytes)}, sent at most "
-            f"{1 / self._settings.publish_seconds:g} times per second and node"
-        )
 
     # -- segments and weights ------------------------------------------------------------------
 
@@ -293,7 +268,7 @@ class Cluster:
                     sampler.admit(message.slot, message.group)
                     self.received += 1
                 elif isinstance(message, State):
-                    self._state, self._told = message, time.monotonic()
+                    self._state, self._told, self._problem = message, time.monotonic(), ""
                 elif isinstance(message, Said):
                     log.log(message.level, "%s", message.text)
                 elif isinstance(message, Ended):
@@ -333,13 +308,14 @@ class Cluster:
 
     def _saved_gateways(self) -> int:
         try:
-            return int(read_json(self._file)["gateways"])
+            return int(read_json(self._folder / FILE)["gateways"])
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ClusterError(
-                f"{self._file} is damaged ({error}). It says which episodes nodes have played: without it a run that "
-                f'goes on would play them again. Write {{"gateways": 1000}} into it, a number that was not reached'
+                f"{self._folder / FILE} is damaged ({error}). It says which episodes nodes have played: without it a "
+                'run that goes on would play them again. Write {"gateways": 1000} into it, a number that was not '
+                "reached"
             ) from error
 
     def _look_after(self) -> None:
@@ -357,8 +333,10 @@ class Cluster:
         deaths = self._deaths.add()
         rest = min(LONGEST_REST, 0.5 * 2.0 ** min(deaths - 1, 8))
         self._retry_at = time.monotonic() + rest
-        for event in events:
-            log.error("the gateway failed: %s", event.get("error") or event.get("trace"))
+        said = [str(event.get("error") or event.get("trace")) for event in events]
+        for text in said:
+            log.error("the gateway failed: %s", text)
+        self._problem = said[0].strip().splitlines()[-1] if said else f"the gateway {child.how_it_ended()}"
         log.warning(
             "the gateway %s; training goes on, all nodes are started anew in %.1f s", child.how_it_ended(), rest
         )
@@ -389,6 +367,8 @@ class Cluster:
         return [node for node in self._state.nodes if node.stage == "sampling"]
 
     def _who_does_not(self) -> str:
+        if self._problem:
+            return self._problem
         others = [node for node in self._state.nodes if node.stage != "sampling"]
         if not others:
             return "no other node is there"
@@ -397,19 +377,22 @@ class Cluster:
     def _save(self, now: float) -> None:
         """For ``rollmill cluster status``, and for the next session."""
         self._saved = now
-        content: dict[str, Any] = {
-            "gateways": self._gateways,
-            "address": self._settings.address,
-            "time": time.time(),
-            "nodes": [asdict(node) for node in self._state.nodes],
-            "received": self.received,
-            "lost": self._totals().lost,
-            "refused": self._totals().refused,
-        }
+        totals, rates = self._totals(), self._file_rates.look(self._state.nodes, self._told)
+        standing = RunStanding(
+            gateways=self._gateways,
+            address=self._settings.address,
+            time=time.time(),
+            restarts=self.restarts,
+            problem=self._problem,
+            received=self.received,
+            lost=totals.lost,
+            refused=totals.refused,
+            nodes=[standing_of(node, rates[node.incarnation]) for node in self._state.nodes],
+        )
         try:
-            atomic.write_json(self._file, content)
+            standing.write(self._folder)
         except OSError as error:
-            log.error("%s cannot be written: %s", self._file, error)
+            log.error("%s cannot be written: %s", self._folder / FILE, error)
 
 
 @contextlib.contextmanager

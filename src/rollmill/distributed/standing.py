@@ -1,0 +1,123 @@
+"""How the nodes of a run stand, as the run's folder tells: written by the run, read by ``rollmill cluster status``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmill.core import atomic
+from rollmill.core.errors import ClusterError
+from rollmill.core.opening import read_json
+from rollmill.distributed.messages import NodeState
+
+FILE = "cluster.json"
+
+
+@dataclass(frozen=True)
+class NodeStanding:
+    """One node."""
+
+    node: str
+    seat: int
+    incarnation: int
+    stage: str
+    reason: str
+    steps_per_s: float
+    mb_per_s: float
+    lag: float
+    """Updates that its last segment was behind when it arrived."""
+    steps: int
+    """Of this incarnation."""
+    lost: int
+    """Segments of all its incarnations."""
+    pack_ratio: float
+    """Bytes of segments before packing, divided by those after; 0 before the first."""
+    heard: float
+    """Seconds since it was last heard."""
+
+
+@dataclass(frozen=True)
+class RunStanding:
+    """All nodes of a run."""
+
+    gateways: int
+    """That the run has had, over all its sessions: incarnations go by them."""
+    address: str
+    time: float
+    """When this was written, in seconds since 1970."""
+    restarts: int
+    """Of the gateway, in this session."""
+    problem: str
+    """Why there is no gateway now; empty where there is one."""
+    received: int
+    lost: int
+    refused: int
+    nodes: Sequence[NodeStanding] = ()
+
+    def write(self, folder: Path) -> None:
+        atomic.write_json(folder / FILE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> RunStanding:
+        """``FileNotFoundError`` for a run without nodes."""
+        found: Mapping[str, Any] = read_json(folder / FILE)
+        try:
+            return cls(**{**found, "nodes": [NodeStanding(**node) for node in found["nodes"]]})
+        except (KeyError, TypeError) as error:
+            raise ClusterError(f"{folder / FILE} is damaged: {error}") from error
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What had come of a node when it was last told of, and how fast it came until then."""
+
+    time: float
+    rows: int
+    bytes: int
+    rows_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+    def at(self, time: float, rows: int, bytes: int) -> Rate:
+        """The same at a later time; without news nothing changes: who asks may ask faster than news come."""
+        if time <= self.time:
+            return self
+        passed = time - self.time
+        return Rate(time, rows, bytes, (rows - self.rows) / passed, (bytes - self.bytes) / passed)
+
+
+class Rates:
+    """Of every incarnation, between two looks."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+        self._rates: dict[int, Rate] = {}
+
+    def look(self, nodes: Sequence[NodeState], told: float) -> Mapping[int, Rate]:
+        """By incarnation; ``told``: when that news came."""
+        before = Rate(self._told, 0, 0)
+        self._rates = {
+            node.incarnation: self._rates.get(node.incarnation, before).at(told, node.rows, node.packed_bytes)
+            for node in nodes
+        }
+        self._told = told
+        return self._rates
+
+
+def standing_of(node: NodeState, rate: Rate) -> NodeStanding:
+    return NodeStanding(
+        node=node.node,
+        seat=node.seat,
+        incarnation=node.incarnation,
+        stage=node.stage,
+        reason=node.reason,
+        steps_per_s=round(rate.rows_per_s, 1),
+        mb_per_s=round(rate.bytes_per_s / 1e6, 4),
+        lag=round(node.lag, 3),
+        steps=node.rows,
+        lost=node.lost,
+        pack_ratio=round(node.raw_bytes / node.packed_bytes, 3) if node.packed_bytes else 0.0,
+        heard=round(node.heard, 2),
+    )
