@@ -90,7 +90,8 @@ def table_rows(page: Path) -> list[list[str]]:
 
 
 def is_key(text: str) -> bool:
-    return text in KEYS or text in BLOCKS or text in OFFLINE_KEYS or text.startswith(FREE)
+    block = any(key.startswith(f"{text}.") for key in KEYS)
+    return block or text in KEYS or text in BLOCKS or text in OFFLINE_KEYS or text.startswith(FREE)
 
 
 def is_any_key(text: str) -> bool:

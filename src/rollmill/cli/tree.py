@@ -91,6 +91,12 @@ _HUB = {
     "push": Verb("hub:push", "a policy with its score and a video, or a store", settings=_TRAIN),
     "pull": Verb("hub:pull", "fetch a policy or a store"),
 }
+_LEVELS = {
+    "make": Verb("levels:make", "generate levels ahead, on all cores", settings="cli.envs:CheckConfig"),
+    "info": Verb("levels:info", "what a folder of levels holds"),
+    "import": Verb("levels:import_", "take over a published cache of DeepMind Lab's levels"),
+    "verify": Verb("levels:verify", "compare every level with its checksum"),
+}
 _ENVS = {
     "check": Verb("envs:check", "find out what is wrong with an environment", settings="cli.envs:CheckConfig"),
     "play": Verb("play:play", "play one yourself, with the keyboard", settings="cli.envs:CheckConfig"),
@@ -117,6 +123,7 @@ VERBS: dict[str, Verb] = {
     "diary": Verb("diary:diary", "the history of an experiment's runs"),
     "report": Verb("report:report", "curves, best settings and importance of an experiment"),
     "envs": Verb("envs:list_envs", "list the environments, check one, play one", _ENVS),
+    "levels": Verb("", "generate levels ahead, look at folders of them, import and verify them", _LEVELS),
     "config": Verb("info:config", "explain the keys of the configuration"),
     "completion": Verb("completion:completion", "what bash or zsh needs to complete all this"),
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),

@@ -51,9 +51,12 @@ def write_bytes(path: Path, chunks: Iterable[Chunk]) -> None:
     sync_folder(path.parent)
 
 
-def create_bytes(path: Path, chunks: Iterable[Chunk]) -> bool:
+def create_bytes(path: Path, chunks: Iterable[Chunk], durable: bool = True) -> bool:
     """Write ``path`` unless it exists; False if somebody else was first. Safe between machines (no pid in a name
     is compared): of any number of creators exactly one wins, and nobody ever sees half of the file.
+
+    ``durable`` False leaves it to the system when the file gets to the disk: after a power cut it may be there and
+    hold nothing, so whoever reads it must be able to tell.
     """
     path = path.absolute()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{os.getpid()}.tmp")
@@ -62,7 +65,8 @@ def create_bytes(path: Path, chunks: Iterable[Chunk]) -> bool:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -76,7 +80,8 @@ def create_bytes(path: Path, chunks: Iterable[Chunk]) -> bool:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
     return True
 
 

@@ -53,6 +53,7 @@ _LAYOUT = {
     *_MARKS,
     *("metrics.jsonl", "tb", "checkpoints", "pool", "data", "videos", "report.html", "profile", "eval"),
     "cluster.json",  # how the nodes of the run stand
+    "levels",  # which levels its episodes have drawn
     *("data_report.html", "data_report.json", "wandb", "trackio", "images", "encoder.bin", "cache"),
     "pictures",  # the images of version 0.1
     *_LOGS,
@@ -61,7 +62,10 @@ _STAGES = "stages"
 """In the folder of a whole world model: a record of each stage."""
 _MODELS = {"dynamics.bin", "controller.bin"}
 """What single stages of a world model are there for."""
-_START = {*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "report.html", "profile", "eval", "cache"}
+_START = {
+    *(*_MARKS, *_LOGS, "metrics.jsonl", "tb", "checkpoints", "data", "levels", "report.html", "profile", "eval"),
+    "cache",
+}
 """What a run can have made by the time of its first training step."""
 _EMPTY = ("metrics.jsonl", "data/shards", "data/index", "profile", "eval")
 """Those of them that have no content by then."""
@@ -91,6 +95,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.pool = path / "pool"
         self.data = path / "data"
+        self.levels = path / "levels"
         self.videos = path / "videos"
         self.images = path / "images"
         self.state = path / "state.json"

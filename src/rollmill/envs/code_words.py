@@ -50,7 +50,7 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
     # A .cfg file may hold game_args, with which the engine writes files anywhere.
     "rollmill.envs.vizdoom.env:DoomEnv": {"scenario": lambda value: isinstance(value, str) and value in SCENARIOS},
     # Levels are Lua scripts: Lab's own are fine, those of other folders are code.
-    "rollmill.envs.dmlab:DmLabEnv": {"level": _matches(_LEVEL), "level_cache": _never, "config": _never},
+    "rollmill.envs.dmlab:DmLabEnv": {"level": _matches(_LEVEL), "config": _never},
     "rollmill.envs.envpool:EnvPoolEnv": {
         "task": lambda value: True,  # one that EnvPool does not list is refused
         **dict.fromkeys(

@@ -36,7 +36,9 @@ class GymEnv:
         self._check_mask_shape()
 
     def reset(self, seed: int, obs: Obs) -> None:
-        answer = self.env.reset(seed=seed)
+        self._begin(obs, self.env.reset(seed=seed))
+
+    def _begin(self, obs: Obs, answer: Any) -> None:
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValueError(f"reset() returned {type(answer).__name__}, expected (observation, info)")
         self._write(answer[0], obs, 0)
@@ -80,6 +82,18 @@ class GymEnv:
                     f"{self.spec.name}: the action mask has shape {field.shape}, "
                     f"the action space needs ({self.spec.action.mask_size},)"
                 )
+
+
+class GymLevelEnv(GymEnv):
+    """One whose levels can be kept: it has ``save_level() -> bytes``, and its ``reset`` takes such a level back as
+    ``options={"level": level}``."""
+
+    def save_level(self) -> bytes:
+        level: bytes = self.env.get_wrapper_attr("save_level")()
+        return level
+
+    def load_level(self, level: bytes, seed: int, obs: Obs) -> None:
+        self._begin(obs, self.env.reset(seed=seed, options={"level": level}))
 
 
 def _add_mask(name: str, fields: tuple[Field, ...], action: ActionSpec) -> tuple[tuple[Field, ...], Writer]:

@@ -20,6 +20,8 @@ from rollmill.core.imports import import_module, import_object, is_installed
 from rollmill.core.protocols import Env
 from rollmill.core.text import nearest
 from rollmill.envs.around import around, without_around
+from rollmill.envs.levels.source import keep_levels, open_store
+from rollmill.envs.levels.store import LevelStore
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.tasks.env import TaskEnv
 from rollmill.envs.tasks.named import SUITES
@@ -191,6 +193,9 @@ ROUTES = (
 FAMILIES = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
 """Gymnasium's own environments that need more than Gymnasium: (package, our extra)."""
 
+GYMNASIUM = ("gymnasium",)
+"""The package whose version decides the levels of Gymnasium's ids."""
+
 _FOREIGN_ID = re.compile(r"[\w.]+:(?:[\w.-]+/)?[\w.-]+-v\d+", re.ASCII)
 
 PORT_STRIDE = 1000
@@ -264,10 +269,24 @@ def _make_single(
         kwargs["instance"] = instance or EnvInstance()
     if settings.variables:
         kwargs["variables"] = variables or EnvVariables.fixed(settings.variables)
+    store = level_store(settings) if settings.levels.folder else None
+    if own_cache := store is not None and "levels" in _parameters(maker):
+        kwargs["levels"] = store
     _check_required(settings.id, maker, kwargs)
     with _missing_is_named(settings.id):
         env = maker(**kwargs)
-    return _as_env(env, settings)
+    made = _as_env(env, settings)
+    return made if store is None or own_cache else keep_levels(made, store, settings.id)
+
+
+def level_store(settings: EnvSettings) -> LevelStore:
+    """Where the levels of this environment (no suite) are kept (``env.levels.folder``)."""
+    route = find_route(settings.id)
+    entry = NAMED.get(route.entry if route else settings.id)
+    if entry is None:
+        return open_store(settings, _find_maker(settings.id), settings.args, () if _is_own(settings.id) else GYMNASIUM)
+    args = {**entry.args, **(route.args(settings.id) if route else {}), **settings.args}
+    return open_store(settings, import_object(entry.target, "env"), args)
 
 
 @contextlib.contextmanager
@@ -469,10 +488,11 @@ def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def _as_env(env: Any, settings: EnvSettings) -> Env:
     import gymnasium as gym
 
-    from rollmill.envs.gym_env import GymEnv
+    from rollmill.envs.gym_env import GymEnv, GymLevelEnv
 
     if isinstance(env, gym.Env):
-        return GymEnv(env, name=settings.id, mask_in_info=settings.mask_in_info)
+        kind = GymLevelEnv if env.has_wrapper_attr("save_level") else GymEnv
+        return kind(env, name=settings.id, mask_in_info=settings.mask_in_info)
     missing = [name for name in ("reset", "step", "close") if not hasattr(env, name)]
     if not isinstance(getattr(env, "spec", None), EnvSpec):
         missing.insert(0, "spec, an EnvSpec")

@@ -17,6 +17,7 @@ from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.core.text import nearest
+from rollmill.envs.levels.snapshot import decode, encode
 
 View = Literal["one_hot", "symbols", "rgb"]
 """``one_hot``: ``(7, 7, 21)``, 255 where a cell is of a kind (11), colour (6) or state (4); ``symbols``: ``(7, 7, 3)``,
@@ -36,8 +37,17 @@ WORDS = tuple(_ALL_WORDS.split())
 """All words of all missions of MiniGrid and BabyAI."""
 
 
+MODULES = ("minigrid",)
+"""Whose objects a level is made of."""
+NO_LEVEL = ("spec", "window", "clock", "render_size", "render_mode")
+"""Attributes of a task that ``reset`` does not make: its registration, and what draws it."""
+
+
 class MiniGridEnv:
     """One MiniGrid or BabyAI task. A seed and the actions fix an episode completely."""
+
+    level_free = frozenset({"view", "tile_size", "mission_words", "actions"})
+    level_packages = ("minigrid",)
 
     def __init__(
         self,
@@ -66,6 +76,7 @@ class MiniGridEnv:
             raise ConfigError(f"tile_size must be at least 1 and mission_words 0, got {tile_size} and {mission_words}")
         self._env = env = _make(task, config)
         self._tile_size, self._mission_words = tile_size, mission_words
+        self._first: Any = None  # what the task has shown of this episode's beginning
         cells = tuple(int(n) for n in env.observation_space["image"].shape[:2])  # type: ignore[index]
         shapes = {
             "one_hot": (*cells, KINDS + COLOURS + STATES),
@@ -88,8 +99,24 @@ class MiniGridEnv:
         )
 
     def reset(self, seed: int, obs: Obs) -> None:
-        seen, _ = self._env.reset(seed=seed)
-        self._write(seen, obs)
+        self._first, _ = self._env.reset(seed=seed)
+        self._write(self._first, obs)
+
+    def save_level(self) -> bytes:
+        """All that the task has made of the seed: the grid and what lies in it, the mission, who has to verify it, the
+        random numbers that come next."""
+        env = self._env
+        made = {
+            name: value
+            for name, value in vars(env).items()
+            if name not in NO_LEVEL and not isinstance(value, type | gym.Space)
+        }
+        return encode((made, self._first), MODULES, (env,))
+
+    def load_level(self, level: bytes, seed: int, obs: Obs) -> None:
+        made, self._first = decode(level, MODULES, (self._env,))
+        vars(self._env).update(made)
+        self._write(self._first, obs)
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
         seen, reward, terminated, truncated, _ = self._env.step(int(action[0]))

@@ -119,7 +119,7 @@ def answer_about_env(answer_fd: int, look: Callable[[Env, dict[str, Any]], dict[
     question, reply = begin_errand(answer_fd)
     env = None
     try:
-        env = build_one(EnvSettings(**question["env"]))
+        env = build_one(EnvSettings.of(question["env"]))
         answer = look(env, question)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is told
         text = str(error) if isinstance(error, RollmillError) else error_text(error)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
 from rollmill.core.given import MAIN
 from rollmill.envs.info import info_fields
+from rollmill.envs.levels.settings import LevelSettings
 
 
 @settings(shorthand="id")
@@ -39,6 +41,9 @@ class EnvSettings:
     task_spread: Literal["mixed", "worker"] = "mixed"
     """mixed: neighbouring environments play different tasks, and all get the same number of rows, at the pace of the
     slowest; worker: every worker plays one task, and fast ones get more."""
+
+    levels: LevelSettings = field(default_factory=LevelSettings)
+    """Levels that episodes are drawn from, and a folder that keeps them (docs/levels.md)."""
 
     policies: tuple[int, ...] = ()
     """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own
@@ -87,12 +92,19 @@ class EnvSettings:
         words = [self.id, *(f"env.args.{name}={value}" for name, value in args.items())]
         return f"`rollmill envs check {shlex.join(words)}` looks for what is wrong with it"
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> EnvSettings:
+        """From plain values (``dataclasses.asdict``), as another process has sent them."""
+        return cls(**{**values, "levels": LevelSettings(**values["levels"])} if "levels" in values else values)
+
     def __post_init__(self) -> None:
         if self.tasks and self.id in ("", "toy_target"):  # a name for what has none of its own
             first = self.tasks[0]
             object.__setattr__(self, "id", first if len(self.tasks) == 1 and isinstance(first, str) else "tasks")
         if self.tasks and self.vector:
             raise ValueError("tasks are single environments: set vector=false")
+        if self.levels.on and self.vector:
+            raise ValueError("levels are drawn episode by episode, a vector is seeded as one: set vector=false")
         if self.max_episode_steps < 0:
             raise ValueError("max_episode_steps must be 0 (off) or positive")
         if self.fault_limit < 0 or self.fault_window < 1:

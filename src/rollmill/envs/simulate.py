@@ -86,7 +86,7 @@ def main() -> None:
     # Whatever the env prints goes to stderr: stdout is for the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    loop = BareLoop(EnvSettings(**setup["env"]), setup["index"])
+    loop = BareLoop(EnvSettings.of(setup["env"]), setup["index"])
     gc.collect()
     gc.freeze()  # as a worker does
     print("ready", file=answers, flush=True)

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import ARRAY, FLAGS, FLOATS, INTS, Shape
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
 from rollmill.envs.batch import EnvBatch
+from rollmill.envs.levels.draw import LevelDraws, draws_of
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
@@ -112,6 +114,8 @@ class SamplerPlan:
     policy_of_group: tuple[int, ...] = ()
     """Of every group: the one policy that acts in it, and learns from batches of its own groups alone (a population).
     Empty: policies share groups, and batches."""
+    level_tickets: Path | None = None
+    """A folder of the run, where it is written down which levels its episodes have drawn (``env.levels``)."""
     spare_slots: int = 0
     """Slots that are not sampled into: a recorder exchanges them for finished ones that it wants to keep a while."""
     remote_slots: int = 0
@@ -259,6 +263,8 @@ class Sampler:
             )
             for index in range(plan.workers)
         ]
+        levels = self._level_draws(plans)
+        plans = [replace(one, levels=levels) for one in plans]
         if serial and plan.env.vector:
             log.warning(
                 "%s is stepped as a vector (env.vector): the run repeats from its seed, but a resumed one begins fresh "
@@ -268,6 +274,17 @@ class Sampler:
         if serial:
             return InProcessPool(plans, self.arena, self.box)
         return ProcessPool(plans, self.arena, self.box, settings, plan.environment or os.environ, plan.pin_inference)
+
+    def _level_draws(self, plans: Sequence[WorkerPlan]) -> LevelDraws | None:
+        plan = self.plan
+        players = [
+            (one.instance(env), one.policy_of(group))
+            for one in plans
+            for group in range(one.groups)
+            for env in one.envs_of(group)
+        ]
+        randomness = Seeds(plan.seeds.root).branch("levels")  # the same for all ranks of a run
+        return draws_of(plan.env, players, randomness, plan.level_tickets, again=plan.settings.mode == "serial")
 
     # -- the cycle -----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from rollmill.core.machine import step_aside, wait_for_turn
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OUTPUT_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actions
+from rollmill.envs.levels.draw import LevelDraws
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.variables import EnvVariables
@@ -55,13 +56,27 @@ class WorkerPlan:
     policy_of_group: tuple[int, ...] = ()
     """Of every group of the run: the one policy that acts in it, whose ``env.variables`` its envs see; empty: the first
     one's."""
+    levels: LevelDraws | None = None
+    """Levels that episodes draw their seeds from (``env.levels``)."""
+
+    @property
+    def draw_seed(self) -> Callable[[int, int], int] | None:
+        """The seed of (env, episode) where it is not the env's own; to be called by whoever plays the episode."""
+        schedule, levels = self.schedule, self.levels
+        if levels is None:
+            return schedule.env_seed if schedule is not None else None
+        if schedule is not None:
+            return lambda env, episode: levels.numbered(env, schedule.number(env, episode))
+        return levels.seed
 
     def episode_seed(self, env: int, episode: int) -> int | None:
-        """What an episode's reset is seeded with; None: it is not seeded alone (``env.vector``)."""
+        """What an episode's reset is seeded with; None: it is not seeded alone (``env.vector``), or not yet."""
         if self.env.vector:
             return None
-        if self.schedule is not None:
-            return self.schedule.env_seed(env, episode)
+        if self.levels is not None and self.schedule is None:
+            return self.levels.told_seed(env, episode)
+        if self.draw_seed is not None:
+            return self.draw_seed(env, episode)
         return self.seeds.branch("worker", self.index).branch(env).branch("episode", episode).integer()
 
     def instance(self, env: int) -> EnvInstance:
@@ -126,7 +141,7 @@ class Worker:
             first_episode=self._box.next_episode[envs.start : envs.stop].copy(),
             decorrelate_steps=plan.decorrelate_steps,
             keep_actions=plan.keep_actions,
-            seed_of=plan.schedule.env_seed if plan.schedule is not None else None,
+            seed_of=plan.draw_seed,
             variables=variables,
         )
         if not plan.env.vector:

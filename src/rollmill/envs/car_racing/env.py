@@ -36,6 +36,9 @@ class CarRacingEnv:
     ``max_frames`` truncates.
     """
 
+    level_free = frozenset({"size", "frame_skip", "continuous", "max_frames", "lap_complete_percent"})
+    level_packages = ("gymnasium",)
+
     def __init__(
         self,
         *,
@@ -83,7 +86,17 @@ class CarRacingEnv:
         self._running = False
 
     def reset(self, seed: int, obs: Obs) -> None:
-        self._game.reset(seed=seed)
+        self._begin(seed, obs, {})
+
+    def save_level(self) -> bytes:
+        level: bytes = self._game.save_level()
+        return level
+
+    def load_level(self, level: bytes, seed: int, obs: Obs) -> None:
+        self._begin(seed, obs, {"level": level})
+
+    def _begin(self, seed: int, obs: Obs, options: Mapping[str, Any]) -> None:
+        self._game.reset(seed=seed, options=options)
         self._frames = 0
         self._running = True
         self._write(obs)

@@ -17,6 +17,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
 from rollmill.envs.car_racing.draw import CarShapes, Painter
 from rollmill.envs.car_racing.physics import Car, FrictionDetector
+from rollmill.envs.levels.snapshot import decode, encode
 
 LEAST_SIZE = 32
 SHAPES = CarShapes(car_dynamics)
@@ -55,6 +56,7 @@ class CarRacing(car_racing.CarRacing):
         self._painter = Painter(cv2, size, SHAPES)
         self._shape = (size, size, 3)
         self._shown_score = 0.0
+        self._level: bytes | None = None
         self.draws = True
         """False: ``reset`` and ``step`` return None as the observation; ask ``draw`` for it."""
 
@@ -73,9 +75,40 @@ class CarRacing(car_racing.CarRacing):
             self.car.__class__ = Car
         return super().step(action)
 
+    def save_level(self) -> bytes:
+        """The track that ``reset`` has made: its course, its tiles and their colours, and the random numbers after."""
+        tiles: Any = self.road
+        rows = [tile.row for tile in tiles]
+        return encode((self.track, self.road_poly, rows, self.np_random))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """As the stock class; ``options={"level": level}`` takes a track that ``save_level`` gave."""
+        self._level = (options or {}).get("level")
+        return super().reset(seed=seed, options=options)
+
     def _create_track(self) -> bool:
-        if not super()._create_track():  # type: ignore[no-untyped-call]
+        if self._level is not None:
+            self._rebuild_track(self._level)
+        elif not super()._create_track():  # type: ignore[no-untyped-call]
             return False
+        self._paint_track()
+        return True
+
+    def _rebuild_track(self, level: bytes) -> None:
+        """Lay the tiles of a track that is known, where the stock class would search for its course first."""
+        self.track, self.road_poly, rows, self.np_random = decode(level)
+        road = []
+        for index, row in enumerate(rows):
+            quad, color = self.road_poly[row]
+            self.fd_tile.shape.vertices = quad
+            tile = self.world.CreateStaticBody(fixtures=self.fd_tile)
+            tile.userData, tile.idx, tile.color = tile, index, color
+            tile.road_visited, tile.road_friction = False, 1.0
+            tile.fixtures[0].sensor = True
+            road.append(tile)
+        self.road: Any = road
+
+    def _paint_track(self) -> None:
         rows = {id(color): index for index, (_, color) in enumerate(self.road_poly)}
         tiles: Any = self.road
         for tile in tiles:
@@ -87,7 +120,6 @@ class CarRacing(car_racing.CarRacing):
         # In place of the stock listener, as ``reset`` has set it; the world itself does not keep it alive.
         listener = FrictionDetector(self, self.lap_complete_percent)  # type: ignore[no-untyped-call]
         self.world.contactListener = self.world.contactListener_bug_workaround = listener
-        return True
 
     def recolored(self, tile: Any) -> None:
         """Called when the car touches a tile for the first time, which then has the plain colour of the road."""

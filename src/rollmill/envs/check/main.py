@@ -384,7 +384,7 @@ def main(answer_fd: int) -> None:
     setup, reply = begin_errand(answer_fd)
     os.set_inheritable(setup["beat"], False)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    settings = EnvSettings(**setup["env"])
+    settings = EnvSettings.of(setup["env"])
     beat = Beat(mmap.mmap(setup["beat"], BEAT.size))
     try:
         beat.enter(0, MAKE, 0, 0)  # its module is imported now, which may take long

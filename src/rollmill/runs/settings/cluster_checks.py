@@ -41,5 +41,7 @@ def check_cluster(config: TrainConfig) -> None:
         raise ConfigError(f"{words} does not know learning.algorithm=sac yet; use appo")
     if tasks_of(config.env):
         raise ConfigError(f"{words} does not know suites (env.tasks) yet: tasks would not get equal shares")
+    if config.env.levels.on:
+        raise ConfigError(f"{words} does not know env.levels yet: nodes cannot tell which levels the others have drawn")
     if config.policy_count > 1:
         raise ConfigError(f"{words}: nodes act with one policy, and this run has {config.policy_count}")

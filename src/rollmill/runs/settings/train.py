@@ -18,6 +18,7 @@ from rollmill.core.room import LEAST_ROW_BYTES, check_room
 from rollmill.core.run_folder import is_folder_name
 from rollmill.core.text import show
 from rollmill.distributed.settings import ClusterSettings
+from rollmill.envs.levels.draw import check_levels
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.tasks.suite import tasks_of
@@ -328,6 +329,7 @@ def require_env(files: Sequence[Path], overrides: Sequence[str], command: str) -
 def check(config: TrainConfig) -> None:
     """Refuse what can be seen to be wrong before any process starts."""
     check_env_settings(config.env)
+    check_levels(config.env)
     check_population(config)
     _check_frozen(config)
     _check_tasks(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,8 +62,12 @@ def build_parts(
     spec: EnvSpec,
     environment: Mapping[str, str],
     ranks: Ranks | None = None,
+    level_tickets: Path | None = None,
 ) -> Parts:
-    """Build everything of one rank; nothing is started. ``config`` is this rank's (``runs.train.ranks.share_of``)."""
+    """Build everything of one rank; nothing is started. ``config`` is this rank's (``runs.train.ranks.share_of``).
+
+    ``level_tickets``: where the run writes down which levels it has drawn; None for what is no run of its own.
+    """
     ranks = ranks or SingleRank()
     seeds = Seeds(config.run.seed)
     # Ranks act in episodes of their own, and begin with the same weights.
@@ -93,6 +98,7 @@ def build_parts(
         remote_slots=remote_slots(config, per_batch),
         remote_groups=config.cluster.seats * node_sampling(config).workers * config.sampling.groups,
         idle=not config.cluster.local_workers,
+        level_tickets=level_tickets,
     )
     boards: list[WeightBoard] = []
     learners: list[Learner] = []

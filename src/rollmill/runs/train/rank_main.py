@@ -28,8 +28,9 @@ def follow(setup: RankSetup, parent: Parent) -> None:
 
     config = setup.config
     ranks = TorchRanks(setup.rank, config.learning.ranks, setup.rendezvous, config.learning.rank_timeout, setup.cuda)
-    parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks=ranks)
-    life = Life("online", RunFolder(config.folder), config)
+    folder = RunFolder(config.folder)
+    parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks, folder.levels)
+    life = Life("online", folder, config)
     life.interrupt = Interrupt(signals=())  # rank 0 hears them, and says so
     run = OnlineRun(config, parts, life, TrainMetrics(config, life), ())
     if setup.checkpoint is not None:

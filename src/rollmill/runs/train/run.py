@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -93,6 +94,8 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         spec = _learn_spec(config, environment)
         config = _size_for(spec, asked, config, life)
         checkpoint = life.loaded.path if life.loaded else None
+        if checkpoint is None:
+            shutil.rmtree(life.folder.levels, ignore_errors=True)  # of a start that failed
         ranks = stack.enter_context(start_ranks(config, spec, environment, checkpoint))
         forecaster = stack.enter_context(start_forecast(config, spec, environment))
         run = rescue.run = _build(config, spec, environment, life, observers, ranks.ranks)
@@ -154,7 +157,7 @@ def _build(
     from rollmill.runs.train.build import build_parts
     from rollmill.runs.train.loop import OnlineRun
 
-    parts = build_parts(share_of(config), spec, environment, ranks=ranks)
+    parts = build_parts(share_of(config), spec, environment, ranks, life.folder.levels)
     return OnlineRun(config, parts, life, TrainMetrics(config, life), observers)
 
 

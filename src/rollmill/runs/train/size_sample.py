@@ -166,7 +166,7 @@ class SizeSample:
 
 
 def _look(env: Env, question: Mapping[str, Any]) -> dict[str, Any]:
-    settings, schema = EnvSettings(**question["env"]), StoreSchema.from_json(question["schema"])
+    settings, schema = EnvSettings.of(question["env"]), StoreSchema.from_json(question["schema"])
     return {"sample": asdict(_sample(settings, env, schema, question["block"], question["piece"]))}
 
 

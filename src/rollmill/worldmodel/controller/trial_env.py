@@ -62,7 +62,7 @@ class TrialEnv:
     def __init__(
         self, *, settings: dict[str, Any], max_steps: int = 0, patience: int = 0, instance: EnvInstance | None = None
     ) -> None:
-        self._env = make_env(EnvSettings(**settings), instance)
+        self._env = make_env(EnvSettings.of(settings), instance)
         self.spec = self._env.spec
         self._max_steps, self._patience = max_steps, patience
         self._rewards: deque[float] = deque(maxlen=max(1, patience))
