@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_damaged_ledger_is_said(tmp_path: Path, line: str) -> None:
     with serving(tmp_path / "runs") as server:
         answer = server.ask(f"/api/population?run={server.id_of('pop/three')}")
     assert (answer.code, b"is damaged" in answer.body) == (422, True)
+
+
+def test_a_ledger_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    run = population_run(tmp_path / "runs" / "pop" / "three")
+    (run / "population.jsonl").unlink()
+    os.mkfifo(run / "population.jsonl")
+    with serving(tmp_path / "runs") as server:
+        answer = server.ask(f"/api/population?run={server.id_of('pop/three')}")
+    assert (answer.code, b"FIFO" in answer.body) == (422, True)
 
 
 def test_a_ledger_behind_a_link_is_not_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
+from rollmill.core.opening import read_text
 
 NAME = "population.jsonl"
 """Of the file, in the run's folder."""
@@ -60,7 +61,7 @@ def _line(entry: Entry) -> str:
 def read_ledger(path: Path) -> list[Entry]:
     """All whole lines; RunFolderError where it is no ledger. A line that was being written is left out."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = read_text(path).splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from error
     try:

@@ -16,6 +16,7 @@ export class ExperimentsPage {
   constructor(goTo) {
     this.experiment = choice("experiment", [], (name) => goTo("experiments", { name }));
     this.open = new Set(); // runs whose attempts are unfolded
+    this.logs = new Map(); // attempt -> what it has written, while that is shown
     this.charts = [];
     this.summary = h("p", {});
     this.table = h("div", {});
@@ -66,15 +67,12 @@ export class ExperimentsPage {
   }
 
   log(name, run, number_) {
-    const place = h("pre", { hidden: true });
+    const key = `${name}/${run}/${number_}`;
+    const place = h("pre", { hidden: !this.logs.has(key) }, this.logs.get(key) ?? "");
     const button = h("button", { type: "button", onclick: async () => {
-      place.hidden = !place.hidden;
-      if (place.hidden) return;
-      try {
-        place.textContent = (await ask(`/api/attempt?${new URLSearchParams({ name, run, number: number_ })}`)).log;
-      } catch (error) {
-        place.textContent = error.message;
-      }
+      if (!this.logs.delete(key)) this.logs.set(key, await ask(`/api/attempt?${new URLSearchParams({ name, run, number: number_ })}`).then(({ log }) => log, (error) => error.message));
+      place.hidden = !this.logs.has(key);
+      place.textContent = this.logs.get(key) ?? "";
     } }, "log");
     return [button, place];
   }
