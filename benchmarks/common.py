@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -267,6 +268,21 @@ def machine() -> dict[str, Any]:
         "versions": [line for line in versions.splitlines() if line.lower().startswith(wanted)],
         "time": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+
+
+def train_run(folder: Path, *words: str, resume: bool = False) -> Path:
+    """Train in a process of its own; returns the folder of the run."""
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    done = subprocess.run(train_command(folder, *words, resume=resume), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{folder} failed:\n{done.stdout}{done.stderr}")
+    return folder
+
+
+def train_command(folder: Path, *words: str, resume: bool = False) -> list[str]:
+    place = (f"run.dir={folder.parent.parent}", f"run.experiment={folder.parent.name}", f"run.name={folder.name}")
+    return [sys.executable, "-m", "rollmill.cli.main", "train", *(["--resume"] if resume else []), *words, *place]
 
 
 def record(name: str, content: dict[str, Any]) -> Path:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import record
+from common import record, train_command, train_run
 
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.seeds import Seeds
@@ -93,18 +93,7 @@ def greed(seeds: int) -> dict[str, Any]:
 
 def train(name: str, *words: str, resume: bool = False) -> Path:
     """Train in a process of its own; returns the run's folder."""
-    folder = RUNS / name
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-    done = subprocess.run(command(name, *words, resume=resume), capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stdout}{done.stderr}")
-    return folder
-
-
-def command(name: str, *words: str, resume: bool = False) -> list[str]:
-    place = (f"run.dir={RUNS.parent}", f"run.experiment={RUNS.name}", f"run.name={name}")
-    return [sys.executable, "-m", "rollmill.cli.main", "train", *(["--resume"] if resume else []), *place, *words]
+    return train_run(RUNS / name, *words, resume=resume)
 
 
 def evaluated(folder: Path, *words: str) -> float:
@@ -199,7 +188,7 @@ def kills(seeds: int) -> dict[str, Any]:
     killed = 0
     while killed < seeds:
         process = subprocess.Popen(
-            command("killed", *words, resume=folder.exists()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            train_command(folder, *words, resume=folder.exists()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         try:
             process.wait(rng.uniform(3, 12))

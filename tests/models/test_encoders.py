@@ -275,6 +275,14 @@ def test_convnet_grid_reads_the_maps_of_a_treasure_hunt():
         build_encoder((Field("maps", "uint8", (4, 20, 20)),), ModelSettings(encoder="convnet_grid", fc=(4,)))
 
 
+def test_boards_are_read_flat():
+    fields = (Field("board", "int8", (6, 7, 2)), Field("planes", "float32", (20, 8, 8)))
+    encoder = build_encoder(fields, ModelSettings(mlp=()))
+    board, planes = torch.randint(0, 2, (3, 6, 7, 2), dtype=torch.int8), torch.rand(3, 20, 8, 8)
+    expected = torch.cat([board.float().flatten(1), planes.flatten(1)], dim=1)
+    assert torch.equal(encoder({"board": board, "planes": planes}), expected)
+
+
 def test_impala_reads_images_of_any_size():
     field = Field("image", "uint8", (7, 7, 3))
     encoder = build_encoder((field,), ModelSettings(encoder="impala", fc=(4,)))

@@ -49,6 +49,10 @@ Module = TypeVar("Module", bound=nn.Module)
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
+LARGEST_BOARD = 32
+"""Cells of a side of a board, and planes: the MLP reads them flat. What is larger was meant to be an image."""
+
+
 class ObservationNormaliser(nn.Module):
     """Scales float fields, with ``images`` image fields too, by their running moments; passes the others on.
 
@@ -100,11 +104,11 @@ def build_encoder(fields: Sequence[Field], settings: ModelSettings) -> Encoder:
     if not fields:
         raise ConfigError("the environment has no observation fields for a network to read")
     for field in fields:
-        if len(field.shape) > 2 and not field.is_image:
+        if len(field.shape) > 2 and not field.is_image and not _is_board(field):
             raise ConfigError(
                 f"observation field {field.name!r} ({field.dtype}, shape {field.shape}) has no encoder: "
-                "images are uint8 of rank 3, vectors have rank 2 at most; convert it in the environment, "
-                "or set model.custom to an encoder of your own"
+                f"images are uint8 of rank 3, boards other numbers of rank 3 (sides up to {LARGEST_BOARD}), vectors "
+                "have rank 2 at most; convert it in the environment, or set model.custom to an encoder of your own"
             )
     if settings.encoder not in ("auto", "mlp") and not any(field.is_image for field in fields):
         names = ", ".join(f"{field.name} {field.dtype}{field.shape}" for field in fields)
@@ -113,6 +117,11 @@ def build_encoder(fields: Sequence[Field], settings: ModelSettings) -> Encoder:
             f"{names}; use encoder=auto or encoder=mlp"
         )
     return Encoder(fields, settings)
+
+
+def _is_board(field: Field) -> bool:
+    """Cells with a few planes of numbers, as games show them."""
+    return field.dtype != "uint8" and len(field.shape) == 3 and max(field.shape) <= LARGEST_BOARD
 
 
 class Encoder(nn.Module):
