@@ -25,6 +25,21 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
+_before_pinning: list[int] = []
+
+
+def pin_to(core: int) -> None:
+    """Keep this process, and all that it starts, to one core."""
+    _before_pinning[:] = usable_cores()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+
+
+def cores_of_run() -> list[int]:
+    """Those this process had before ``pin_to``: for a simulator that needs several cores at once."""
+    return _before_pinning or usable_cores()
+
+
 def wait_for_turn() -> None:
     """From now on, do not interrupt whoever wakes this process (Linux: the batch policy of the scheduler).
 

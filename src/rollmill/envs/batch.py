@@ -244,7 +244,7 @@ class EnvBatch:
                 outcomes = self._outcomes(seat, reward, terminated, truncated)
             if self._checked:
                 self._check_observation(seat, obs, outcomes)
-            stats = _own_statistics(info) if info else None
+            stats = _own_statistics(info, self.agents) if info else None
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is that env's fault
@@ -257,8 +257,9 @@ class EnvBatch:
         else:
             for agent, outcome in zip(seat.agents, outcomes):
                 self._account(seat, agent, outcome, out)
-        if stats:
-            self._setup.on_episode(seat.number * self.agents, seat.episode, stats)
+        for agent_number, own in enumerate(stats or ()):
+            if own:
+                self._setup.on_episode(seat.number * self.agents + agent_number, seat.episode, own)
         return True
 
     def _outcomes(self, seat: _Seat, reward: Any, terminated: Any, truncated: Any) -> list[Outcome]:
@@ -517,9 +518,19 @@ def is_number(value: Any) -> bool:
     return type(value) in NUMBERS or np.asarray(value).dtype.kind in "fiub"
 
 
-def _own_statistics(info: Mapping[str, Any]) -> dict[str, float]:
-    """What an env says about an ended episode, as plain numbers: they may have to travel."""
-    return {str(name): float(value) for name, value in (info.get("episode_stats") or {}).items()}
+def _own_statistics(info: Mapping[str, Any], agents: int) -> list[dict[str, float]]:
+    """What an env says about an ended episode, agent by agent, as plain numbers: they may have to travel.
+
+    A number alone is about the episode, and goes with the first agent; else there is one per agent.
+    """
+    stats: list[dict[str, float]] = [{} for _ in range(agents)]
+    for name, value in (info.get("episode_stats") or {}).items():
+        if np.ndim(value) == 0:
+            stats[0][str(name)] = float(value)
+            continue
+        for own, of_agent in zip(stats, value, strict=True):
+            own[str(name)] = float(of_agent)
+    return stats
 
 
 def random_actions(spec: EnvSpec, rng: np.random.Generator, obs: Obs, lanes: int) -> Array:

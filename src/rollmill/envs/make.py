@@ -91,6 +91,22 @@ NAMED: dict[str, Entry] = {
             ("deathmatch", "find weapons, shoot monsters"),
         )
     },
+    "doom_match": Entry(
+        "rollmill.envs.vizdoom.match:DoomMatch",
+        "ViZDoom, several players: env.args.agents, bots, wad, map",
+        {},
+        "vizdoom",
+        "vizdoom",
+    ),
+    **{
+        name: Entry("rollmill.envs.vizdoom.match:DoomMatch", f"ViZDoom: {summary}", args, "vizdoom", "vizdoom")
+        for name, summary, args in (
+            ("doom_duel", "two agents with rocket launchers", {"agents": 2}),
+            ("doom_duel_bots", "an agent against a bot", {"agents": 1, "bots": 1, "respawn_delay": 2}),
+            ("doom_deathmatch_bots", "an agent against seven bots", {"agents": 1, "bots": 7, "map": "map02"}),
+            ("doom_deathmatch_full", "four agents and four bots", {"agents": 4, "bots": 4, "map": "map02"}),
+        )
+    },
     "atari": Entry("rollmill.envs.atari.env:AtariEnv", "Atari: env.args.game, any of ALE's", {}, "atari", "ale_py"),
     "atari_pong": Entry(
         "rollmill.envs.atari.env:AtariEnv", "Atari: table tennis; best return 21", {"game": "pong"}, "atari", "ale_py"
@@ -209,18 +225,21 @@ class EnvInstance:
     index: int = 0
     worker: int = 0
 
-    def port(self, base: int, host: str = "127.0.0.1") -> int:
-        """A TCP port of ``host`` ("": all of them) that is free now: ``base + index``, or the first free one at
+    def port(self, base: int, host: str = "127.0.0.1", udp: bool = False) -> int:
+        """A TCP or UDP port of ``host`` ("": all of them) that is free now: ``base + index``, or the first free one at
         ``PORT_STRIDE``, twice that ... from it, so that no other instance is given the same one.
         """
+        kind = socket.SOCK_DGRAM if udp else socket.SOCK_STREAM
         for port in range(base + self.index, 65536, PORT_STRIDE):
-            with socket.socket() as probe:
+            with socket.socket(type=kind) as probe:
                 try:
                     probe.bind((host, port))
                 except OSError:
                     continue
                 return port
-        raise EnvError(f"no free TCP port at {base + self.index} or any multiple of {PORT_STRIDE} from there")
+        raise EnvError(
+            f"no free {'UDP' if udp else 'TCP'} port at {base + self.index} or any multiple of {PORT_STRIDE} from there"
+        )
 
 
 def make_env(

@@ -19,7 +19,7 @@ import numpy as np
 from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, begin_child
 from rollmill.core.errors import RollmillError, trace_text
 from rollmill.core.exits import leave
-from rollmill.core.machine import step_aside, wait_for_turn
+from rollmill.core.machine import pin_to, step_aside, wait_for_turn
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OUTPUT_FIELDS, Arena, RowOut, SegmentLayout, SharedBlock
 from rollmill.envs.batch import BatchSetup, EnvBatch, Fault, Watch, random_actions
@@ -293,8 +293,8 @@ class WorkerProcess:
 def main(setup_fd: int) -> int:
     setup: ProcessSetup
     setup, parent = begin_child(setup_fd)
-    if setup.core is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {setup.core})
+    if setup.core is not None:
+        pin_to(setup.core)
     os.nice(setup.nice)
     wait_for_turn()
     for fd in (*setup.main_wakeup, *setup.own_wakeup):

@@ -225,9 +225,13 @@ class Player:
             return
         for name, value in (info.get("episode_stats") or {}).items():
             try:
-                float(value)
+                one_each = np.asarray(value, np.float64).shape in ((), (self.spec.agents,))
             except (TypeError, ValueError):
-                self._note("info-stats", f"{name!r} is {kind_of(value)}", key=str(name))
+                one_each = False
+            if not one_each:
+                self._note(
+                    "info-stats", f"{name!r} is {kind_of(value)}", key=str(name), per_agent=_per_agent(self.spec.agents)
+                )
 
     def _fingerprint(self) -> bytes:
         digest = hashlib.blake2b(digest_size=16)

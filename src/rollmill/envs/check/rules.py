@@ -53,7 +53,9 @@ RULES: dict[str, Rule] = {
     "reset-return": _error("(observation, info)", "return both from reset()"),
     "step-return": _error("{wanted}", "return these from step(); a tuple of 4 is the API of gym before 0.26"),
     "info-type": _error("info is a dict", "return {{}} where there is nothing to tell"),
-    "info-stats": _error("episode_stats are numbers", "give plain numbers; other things go elsewhere in info"),
+    "info-stats": _error(
+        "episode_stats are numbers{per_agent}", "give plain numbers; other things go elsewhere in info"
+    ),
     "reward-type": _error("reward is a number{per_agent}", "return float(reward)"),
     "reward-nan": _error("reward is finite", "look for a division by zero"),
     "terminated-type": _error("terminated is a bool{per_agent}", "return bool(terminated)"),

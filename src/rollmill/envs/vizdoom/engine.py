@@ -10,6 +10,7 @@ What is added here:
   one that cannot be opened, deep in the C library: then this process is ended, with a message.
 - ``close`` ends an engine that does not answer, too.
 - Within a run, all engines read their data from one unpacked archive.
+- An engine that plays with others (``Place``) is put into a network of their own, onto cores of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("rollmill")
 
 SHARED_MEMORY = Path("/dev/shm")
+PID_FILE = "engine.pid"
+LOG_FILE = "engine.log"
+"""What an engine of a network game says; others say nothing."""
+SHARED, NEW = "shared", "new"
+"""Networks, see ``launcher``."""
 QUEUES = ("ViZDoomMQCtr", "ViZDoomMQDoom")
 NEEDED_SHARED_MEMORY = 4 << 20
 """Bytes; more than an engine touches at common screen sizes."""
@@ -60,44 +67,73 @@ class Call:
     active = False
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where an engine runs."""
+
+    network: str = SHARED
+    """``SHARED`` with the machine, ``NEW``, or the process id of an engine whose network it joins."""
+    cores: tuple[int, ...] = ()
+    """Empty: those of this process."""
+
+
 class Engine:
-    """The running engine of one game; ``game`` is configured by the caller and not yet initialised."""
+    """The engine of one game; ``game`` is configured by the caller and not yet initialised."""
 
     def __init__(self, game: DoomGame) -> None:
         self._game = game
         self._closed = False
+        self._watch: threading.Thread | None = None
         self._scratch = tempfile.TemporaryDirectory(
             prefix="vizdoom-", dir=os.environ.get(SCRATCH_VARIABLE), ignore_cleanup_errors=True
         )
         self.folder = Path(self._scratch.name)
         """Where the engine writes its files; gone after ``close``."""
+        self.pid = 0
+        """Of the process; 0 before ``start``."""
+        self.call = Call()
+
+    def start(self, place: Place = Place(), on_death: Callable[[], None] | None = None) -> Engine:
+        """Start the process; returns when the game is ready to be played.
+
+        ``on_death`` is called by a thread of its own when the process has ended, whatever ended it.
+        """
+        engine = _engine_path()
         try:
-            self.pid = self._start()
+            _refuse_what_would_fail(engine)
+            # The scratch folder of a run goes with it; one that somebody has set by hand would keep the archive.
+            in_run = TOKEN_VARIABLE in os.environ and SCRATCH_VARIABLE in os.environ
+            data = unpacked_data(engine, Path(os.environ[SCRATCH_VARIABLE])) if in_run else _data_of(engine)
+            self._game.set_vizdoom_path(str(_write_start_script(self.folder, place, engine, data)))
+            self._initialise()
         except BaseException:
             self._scratch.cleanup()
             raise
-        self.call = Call()
         self._watch = threading.Thread(
             target=_wait_for_death,
-            args=(self.pid, game.get_instance_id(), self.call),  # not self: an unused engine must go
+            args=(self.pid, self._game.get_instance_id(), self.call, on_death),  # not self: an unused engine must go
             name=f"vizdoom-{self.pid}",
             daemon=True,
         )
         self._watch.start()
+        return self
 
-    def _start(self) -> int:
-        engine = _engine_path()
-        _refuse_what_would_fail(engine)
-        # The scratch folder of a run goes with it; one that somebody has set by hand would keep the archive.
-        in_run = TOKEN_VARIABLE in os.environ and SCRATCH_VARIABLE in os.environ
-        data = unpacked_data(engine, Path(os.environ[SCRATCH_VARIABLE])) if in_run else _data_of(engine)
-        self._game.set_vizdoom_path(str(_write_start_script(self.folder, engine, data)))
+    def _initialise(self) -> None:
         try:
             self._game.init()
-            return int((self.folder / "engine.pid").read_text())
+            pid = self.process()
+            assert pid is not None, "the launcher writes it before it becomes the engine"
+            self.pid = pid
         except Exception as error:  # ViZDoom's errors have no common base
             self._game.close()
             raise EnvError(f"the ViZDoom engine did not start: {error}") from error
+
+    def process(self) -> int | None:
+        """The process id, as soon as the process has entered its network; None before."""
+        try:
+            return int((self.folder / PID_FILE).read_text())
+        except (FileNotFoundError, ValueError):  # not there, or not written yet
+            return None
 
     def close(self) -> None:
         """End the engine, free its shared memory and remove its folder. May be called again.
@@ -108,12 +144,19 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        self.kill()
+        if self._watch is not None:
+            self._watch.join()
+        self._game.close()
+        self._scratch.cleanup()
+
+    def kill(self) -> None:
+        """End the process, also a stopped one; a call that waits for it raises."""
+        if not self.pid:
+            return
         with contextlib.suppress(ChildProcessError):  # raised if ViZDoom has reaped it: not ours any more
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.kill(self.pid, signal.SIGKILL)
-        self._watch.join()
-        self._game.close()
-        self._scratch.cleanup()
 
 
 def _engine_path() -> Path:
@@ -172,7 +215,7 @@ def _refuse_what_would_fail(engine: Path) -> None:
             )
 
 
-def _write_start_script(folder: Path, engine: Path, data: Path) -> Path:
+def _write_start_script(folder: Path, place: Place, engine: Path, data: Path) -> Path:
     """The program ViZDoom starts in place of the engine: it takes a path, so our arguments need a script."""
     launcher = [
         sys.executable,
@@ -181,6 +224,8 @@ def _write_start_script(folder: Path, engine: Path, data: Path) -> Path:
         vizdoom_launcher.__file__,
         str(folder),
         str(os.getpid()),
+        place.network,
+        ",".join(map(str, place.cores)) or "all",
         str(engine),
         str(data),
     ]
@@ -198,9 +243,11 @@ def _write_start_script(folder: Path, engine: Path, data: Path) -> Path:
 # -- locks of the dead ------------------------------------------------------------------------------
 
 
-def _wait_for_death(pid: int, instance_id: str, call: Call) -> None:
+def _wait_for_death(pid: int, instance_id: str, call: Call, on_death: Callable[[], None] | None) -> None:
     with contextlib.suppress(ChildProcessError):  # ViZDoom's own thread was faster to take note
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if on_death is not None:
+        on_death()
     for queue in QUEUES:
         open_locks(SHARED_MEMORY / f"{queue}{instance_id}", owner=pid)
     for _ in range(STUCK_TENTHS):  # counted, not timed: a paused process must not wake up to its end
