@@ -158,6 +158,33 @@ def test_statistics_of_an_episode_are_told_as_plain_numbers() -> None:
     assert all(type(value) is float for _, _, stats in drive.stats for value in stats.values())
 
 
+class Pair(Scripted):
+    """Two agents, whose episodes end at once."""
+
+    def __init__(self, info: Any) -> None:
+        super().__init__([[END]], info=info)
+        self.spec = replace(self.spec, agents=2)
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        super().reset(seed, obs)
+        obs["at"][1] = obs["at"][0]
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        answer = super().step(action, obs)
+        obs["at"][1] = obs["at"][0]
+        return answer
+
+
+def test_statistics_may_be_one_number_per_agent() -> None:
+    info = {"episode_stats": {"frags": np.array([2, 5]), "rounds": 3.0}}
+    drive = Drive("toy_target", range(1), make=lambda index: Pair(info)).reset().step([0, 0])
+    assert drive.stats == [(0, 0, {"frags": 2.0, "rounds": 3.0}), (1, 0, {"frags": 5.0})]
+    assert not drive.faults
+    wrong = {"episode_stats": {"frags": np.array([2, 5, 7])}}
+    drive = Drive("toy_target", range(1), make=lambda index: Pair(wrong)).reset().step([0, 0])
+    assert [fault.phase for fault in drive.faults] == ["step"]
+
+
 # -- rows, bit by bit ------------------------------------------------------------------------------------
 
 

@@ -190,6 +190,8 @@ def _metrics(report: CheckReport) -> Iterator[str]:
         lengths = f"{metrics['length_min']} to {metrics['length_max']} long (mean {metrics['length_mean']:.1f})"
         count = f"{metrics['episodes']} in {metrics['steps']} random steps"
         yield f"episodes     {count}, {lengths}, mean return {metrics['return_mean']:.4g}"
+    if not metrics.get("repeatable", True):
+        yield "seeds        not checked: it says itself that they do not fix an episode (repeatable)"
     yield f"checked in   {report.seconds:.1f} s"
 
 

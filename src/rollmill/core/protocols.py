@@ -31,6 +31,8 @@ class Env(Protocol):
     """Is one simulator with one or more agents, which writes what it sees into given arrays.
 
     Raising is allowed: whoever holds the env restarts it within limits and reports the fault.
+
+    A seed and the actions fix an episode, unless the env has an attribute ``repeatable`` that is False.
     """
 
     spec: EnvSpec

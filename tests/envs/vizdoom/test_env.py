@@ -661,8 +661,18 @@ def test_the_engine_dies_with_its_killed_parent(tmp_path: Path) -> None:
 def test_the_engine_is_not_started_for_a_parent_already_gone(tmp_path: Path) -> None:
     nobody = 2**22 + 1  # above Linux's largest process id
     done = subprocess.run(
-        [sys.executable, "-I", "-S", vizdoom_launcher.__file__]
-        + [str(tmp_path), str(nobody), "shared", "all", "/bin/true", "true"],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            vizdoom_launcher.__file__,
+            tmp_path,
+            str(nobody),
+            "shared",
+            "all",
+            "/bin/true",
+            "-",
+        ],
         capture_output=True,
         text=True,
     )

@@ -88,6 +88,7 @@ class Checker:
         """Whole episodes with random actions."""
         player = self._player(self._inspected)
         self._know(player.spec)
+        self._repeats = self._summary["repeatable"] = bool(getattr(player.env, "repeatable", True))
         rng = np.random.default_rng(self._options.seed)
         lengths: list[int] = []
         returns: list[float] = []
@@ -113,6 +114,8 @@ class Checker:
 
     def _seeds(self) -> None:
         """The same seed gives the same stream, whatever the process's shared generators are at."""
+        if not self._repeats:
+            return
         seed = self._options.seed
         player, first, touched = self._fresh_stream(shared=1)
         other = self._stream(player, seed + 1)

@@ -135,6 +135,14 @@ class Engine:
         except (FileNotFoundError, ValueError):  # not there, or not written yet
             return None
 
+    def last_words(self) -> str:
+        """The last line of what an engine of a network game has said; empty where there is none."""
+        try:
+            lines = (self.folder / LOG_FILE).read_text(errors="replace").split("\n")
+        except FileNotFoundError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
     def close(self) -> None:
         """End the engine, free its shared memory and remove its folder. May be called again.
 

@@ -35,7 +35,8 @@ from rollmill.envs.vizdoom.game import (
     set_controls,
     show,
 )
-from rollmill.envs.vizdoom.network import Network, choose_network
+from rollmill.envs.vizdoom.maps import check_map, find_wad
+from rollmill.envs.vizdoom.network import Network, check_kind, choose_network
 from rollmill.envs.vizdoom.party import OF_HOST, Party
 from rollmill.envs.vizdoom.score import TERMS, Score
 
@@ -133,6 +134,7 @@ class DoomMatch:
         check_least(1, agents=agents, frame_skip=frame_skip, timeout=timeout, width=width, height=height)
         check_least(0, bots=bots, respawn_delay=respawn_delay, fps=fps)
         check_skill(bot_skill)
+        check_kind(network)
         if agents + bots > MOST_PLAYERS:
             raise ConfigError(f"agents={agents} and bots={bots} are {agents + bots} players; Doom has {MOST_PLAYERS}")
         if cores not in CORES:
@@ -142,7 +144,8 @@ class DoomMatch:
         check_names("buffers", buffers, BUFFERS)
         check_names("game_variables", game_variables, vizdoom.GameVariable.__members__)
         resolution = screen_resolution(vizdoom, *screen_size(render_width, render_height, wide_aspect_ratio))
-        scenario = _find_wad(wad, Path(vizdoom.scenarios_path))
+        scenario = find_wad(wad, Path(vizdoom.scenarios_path))
+        check_map(scenario, map)
         self._games = []
         for player in range(agents):
             game = new_game(vizdoom)
@@ -299,10 +302,3 @@ class DoomMatch:
         skill = float(np.clip(self._variables.get(BOT_SKILL, self._bot_skill), 0.0, 100.0))
         for name in choose_bots(self._bots, skill, rng):
             host.send_game_command(f"addbot {name}")
-
-
-def _find_wad(wad: str, scenarios: Path) -> Path:
-    for path in (Path(wad).expanduser(), scenarios / wad):
-        if path.is_file():
-            return path.resolve()
-    raise ConfigError(f"wad: there is no file {Path(wad).absolute()}, and none of that name among ViZDoom's own")

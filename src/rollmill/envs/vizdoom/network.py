@@ -36,10 +36,13 @@ class Network:
     port: int
 
 
-def choose_network(kind: str, instance: EnvInstance) -> Network:
-    """What ``kind`` asks for; EnvError where it cannot be had."""
+def check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise ConfigError(f"network={kind!r} {nearest(kind, KINDS)} (one of {', '.join(KINDS)})")
+
+
+def choose_network(kind: str, instance: EnvInstance) -> Network:
+    """What ``kind`` asks for; EnvError where it cannot be had."""
     reason = "" if kind == "shared" else why_no_namespace()
     if kind == "namespace" and reason:
         raise EnvError(f"network=namespace: this machine allows no network namespaces ({reason})")

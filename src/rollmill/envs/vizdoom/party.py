@@ -43,6 +43,7 @@ class Party:
         self.folder = self._engines[0].folder
         """A scratch folder that goes with the party."""
         self._deadline = deadline
+        self._starting = False
         self._broken = ""
         """Why the match is over."""
         self._closing = threading.Event()
@@ -73,9 +74,11 @@ class Party:
             place = places[player]
             if place.network == OF_HOST:
                 place = Place(str(self._wait_for_host()), place.cores)
-            self._engines[player].start(place, lambda: self._break(f"engine {player} ended"))
+            self._engines[player].start(place, lambda: self._mourn(player))
 
+        self._starting = True
         self._all(start)
+        self._starting = False
 
     def _wait_for_host(self) -> int:
         while (pid := self._engines[0].process()) is None:
@@ -142,6 +145,11 @@ class Party:
         for engine in self._engines:
             engine.kill()
 
+    def _mourn(self, player: int) -> None:
+        """An engine has ended, for whatever reason; most often nothing has been said."""
+        if not self._closing.is_set():
+            self._break(f"engine {player} ended; it said last: {self._engines[player].last_words()!r}")
+
     def _watch_calls(self) -> None:
         """End the match when one call goes on for too long."""
         seen, looks = 0, 0
@@ -150,11 +158,10 @@ class Party:
                 seen, looks = self._calls, 0
                 continue
             looks += 1
-            starting = not all(self.pids)
-            limit = START_SECONDS if starting else self._deadline
+            limit = START_SECONDS if self._starting else self._deadline
             if looks <= limit * LOOKS_PER_SECOND:
                 continue
-            if starting:
+            if self._starting:
                 _give_up()
             self._break(f"an engine did not answer for {limit:g} s")
 

@@ -20,6 +20,7 @@ from rollmill.envs.settings import EnvSettings
 
 SIMULATOR_FPS = {
     "rollmill.envs.vizdoom.env": 35.0,
+    "rollmill.envs.vizdoom.match": 35.0,
     "rollmill.envs.atari.env": 60.0,
     "rollmill.envs.car_racing.env": 50.0,
 }
