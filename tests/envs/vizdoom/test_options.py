@@ -156,7 +156,7 @@ def test_a_wide_screen_shows_more(build: Build) -> None:
 def test_arrays_that_do_not_fit_are_refused(build: Build) -> None:
     env = build(buffers=["depth"])
     obs = obs_of(env) | {"depth": np.zeros((1, 70, 128, 1), np.uint8)}
-    with pytest.raises(EnvError, match=r"depth is uint8 \(70, 128, 1\), expected \(72, 128, 1\)"):
+    with pytest.raises(EnvError, match=r"depth is uint8 \(70, 128, 1\), expected uint8 \(72, 128, 1\)"):
         env.reset(0, obs)
 
 

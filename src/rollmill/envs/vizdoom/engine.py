@@ -3,7 +3,7 @@
 ``DoomGame`` starts an engine process and talks to it through two message queues in shared memory.
 What is added here:
 
-- The engine runs in a scratch folder of its own and dies with this process (``vizdoom_launcher``).
+- The engine runs in a scratch folder of its own and dies with this process (``launcher``).
 - Killing the engine inside a queue's critical section leaves the queue locked for ever, and with it the
   call that waits for the engine. Seen in 1 of 20 kills at random moments. A thread per engine waits for
   its death and opens such locks; the waiting call then raises by itself. In 1 of 1500 kills the lock is

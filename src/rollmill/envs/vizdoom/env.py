@@ -1,7 +1,7 @@
 """ViZDoom scenarios, with ``DoomGame`` driven directly: one call into the engine per step.
 
-Which scenarios there are and what is changed in them: ``vizdoom_scenarios``. How buttons become actions:
-``vizdoom_actions``. The engine's process: ``vizdoom_engine``.
+Which scenarios there are and what is changed in them: ``scenarios``. How buttons become actions:
+``actions``. The engine's process: ``engine``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DoomEnv:
         render_height: Of the screen.
         wide_aspect_ratio: Render 16:9, which shows more to the left and to the right.
         buttons: Names of ``vizdoom.Button``; empty for the scenario's.
-        actions: How buttons become actions, see ``vizdoom_actions``; empty for the scenario's way.
+        actions: How buttons become actions, see ``actions``; empty for the scenario's way.
         delta_steps: Values of a delta button in a choice.
         delta_max: Largest value of a delta button, per tic.
         game_variables: Names of ``vizdoom.GameVariable`` the agent sees, as they are.

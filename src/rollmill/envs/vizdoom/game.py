@@ -51,9 +51,7 @@ class View:
         self._state = state
         self._shrink(state.screen_buffer, obs["obs"][lane], "obs")
         for name in self._buffers:
-            view = obs[name][lane]
-            image = getattr(state, f"{name}_buffer")
-            self._shrink(image, view if image.ndim == 3 else view[:, :, 0], name)
+            self._shrink(getattr(state, f"{name}_buffer"), obs[name][lane], name)
         if self._has_variables:
             obs[VARIABLES_FIELD][lane] = state.game_variables
 
@@ -61,11 +59,12 @@ class View:
         """What was seen last: nothing can be seen of an ended episode."""
         self.write(self._state, obs, lane)
 
-    def _shrink(self, image: Array, view: Array, name: str) -> None:
+    def _shrink(self, image: Array, row: Array, name: str) -> None:
+        view = row if image.ndim == 3 else row[:, :, 0]
         if self._resize(image, self._size, view, 0, 0, self._nearest) is not view:
             # OpenCV quietly takes new memory when the given one does not fit.
-            expected = (*self._size[::-1], *image.shape[2:])
-            raise EnvError(f"{name} is {view.dtype} {view.shape}, expected uint8 {expected}")
+            expected = (*self._size[::-1], 1 if image.ndim == 2 else image.shape[2])
+            raise EnvError(f"{name} is {row.dtype} {row.shape}, expected uint8 {expected}")
 
 
 def import_extras() -> tuple[Any, Any]:

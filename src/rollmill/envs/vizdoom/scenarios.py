@@ -24,7 +24,7 @@ class Scenario:
     buttons: tuple[str, ...] = ()
     """Names of ``vizdoom.Button``, in the order of the actions; empty: those of the config file."""
     actions: str = "groups"
-    """How buttons become actions, see ``vizdoom_actions``."""
+    """How buttons become actions, see ``actions``."""
     living_reward: float | None = None
     """Per tic."""
     death_penalty: float | None = None
