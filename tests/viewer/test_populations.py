@@ -9,7 +9,7 @@ import pytest
 from experimenting import online, write_run
 
 pytest.importorskip("uvicorn")
-from viewing import KEY, RATES, population_run, serving
+from viewing import KEY, RATES, launched, population_run, serving
 
 
 def test_whose_weights_went_where(tmp_path: Path) -> None:
@@ -32,6 +32,20 @@ def test_whose_weights_went_where(tmp_path: Path) -> None:
     assert last["replaced"] == 2
     assert [holder for holder, _, _ in last["way"]] == [1, 2]
     assert (alone.code, b"population.jsonl" in alone.body) == (422, True)
+
+
+def test_members_may_be_runs_of_their_own(tmp_path: Path) -> None:
+    """The ledger then lies in the experiment's folder."""
+    experiment = tmp_path / "runs" / "grid"
+    launched(experiment, gammas=(0.5,), seeds=1)
+    made = population_run(tmp_path / "made")
+    with serving(tmp_path / "runs") as server:
+        assert server.ask("/api/runs").json["populations"] == []
+        (made / "population.jsonl").rename(experiment / "population.jsonl")
+        server.runs()
+        assert server.ask("/api/runs").json["populations"] == ["grid"]
+        assert server.ask("/api/population?name=grid").json["best"] == 1
+        assert server.ask("/api/population?name=..").code == 404
 
 
 @pytest.mark.parametrize("line", ['{"round": 1}\n', "[1]\n", '{"round": 1, "members": [], "moves": [], "kept": {}}\n'])

@@ -23,6 +23,7 @@ from rollmill.core.run_kind import UNITS
 from rollmill.launch.compare.aggregate import POINTS, SEEDS, t975
 from rollmill.launch.compare.gather import Found, in_groups
 from rollmill.launch.listing import RETURNS, run_folders, standing
+from rollmill.pbt.ledger import NAME as LEDGER
 from rollmill.store.format.schema import STORE_FILE
 from rollmill.viewer import facts
 from rollmill.viewer.episodes import store_folders
@@ -209,6 +210,7 @@ class Catalog:
             "ids": list(runs),
             "stores": self._stores_dict(),
             "experiments": list(self.experiments),
+            "populations": [name for name, folder in self.experiments.items() if (folder / LEDGER).is_file()],
             "refused": list(self.refused),
             "rules": {"points": POINTS, "seeds": SEEDS, "t975": [t975(k) for k in range(1, _FREEDOMS)]},
             "runs": [_to_dict(entry, common) for entry in runs.values() if entry.revision > since],
@@ -219,7 +221,8 @@ def _launch_stamps(experiment: Path) -> tuple[Stamp | None, ...]:
     """Of what changes whenever a run of a launch is handed in, begins, ends or is cancelled."""
     launch = experiment / _LAUNCH_FILE.parent
     runs = sorted(path for path in (launch / "attempts").glob("*") if path.is_dir())
-    return tuple(map(stamp_of, (experiment / _LAUNCH_FILE, launch / "runs", launch / "cancelled", *runs)))
+    places = (experiment / LEDGER, experiment / _LAUNCH_FILE, launch / "runs", launch / "cancelled")
+    return tuple(map(stamp_of, (*places, *runs)))
 
 
 def _is_shown(folder: Path) -> bool:

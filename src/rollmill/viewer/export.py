@@ -64,6 +64,8 @@ def export(catalog: Catalog, folder: Path, episodes: int) -> Copied:
         answers["json"] |= _of_run(run, catalog.root, columns)
     for name, launched in catalog.experiments.items():
         answers["json"][f"/api/experiment?name={quote_plus(name)}"] = experiment(launched, catalog.root)
+        if (launched / LEDGER).is_file():
+            answers["json"][f"/api/population?name={quote_plus(name)}"] = population(launched, catalog.root)
     for id_, place in catalog.stores.items():
         answers["json"][f"/api/checks?store={id_}"] = report_of(place, catalog.root)
     copied = sum(_store(answers, id_, stores(place), episodes) for id_, place in catalog.stores.items())

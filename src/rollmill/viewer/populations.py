@@ -13,9 +13,12 @@ from rollmill.pbt.lineage import ancestors, best_member, rounds_of, schedule
 from rollmill.viewer.facts import written
 
 
-def population(run: Path, root: Path) -> dict[str, Any]:
-    """The ledger of a run as lists that can be drawn; RunFolderError where it has none, or a damaged one."""
-    ledger = run / NAME
+def population(folder: Path, root: Path) -> dict[str, Any]:
+    """The ledger of a run, or of an experiment whose runs are the members, as lists that can be drawn.
+
+    RunFolderError where there is none, or a damaged one.
+    """
+    ledger = folder / NAME
     check_within(ledger, root)
     entries = read_ledger(ledger)
     try:

@@ -173,7 +173,9 @@ class Viewer:
         return as_json({run.id: checkpoint_steps(RunFolder(run.folder), self.catalog.root) for run in runs})
 
     def _population(self, request: Request) -> Response:
-        return as_json(population(self._one(request).folder, self.catalog.root))
+        """Of a run, or of an experiment whose runs are the members."""
+        folder = self._launched(request) if "name" in request.query_params else self._one(request).folder
+        return as_json(population(folder, self.catalog.root))
 
     def _cluster(self, request: Request) -> Response:
         run = RunFolder(self._one(request).folder)

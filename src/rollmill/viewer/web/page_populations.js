@@ -14,17 +14,20 @@ import { state } from "rollmill/runs";
 const MOST_DECISIONS = 200;
 const OF_MEMBER = "frames of a member";
 
-const isPopulation = (run) => valueOf(run, "pbt.members", state.common) > 1;
+// A member that is a run of its own has its ledger elsewhere: in the folder of the experiment.
+const isPopulation = (run) => valueOf(run, "pbt.members", state.common) > 1 && !valueOf(run, "pbt.exchange", state.common);
 const plays = (run) => run.metrics.some((name) => name.startsWith("selfplay/"));
 
-// Runs of several members, and runs that play against their own past.
-export function populations() {
-  return [...state.runs.values()].filter((run) => isPopulation(run) || plays(run));
+// Experiments whose runs are members, runs that have several, and runs that play against their own past.
+function populations() {
+  const runs = [...state.runs.values()].filter((run) => isPopulation(run) || plays(run)).map((run) => ({ key: `run=${run.id}`, name: run.name, state: `${run.state}, `, told: isPopulation(run), plays: plays(run) }));
+  const experiments = state.populations.map((name) => ({ key: `${new URLSearchParams({ name })}`, name: `${name} (runs of their own)`, state: "", told: true, plays: false }));
+  return [...experiments, ...runs];
 }
 
 export class PopulationsPage {
   constructor(goTo) {
-    this.run = choice("population", [], (id) => goTo("populations", { run: id }));
+    this.run = choice("population", [], (key) => goTo("populations", { run: null, name: null, ...Object.fromEntries(new URLSearchParams(key)) }));
     this.charts = [];
     this.facts = h("p", {});
     this.plots = h("div", { class: "plots wide" });
@@ -41,28 +44,28 @@ export class PopulationsPage {
   }
 
   async show(query) {
-    const runs = populations();
-    this.content.hidden = !runs.length;
-    this.empty.hidden = !!runs.length;
-    if (!runs.length) return;
-    const run = state.runs.get(query.get("run")) ?? runs[0];
-    replace(this.run.select, runs.map((one) => h("option", { value: one.id }, one.name)));
-    this.run.select.value = run.id;
-    const [found, games] = await Promise.all([isPopulation(run) ? ask(`/api/population?run=${run.id}`) : null, plays(run) ? ask(`/api/selfplay?run=${run.id}`) : null]);
+    const every = populations();
+    this.content.hidden = !every.length;
+    this.empty.hidden = !!every.length;
+    if (!every.length) return;
+    const own = every.find(({ key }) => key === query.toString()) ?? every[0];
+    replace(this.run.select, every.map(({ key, name }) => h("option", { value: key }, name)));
+    this.run.select.value = own.key;
+    const [found, games] = await Promise.all([own.told ? ask(`/api/population?${own.key}`) : null, own.plays ? ask(`/api/selfplay?${own.key}`) : null]);
     this.close();
     this.charts = [];
     replace(this.facts);
     replace(this.plots);
     replace(this.tables);
-    if (found) this.draw(run, found);
+    if (found) this.draw(own.state, found);
     this.games.show(games);
   }
 
-  draw(run, found) {
+  draw(standing, found) {
     const rounds = found.frames.length;
     const moves = found.moves.filter((move) => move.from !== null).length;
     this.facts.textContent = `${whole(found.members.length)} members, method ${found.method}, ${whole(rounds)} rounds, weights taken over ${whole(moves)} times; `
-      + `${run.state}, ${rounds ? `the best is member ${found.best}` : "no round of decisions yet"}. Members are compared by ${found.objective}.`;
+      + `${standing}${rounds ? `the best is member ${found.best}` : "no round of decisions yet"}. Members are compared by ${found.objective}.`;
     this.charts = rounds ? [this.tree(found), this.objectives(found), ...found.keys.map((key) => this.setting(key, found))] : [];
     replace(this.plots, this.charts.map((chart) => chart.element));
     replace(this.tables, this.members(found), rounds ? this.decisions(found) : "");
@@ -113,7 +116,7 @@ export class PopulationsPage {
 
   members(found) {
     const head = ["member", "objective", "episodes", "replaced", ...found.keys];
-    const rows = found.members.map((own, k) => [String(k), own.objective === null ? "-" : `${number(own.objective)} ± ${number(own.error)}`, whole(own.episodes), whole(own.replaced),
+    const rows = found.members.map((own, k) => [String(k), own.objective === null ? "-" : number(own.objective) + (own.error === null ? "" : ` ± ${number(own.error)}`), whole(own.episodes), whole(own.replaced),
       ...found.keys.map((key) => `${number(own.begin[key])} → ${number(own.now[key])}`)]);
     return h("section", {}, h("h2", {}, "Members"), table(head, rows, 1), h("p", { class: "note" }, "Settings: what a member began with, and what its weights are trained with now."));
   }

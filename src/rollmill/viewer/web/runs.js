@@ -2,7 +2,7 @@
 
 import { ask, columns } from "rollmill/source";
 
-export const state = { root: "", revision: -1, common: {}, rules: null, refused: [], stores: [], experiments: [], runs: new Map() };
+export const state = { root: "", revision: -1, common: {}, rules: null, refused: [], stores: [], experiments: [], populations: [], runs: new Map() };
 const cache = new Map(); // run id -> {changed, table}
 
 export async function refresh() {
@@ -13,8 +13,8 @@ export async function refresh() {
     if (!(key in found.common)) for (const run of state.runs.values()) run.settings[key] ??= value;
   }
   state.runs = new Map(found.ids.filter((id) => state.runs.has(id)).map((id) => [id, state.runs.get(id)]));
-  const { root, revision, common, rules, refused, stores, experiments } = found;
-  Object.assign(state, { root, revision, common, rules, refused, stores, experiments });
+  const { root, revision, common, rules, refused, stores, experiments, populations } = found;
+  Object.assign(state, { root, revision, common, rules, refused, stores, experiments, populations });
 }
 
 // Runs that fit, by group: [{key, name, runs}], in the order of the runs.
