@@ -395,6 +395,22 @@ def test_runs_are_chosen_and_compared(browser: Any, server: Serving) -> None:
         assert complaints == []
 
 
+def test_what_differs_in_the_code_is_said(browser: Any, tmp_path: Path) -> None:
+    for name, commit, dirty, torch in (("a", "1111111111111", False, "2.12"), ("b", "2222222222222", True, "2.13")):
+        write_run(tmp_path / "runs" / "exp" / name, online(), [1.0])
+        diary = {"created": "2026-11-01T10:00:00+00:00", "git": {"commit": commit, "dirty": dirty}}
+        diary |= {"versions": {"torch": torch, "numpy": "2.4"}, "sessions": []}
+        (tmp_path / "runs" / "exp" / name / "diary.json").write_text(json.dumps(diary))
+    with serving(tmp_path / "runs") as server:
+        ids = ",".join(run["id"] for run in server.ask("/api/runs").json["runs"])
+        with opened(browser, f"{server.link}#compare?runs={ids}") as (page, complaints):
+            page.locator("code", has_text="git diff 111111111111 222222222222").wait_for()
+            assert page.locator("p", has_text="files differed from it").inner_text().endswith("(exp/b).")
+            assert page.locator("tr", has_text="torch").locator("td.differs").all_inner_texts() == ["2.12", "2.13"]
+            assert page.locator("tr", has_text="numpy").locator("td.differs").count() == 0
+            assert complaints == []
+
+
 def test_evaluations_are_paired_by_seed(browser: Any, tmp_path: Path) -> None:
     for name, lengths in (("a", (4, 4, 4)), ("b", (6, 6))):
         write_run(tmp_path / "runs" / "exp" / name, online(), [1.0])

@@ -17,6 +17,9 @@ from experimenting import online, write_run
 pytest.importorskip("uvicorn")
 from viewing import Answer, Serving, counting_store, serving
 
+from rollmill.reports.store.report import write_report
+from rollmill.store.reader import Store
+
 LENGTHS = (5, 70, 200)
 
 
@@ -147,3 +150,23 @@ def test_damage_is_said(tmp_path: Path) -> None:
         found = server.ask(f"/api/episodes?store={store_of(server, 'store')}").json
     assert found["damaged"] >= 1
     assert found["problems"]
+
+
+def test_what_a_report_says_of_a_store(tmp_path: Path) -> None:
+    """Where trainings put it, and where ``rollmill data report`` does."""
+    root = tmp_path / "runs"
+    write_run(root / "exp" / "run", online(), [1.0])
+    for place in (root / "exp" / "run" / "data", root / "loose"):
+        counting_store(place, (5, 7))
+    with serving(root) as server:
+        ids = {store["name"]: store["id"] for store in server.ask("/api/runs").json["stores"]}
+        recorded, loose = ids["exp/run/data"], ids["loose"]
+        assert server.ask(f"/api/checks?store={loose}").json == {"made": "", "checks": []}
+        write_report(Store(root / "loose"))
+        write_report(Store(root / "exp" / "run" / "data"), root / "exp" / "run" / "data_report.html")
+        for store in (recorded, loose):
+            found = server.ask(f"/api/checks?store={store}").json
+            assert found["made"]
+            assert ["good", "no damage in the 2 episodes that were read (of 2)"] in found["checks"]
+        (root / "loose" / "report.json").write_text("{}")
+        assert server.ask(f"/api/checks?store={loose}").code == 422
