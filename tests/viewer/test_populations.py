@@ -20,6 +20,7 @@ def test_whose_weights_went_where(tmp_path: Path) -> None:
         alone = server.ask(f"/api/population?run={server.id_of('pop/alone')}")
         assert server.ask("/api/population?run=nobody").code == 404
     assert (found["best"], found["line"], found["frames"]) == (1, [1, 1, 1], [1000, 2000])
+    assert found["end"] == 2002, "members are not equally far"
     assert found["objectives"] == [[10.0, 20.0], [11.0, 21.0], [12.0, None]]
     assert [(move["round"], move["member"], move["from"]) for move in found["moves"]] == [
         (1, 2, 0),

@@ -38,6 +38,7 @@ def _population(entries: Sequence[Entry]) -> dict[str, Any]:
         "best": best,
         "line": ancestors(entries, best),
         "frames": [min(own["frames"] for own in entry["members"]) for entry in rounds],
+        "end": max((own["frames"] for own in rounds[-1]["members"]), default=0) if rounds else 0,
         "objectives": [[entry["members"][k]["objective"] for entry in rounds] for k in range(members)],
         "moves": [_move(entry, move) for entry in rounds for move in entry["moves"]],
         "stays": [[int(k), str(why)] for k, why in rounds[-1]["kept"].items()] if rounds else [],

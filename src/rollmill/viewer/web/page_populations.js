@@ -102,8 +102,7 @@ export class PopulationsPage {
 
   // A setting with which present weights were trained, of every member; steps, for it stands still in between.
   setting(key, found) {
-    const last = found.frames.at(-1);
-    const lines = found.members.map(({ way }, k) => ({ ...stairs(way.map(([, at]) => at), way.map(([, , settings]) => settings[key]), last),
+    const lines = found.members.map(({ way }, k) => ({ ...stairs(way.map(([, at]) => at), way.map(([, , settings]) => settings[key]), found.end),
       ...(k === found.best ? { hue: "--ink", width: 3 } : { ...look(k), width: 1, alpha: 0.7 }) }));
     const values = lines.flatMap((line) => line.y);
     const logY = Math.min(...values) > 0 && Math.max(...values) > 20 * Math.min(...values);
