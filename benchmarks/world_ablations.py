@@ -7,6 +7,8 @@
 - **full**: ``rollmill world run -f carracing_world``.
 - **latents**: its pictures and encoder; the controller reads the latents alone.
 - **untrained**: its pictures and encoder; the controller also reads a memory whose weights nobody has fitted.
+- **infilling**, **adversarial**, **recall**: as *full*, with a dynamics model that has this objective, or stored steps
+  inside, and was fitted for as many steps.
 - **appo**: ``car_racing`` for as many simulator frames as *full* took, collected pictures included.
 - **random**: random actions.
 
@@ -52,11 +54,21 @@ from rollmill.worldmodel.controller.model import load_controller
 
 WORLD = Path("carracing_world")
 APPO = Path("car_racing")
-SEARCHES = ("full", "latents", "untrained")
+MODELS: dict[str, dict[str, Any]] = {
+    "untrained": {"steps": 0},
+    "infilling": {"objective": "infilling"},
+    "adversarial": {"objective": "adversarial", "objective_weight": 0.1},
+    "recall": {"recall": 8},
+}
+"""Variants that differ from *full* by their dynamics model, and how."""
+SEARCHES = ("full", "latents", *MODELS)
 VARIANTS = {
     "full": "full",
     "latents": "latents only",
     "untrained": "untrained memory",
+    "infilling": "infilling objective",
+    "adversarial": "adversarial objective",
+    "recall": "recall inside the model",
     "appo": "APPO",
     "random": "random",
 }
@@ -120,7 +132,7 @@ class Ablation:
         makers = {
             "full": self._run_full,
             "latents": self._run_latents,
-            "untrained": self._run_untrained,
+            **{variant: functools.partial(self._run_model, variant) for variant in MODELS},
             "random": self._run_random,
         }
         return self._settle(name, to_dict(self.config), makers[name])
@@ -136,15 +148,16 @@ class Ablation:
         settings = replace(self.config.controller, inputs="z", components=0)
         return self._search("latents", ControllerConfig(env=self.config.env, controller=settings), (), 0.0)
 
-    def _run_untrained(self) -> Row:
+    def _run_model(self, variant: str) -> Row:
+        """With a dynamics model of its own."""
         self._run_world("encode")
-        model = self.folder / "untrained" / "dynamics"
-        settings = self._write_settings("untrained", "dynamics", replace(self.config.dynamics, steps=0))
+        model = self.folder / variant / "dynamics"
+        settings = self._write_settings(variant, "dynamics", replace(self.config.dynamics, **MODELS[variant]))
         begun = time.monotonic()
         ours("world", "dynamics", str(self._place("encode")), "--out", str(model), "-f", str(settings))
         seconds = time.monotonic() - begun
         asked = ControllerConfig(env=self.config.env, controller=self.config.controller)
-        return self._search("untrained", asked, ("--dynamics", str(model)), seconds)
+        return self._search(variant, asked, ("--dynamics", str(model)), seconds)
 
     def _run_world(self, until: str) -> dict[str, Any]:
         return ours("world", "run", "-f", str(WORLD), "--out", str(self.world), "--until", until, *self.words)

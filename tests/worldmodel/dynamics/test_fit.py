@@ -140,7 +140,7 @@ def test_what_fails_while_reading_ahead_is_raised_when_it_is_wanted(
 
 def test_differences_are_what_latents_change_by(store: Store) -> None:
     batch = LatentData(store, SMALL).batch(0)
-    shifted = type(batch)(batch.latents + 5.0, batch.action, batch.reward, batch.done, batch.step, batch.mask)
+    shifted = replace(batch, latents=batch.latents + 5.0)
     memory = {"memory": "none"}
     model = line_model(differences=True, **memory)
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_padding_does_not_count(store: Store) -> None:
     padding = ~torch.cat([torch.ones_like(batch.mask[:, :1]), batch.mask], 1)
     assert padding.any()
     spoilt[padding] = 77.0
-    other = type(batch)(spoilt, batch.action, batch.reward, batch.done, batch.step, batch.mask)
+    other = replace(batch, latents=spoilt)
     assert torch.allclose(losses(model, batch)["loss"], losses(model, other)["loss"])
 
 

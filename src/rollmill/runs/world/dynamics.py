@@ -112,6 +112,8 @@ class DynamicsRun:
         torch.manual_seed(Seeds(settings.seed).branch("weights").integer())
         self.model = Dynamics(settings, data.origin()).to(devices[0])
         self.model.starts = data.starts()
+        if self.model.recall is not None:
+            data.remember(self.model.recall, self.model.code)
         self.fitter = DynamicsFitter(self.model, data, devices)
 
     @property

@@ -27,8 +27,11 @@ from rollmill.optim.replicas import Replicas, thread_count
 from rollmill.optim.schedules import WarmupCosine
 from rollmill.store.split import Split
 from rollmill.store.views import Source, Windows
+from rollmill.worldmodel.actions import ActionCode
 from rollmill.worldmodel.dynamics.mixture import log_likelihood
 from rollmill.worldmodel.dynamics.model import Axes, Dynamics, Origin, Starts
+from rollmill.worldmodel.dynamics.objectives import draw_through, fill_nats
+from rollmill.worldmodel.dynamics.recall import Recall
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
 FIT_SHAPE: Shape = {"step": int, "seconds": float, "model": WEIGHTS_SHAPE, "optimizer": OPTIMIZER_SHAPE}
@@ -54,6 +57,9 @@ class Sequences:
     done: Tensor  # [B, L] float: the episode terminated with this step
     step: Tensor  # [B, L]: number in the episode
     mask: Tensor  # [B, L] bool: a real step
+    owner: Tensor  # [B]: number of the episode
+    hidden: Tensor  # [B, L] bool: latents that infilling hides; [B, 0] for others
+    noise: Tensor  # [B, L, Z, K + 1] for the draws that an adversary judges; [B, 0] for others
 
     def to(self, device: torch.device) -> Sequences:
         return Sequences(*(getattr(self, f.name).to(device) for f in fields(self)))
@@ -99,10 +105,11 @@ class LatentData:
         return [self._draw(self.held_out, "validation", k) for k in range(VALIDATION_BATCHES)]
 
     def _draw(self, windows: Windows, purpose: str, number: int) -> Sequences:
-        rng = self._seeds.branch(purpose, number).generator()
-        read = windows.batch(windows.sample(self.settings.batch_size, rng, "length"))
+        s, rng = self.settings, self._seeds.branch(purpose, number).generator()
+        chosen = windows.sample(s.batch_size, rng, "length")
+        read = windows.batch(chosen)
         latents = read[MEAN]
-        if self.settings.sample_latents:
+        if s.sample_latents:
             latents = latents + read[STD] * rng.standard_normal(latents.shape, np.float32)
         return Sequences(
             torch.from_numpy(latents),
@@ -111,7 +118,31 @@ class LatentData:
             torch.from_numpy(read["terminated"].astype(np.float32)),
             torch.from_numpy(read["step"]),
             torch.from_numpy(read["mask"]),
+            torch.from_numpy(windows.episodes[windows.where(chosen)[0]].astype(np.int64)),
+            torch.from_numpy(spans(read["mask"].shape, s.hidden, s.hidden_span, rng))
+            if s.objective == "infilling"
+            else torch.zeros(len(latents), 0, dtype=torch.bool),
+            torch.from_numpy(draw_noise((*read["mask"].shape, latents.shape[-1]), s.mixtures, rng))
+            if s.objective == "adversarial"
+            else torch.zeros(len(latents), 0),
         )
+
+    def remember(self, recall: Recall, code: ActionCode) -> None:
+        """Fill the model's stored steps: as many as it has room for, drawn from the training episodes."""
+        rng = self._seeds.branch("recall").generator()
+        need, keys, values, owners = len(recall.owner), [], [], []
+        while need > 0:
+            chosen = self.windows.sample(self.settings.batch_size, rng, "length")
+            read = self.windows.batch(chosen)
+            row, step = np.nonzero(read["mask"])
+            mean = read[MEAN]
+            actions = code(torch.from_numpy(read["action"])).numpy()
+            change = mean[row, step + 1] - mean[row, step]
+            keys.append(np.concatenate([mean[row, step], actions[row, step]], 1)[:need])
+            values.append(np.concatenate([change, read["reward"][row, step][:, None]], 1)[:need])
+            owners.append(self.windows.episodes[self.windows.where(chosen)[0]][row][:need])
+            need -= len(keys[-1])
+        recall.store(np.concatenate(keys), np.concatenate(values), np.concatenate(owners))
 
     def origin(self) -> Origin:
         """What a model fitted to these data must know of them."""
@@ -130,6 +161,7 @@ class LatentData:
             latent_size=schema[MEAN].shape[0],
             reward_mean=float(values.mean()),
             reward_std=float(values.std()) or 1.0,
+            remembered=self.settings.recall_size if self.settings.recall else 0,
         )
 
     def starts(self) -> Starts:
@@ -158,19 +190,43 @@ def losses(model: Dynamics, batch: Sequences) -> dict[str, Tensor]:
     """Sums over the real steps of a batch: ``latent`` (nats per latent number), ``reward``, ``done``, ``loss``."""
     s = model.settings
     before, after = batch.latents[:, :-1], batch.latents[:, 1:]
-    said = model.predict(model(before, batch.action, batch.step, batch.mask))
+    seen = before if model.infilling is None else model.infilling.hide(before, batch.hidden)
+    h = model(seen, batch.action, batch.step, batch.mask, batch.owner)
+    said = model.predict(h)
     real = batch.mask.float()
     target = after - before if s.differences else after
     latent = -(log_likelihood(target, said.latent).mean(-1) * real).sum()
     reward = (((said.reward - batch.reward) / model.origin.reward_std).square() * real).sum()
     weight = real * (1 + (s.done_factor - 1) * batch.done)
     done = (functional.binary_cross_entropy_with_logits(said.done, batch.done, reduction="none") * weight).sum()
-    return {
-        "latent": latent,
-        "reward": reward,
-        "done": done,
-        "loss": latent + s.reward_weight * reward + s.done_weight * done,
-    }
+    loss = latent + s.reward_weight * reward + s.done_weight * done
+    sums = {"latent": latent, "reward": reward, "done": done}
+    if model.infilling is not None:
+        filled = model.infilling(h, seen, model.code(batch.action), batch.mask)
+        sums["infilling"] = fill_nats(before, filled, batch.hidden, batch.mask)
+        loss = loss + s.objective_weight * sums["infilling"]
+    if model.adversary is not None:
+        drawn = draw_through(said.latent, batch.noise)
+        sums["adversary"] = (model.adversary(h, target, drawn, s.objective_weight) * real).sum()
+        loss = loss + sums["adversary"]  # which weighs what it turns around
+    return {**sums, "loss": loss}
+
+
+def spans(shape: tuple[int, ...], share: float, length: int, rng: np.random.Generator) -> Array:
+    """``[B, L]`` bool: about ``share`` of all steps, in spans of ``length`` that begin anywhere."""
+    begins = rng.random(shape) < 1 - (1 - share) ** (1 / length)
+    hidden: Array = begins.copy()
+    for k in range(1, length):
+        hidden[:, k:] |= begins[:, :-k]
+    return hidden
+
+
+def draw_noise(shape: tuple[int, ...], mixtures: int, rng: np.random.Generator) -> Array:
+    """``[*shape, mixtures + 1]`` float32, as ``draw_through`` reads it."""
+    noise = np.empty((*shape, mixtures + 1), np.float32)
+    noise[..., :-1] = rng.random((*shape, mixtures), np.float32)
+    noise[..., -1] = rng.standard_normal(shape, np.float32)
+    return noise
 
 
 class DynamicsFitter(Fitter[Dynamics, Sequences]):
@@ -248,7 +304,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
         found = []
         for number in range(AXES_BATCHES):
             batch = self.data.batch(number).to(self.device)
-            h = self.model(batch.latents[:, :-1], batch.action, batch.step, batch.mask)
+            h = self.model(batch.latents[:, :-1], batch.action, batch.step, batch.mask, batch.owner)
             found.append(to_numpy(h[batch.mask]))
         return principal_axes(np.concatenate(found))
 

@@ -34,6 +34,8 @@ from rollmill.models.transformer import Memory as TrunkMemory
 from rollmill.models.transformer import Trunk
 from rollmill.worldmodel.actions import ActionCode
 from rollmill.worldmodel.dynamics.mixture import Mixture, split_mixture
+from rollmill.worldmodel.dynamics.objectives import Adversary, Infilling
+from rollmill.worldmodel.dynamics.recall import Recall
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.files import DYNAMICS
 
@@ -46,6 +48,7 @@ STATE_SHAPE: Shape = {
         "latent_size": int,
         "reward_mean?": float,
         "reward_std?": float,
+        "remembered?": int,
     },
     "starts": {"mean": ArrayOf("f", 2), "std": ArrayOf("f", 2)},
     "axes?": ({"mean": ArrayOf("f", 1), "directions": ArrayOf("f", 2)}, None),
@@ -187,6 +190,8 @@ class Origin:
     latent_size: int
     reward_mean: float = 0.0
     reward_std: float = 1.0
+    remembered: int = 0
+    """Steps of the data that are part of the model (``recall``)."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -196,6 +201,7 @@ class Origin:
             "latent_size": self.latent_size,
             "reward_mean": self.reward_mean,
             "reward_std": self.reward_std,
+            "remembered": self.remembered,
         }
 
 
@@ -225,13 +231,24 @@ class Dynamics(nn.Module):
         self.settings, self.origin = settings, origin
         self.latent_size = origin.latent_size
         self.code = ActionCode(origin.spec.action)
-        self.core = CORES[settings.memory](self.latent_size + self.code.size, settings)
+        self.recall: Recall | None = None
+        inputs = self.latent_size + self.code.size
+        if settings.recall:
+            kept = origin.remembered, settings.recall
+            self.recall = Recall(self.latent_size, self.code.size, *kept)
+            inputs += self.recall.width
+        self.core = CORES[settings.memory](inputs, settings)
         self.latent_head = nn.Linear(settings.size, 3 * self.latent_size * settings.mixtures)
         self.outcome_head = nn.Linear(settings.size, 2)
         # Components that begin alike learn alike: spread their means over where latents lie.
         with torch.no_grad():
             _, means, _ = self.latent_head.bias.view(3, self.latent_size, settings.mixtures)
             means.uniform_(-1.0, 1.0)
+        # Built last: the other weights of a seed are the same with and without it.
+        self.infilling = (
+            Infilling(self.latent_size, self.code.size, settings) if settings.objective == "infilling" else None
+        )
+        self.adversary = Adversary(self.latent_size, settings) if settings.objective == "adversarial" else None
         self.starts = Starts(*(torch.zeros(0, self.latent_size).numpy() for _ in range(2)))
         self.axes: Axes | None = None
         """Known after the fit; None too for files of older versions."""
@@ -248,13 +265,22 @@ class Dynamics(nn.Module):
 
     # -- learning ------------------------------------------------------------------------------
 
-    def forward(self, latents: Tensor, actions: Tensor, step: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, latents: Tensor, actions: Tensor, step: Tensor, mask: Tensor, owner: Tensor | None = None
+    ) -> Tensor:
         """Memories after every step, ``[B, L, size]``, of latents ``[B, L, Z]`` and actions ``[B, L, ...]``.
 
-        ``step`` ``[B, L]``: numbers of the steps in their episodes; ``mask`` ``[B, L]``: True where a step is real.
+        ``step`` ``[B, L]``: numbers of the steps in their episodes; ``mask`` ``[B, L]``: True where a step is real;
+        ``owner`` ``[B]``: episodes whose own stored steps must not be recalled.
         """
-        h: Tensor = self.core(torch.cat([latents, self.code(actions)], -1), step, mask)
+        h: Tensor = self.core(self._inputs(latents, self.code(actions), owner), step, mask)
         return h
+
+    def _inputs(self, latents: Tensor, actions: Tensor, owner: Tensor | None = None) -> Tensor:
+        parts = [latents, actions]
+        if self.recall is not None:
+            parts.append(self.recall(latents, actions, owner))
+        return torch.cat(parts, -1)
 
     def predict(self, h: Tensor) -> Prediction:
         """What follows, by the memory after a step ``[..., size]``; rewards in their own units."""
@@ -275,7 +301,7 @@ class Dynamics(nn.Module):
 
     def read(self, latents: Tensor, actions: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
         """Take in one step of lanes ``[n]``: latents ``[n, Z]``, actions ``[n, ...]``; the memory after it."""
-        h = self.core.read(torch.cat([latents, self.code(actions)], -1), memory, lanes)
+        h = self.core.read(self._inputs(latents, self.code(actions)), memory, lanes)
         memory.h[lanes] = h
         return h
 

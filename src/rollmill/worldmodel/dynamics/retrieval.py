@@ -20,6 +20,7 @@ from rollmill.store.views import Source
 from rollmill.worldmodel.controller.settings import RetrievalSettings
 from rollmill.worldmodel.dynamics.fit import MEAN, check_latents
 from rollmill.worldmodel.dynamics.model import Dynamics
+from rollmill.worldmodel.dynamics.recall import recalled
 
 EPISODES = 200
 """Episodes that steps are drawn from at most: every one of them is read once, in full."""
@@ -37,10 +38,7 @@ class RetrievalIndex:
     def recall(self, latents: Tensor, h: Tensor | None) -> Tensor:
         """Return ``[n, Z + 1]`` for the present latents ``[n, Z]`` and memories ``[n, H]``."""
         query = (latents if h is None else torch.cat([latents, h], -1)) / self.scale
-        distance = torch.cdist(query, self.keys)
-        near, index = distance.topk(self.neighbours, largest=False)
-        weight = torch.softmax(-near, -1)
-        return (weight[..., None] * self.values[index]).sum(1)
+        return recalled(query, self.keys, self.values, self.neighbours)
 
     def to(self, device: torch.device) -> RetrievalIndex:
         return RetrievalIndex(self.keys.to(device), self.values.to(device), self.scale.to(device), self.neighbours)

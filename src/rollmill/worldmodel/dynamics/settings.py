@@ -7,6 +7,7 @@ from typing import Literal
 from rollmill.core.config.schema import settings
 
 MemoryKind = Literal["lstm", "transformer", "none"]
+Objective = Literal["autoregressive", "infilling", "adversarial"]
 
 
 @settings
@@ -33,6 +34,26 @@ class DynamicsSettings:
 
     differences: bool = False
     """Predict how latents change instead of what they become."""
+
+    objective: Objective = "autoregressive"
+    """autoregressive: the likelihood of what follows. infilling: besides, spans of hidden latents are filled in from
+    both sides. adversarial: besides, a discriminator must not tell what is drawn from what followed."""
+
+    objective_weight: float = 1.0
+    """Of what infilling or adversarial add to the loss."""
+
+    hidden: float = 0.3
+    """infilling: share of the steps whose latents are hidden."""
+
+    hidden_span: int = 4
+    """infilling: steps that are hidden in a row."""
+
+    recall: int = 0
+    """Stored steps of the training data that are looked up at every step: those most like the present latent and
+    action. What followed them is one more input. 0: none."""
+
+    recall_size: int = 4_096
+    """Steps that are kept for that, in the model."""
 
     sample_latents: bool = True
     """Draw latents anew from their means and standard deviations whenever they are read; false: the means alone."""
@@ -86,14 +107,19 @@ class DynamicsSettings:
     """Of weights, batches and latents."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "layers", "heads", "context", "mixtures", "batch_size", "report_steps", "starts"):
+        counts = ("size", "layers", "heads", "context", "mixtures", "batch_size", "report_steps", "starts")
+        for name in (*counts, "hidden_span", "recall_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.sequence_length < 2:
             raise ValueError("sequence_length must be at least 2: one step teaches no memory")
-        for name in ("steps", "seconds", "max_grad_norm", "reward_weight", "done_weight", "seed", "threads"):
+        for name in ("steps", "seconds", "max_grad_norm", "reward_weight", "done_weight", "seed", "threads", "recall"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 0 < self.hidden < 1 or self.objective_weight <= 0:
+            raise ValueError("hidden is a share of the steps between 0 and 1, objective_weight above 0")
+        if self.recall > self.recall_size:
+            raise ValueError(f"recall={self.recall} of recall_size={self.recall_size} steps")
         if self.memory == "transformer" and self.size % self.heads:
             raise ValueError(f"size={self.size} cannot be shared out to heads={self.heads}")
         if not 0 <= self.validation < 1:
