@@ -41,6 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 DEMO = ROOT / "runs" / "demo"
 WORLD = ROOT / "runs" / "world" / "car"
+FOUR = ROOT / "runs" / "pictures" / "four"
+MATCH_HEIGHT = 1500
 CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -158,12 +160,29 @@ def pages() -> None:
         for name, path in shots.items():
             if not path.is_file():
                 raise SystemExit(f"{path} is missing: run `make demo` first")
-            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
-            page.goto(path.as_uri())
-            page.evaluate(SHORT_PATHS, [str(DEMO.resolve()), "runs/demo"])
-            shot = Image.open(io.BytesIO(page.screenshot()))
-            shot.convert("RGB").quantize(128).save(IMAGES / f"{name}.png", optimize=True)
-            page.close()
+            _photograph(browser, path, name, (str(DEMO.resolve()), "runs/demo"))
+
+
+def _photograph(browser: Any, path: Path, name: str, shorter: tuple[str, str], height: int = HEIGHT) -> None:
+    """The top of a page as ``docs/images/NAME.png``; ``shorter``: (a path, what is shown in its place)."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": height}, bypass_csp=True)
+    page.goto(path.as_uri())
+    page.evaluate(SHORT_PATHS, list(shorter))
+    shot = Image.open(io.BytesIO(page.screenshot()))
+    shot.convert("RGB").quantize(128).save(IMAGES / f"{name}.png", optimize=True)
+    page.close()
+
+
+def match() -> None:
+    """All past selves of a player of connect four against each other."""
+    if not FOUR.is_dir():
+        place = (f"run.dir={ROOT / 'runs'}", "run.experiment=pictures", "run.name=four")
+        rollmill("train", "-f", "connect_four", *place, "checkpoints.keep_last=0", "checkpoints.every_seconds=60")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "match.html"
+        rollmill("match", str(FOUR), "random", "--all-checkpoints", "--envs", "64", "--report", str(path))
+        with _browser() as browser:
+            _photograph(browser, path, "match", (str(ROOT), ""), height=MATCH_HEIGHT)
 
 
 # -- the viewer --------------------------------------------------------------------------------------------
@@ -293,6 +312,7 @@ MAKERS: dict[str, Callable[[], None]] = {
     "hunt": hunt,
     "panel": panel,
     "pages": pages,
+    "match": match,
     "viewer": viewer,
     "targets": targets,
     "drawings": drawings,

@@ -26,3 +26,17 @@ def test_a_number_has_the_same_seeds_whoever_plays_it(one: int, two: int, number
     assert first.env_seed(*where[0]) == second.env_seed(*where[1])
     assert first.policy_seeds(*where[0], 1) == second.policy_seeds(*where[1], 1)
     assert first.policy_seeds(*where[0], 1).integer() != second.policy_seeds(*where[1], 0).integer()
+
+
+@given(st.integers(1, 6), st.integers(1, 5))
+def test_episodes_that_are_alike_have_one_seed_and_players_of_their_own(alike: int, envs: int) -> None:
+    schedule = EpisodeSchedule(Seeds(1), envs, alike=alike)
+    seeds: dict[int, set[int]] = {}
+    own = set()
+    for position in range(4 * alike):
+        where = position % envs, position // envs
+        seeds.setdefault(position // alike, set()).add(schedule.env_seed(*where))
+        own.add(schedule.policy_seeds(*where, 0).integer())
+    assert [len(found) for found in seeds.values()] == [1] * 4
+    assert len(set.union(*seeds.values())) == 4
+    assert len(own) == 4 * alike

@@ -113,6 +113,7 @@ def test_progress_counts_games() -> None:
         (("random", "policy:cartpole"), KUHN, r"cartpole.*: the policy was trained in CartPole-v1"),
         (("random", "nobody"), KUHN, "nobody: expected random"),
         (("random", "smoothed-random"), ("env=kuhn_poker", "env.vector=true"), "env.vector"),
+        (("random", "smoothed-random"), ("env=toy_pair",), "toy_pair is a suite: name the task"),
     ],
 )
 def test_what_is_no_match_is_refused(players: tuple[str, ...], overrides: tuple[str, ...], message: str) -> None:

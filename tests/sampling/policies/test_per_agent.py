@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
-from rollmill.sampling.policies.per_agent import PolicyPerAgent, lane_owners
+from rollmill.core.seeds import Seeds
+from rollmill.sampling.policies.per_agent import PolicyPerAgent, PolicyPerEpisode, lane_owners
+from rollmill.sampling.schedule import EpisodeSchedule
 
 
 class Member(Policy):
@@ -82,3 +84,25 @@ def test_owners_must_fit() -> None:
 
 def test_lanes_of_groups() -> None:
     assert lane_owners((0, 1, 1), 2, 6).tolist() == [[0, 1, 1, 0, 1, 1]] * 2
+
+
+def test_hands_change_with_the_number_of_the_episode_and_at_its_first_row_only() -> None:
+    """Two envs of two agents; episode n of env e has number e + 2 n."""
+    members = [Member(k, state_size=k) for k in range(3)]  # of different kinds: states stay with them
+    seats = np.array([[0, 1], [1, 0], [2, 0]])
+    policy = PolicyPerEpisode(members, seats, EpisodeSchedule(Seeds(1), envs=2))
+
+    def asked(first: list[bool], episode: list[int]) -> list[float]:
+        none = np.zeros(0, np.int64)
+        obs = {"obs": np.zeros(4, np.float32)}
+        lanes = np.arange(4)
+        found = ActRequest(np.array(first), lanes, none, none, none, none, lambda: obs, lambda: np.array(episode))
+        answer = policy.act(found)
+        assert answer.state is None
+        owners: list[float] = answer.action[:, 0].tolist()
+        return owners
+
+    assert asked([True] * 4, [0] * 4) == [0, 1, 1, 0]
+    assert asked([False] * 4, [0] * 4) == [0, 1, 1, 0]
+    assert asked([True, True, False, False], [1, 1, 0, 0]) == [2, 0, 1, 0], "number 2"
+    assert asked([False, False, True, True], [1, 1, 1, 1]) == [2, 0, 0, 1], "number 3: the first seating again"

@@ -68,7 +68,7 @@ def _ratings(page: MatchPage) -> Html:
         plot.axes(names=[(count - 1 - k, str(k + 1)) for k in range(count)])
         for k, (elo, margin) in enumerate(zip(page.elo, page.margin, strict=True)):
             y = float(count - 1 - k)
-            plot.line([(elo - margin, y), (elo + margin, y)]).points([(elo, y)])
+            plot.line([(elo - margin, y), (elo + margin, y)], "seed").points([(elo, y)])
         return plot.svg()
 
     return card(wide(draw))

@@ -19,6 +19,7 @@ from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.runs.evaluate.options import check_chosen, check_file
 from rollmill.runs.evaluate.play import EvalPlan, Metrics, play
 from rollmill.runs.evaluate.results import EpisodeRow
@@ -110,6 +111,8 @@ def _env_of(policies: Sequence[LoadedPolicy]) -> EnvSettings:
     env = first.require_env()
     if env.vector:
         raise ConfigError(f"{env.id}: games are numbered, which env.vector cannot do; set env.vector=false")
+    if tasks_of(env) and not env.task:
+        raise ConfigError(f"{env.id} is a suite: name the task that is to be played, env.task=NAME")
     return env
 
 
