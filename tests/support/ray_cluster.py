@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Literal
 from unittest import mock
 
 import psutil
+from slurm_cluster import free_ports
 
 from rollmill.core.process import module_command
 from rollmill.distributed import supervisor
@@ -21,8 +21,6 @@ from rollmill.distributed.settings import RESOURCE
 from rollmill.distributed.supervisor import RayNode, Record
 
 STORE_MB = 100
-FREE = range(16000, 30000)
-"""Below those that Linux gives to connections."""
 
 
 @dataclass
@@ -95,14 +93,6 @@ class RayCluster:
         return below
 
 
-def free_port() -> int:
-    for port in FREE:
-        with contextlib.suppress(OSError), socket.socket() as tried:
-            tried.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
-
-
 @contextlib.contextmanager
 def ray_cluster(folder: Path, nodes: int) -> Iterator[RayCluster]:
     """A head and so many nodes; records and token lie in ``folder``, so that it is a cluster of its own."""
@@ -113,7 +103,7 @@ def ray_cluster(folder: Path, nodes: int) -> Iterator[RayCluster]:
     }
     with mock.patch.dict(os.environ, own):
         make_token()
-        cluster = RayCluster(f"127.0.0.1:{free_port()}")
+        cluster = RayCluster(f"127.0.0.1:{free_ports(1)[0]}")
         try:
             cluster.begin("head")
             cluster.wait()

@@ -56,8 +56,8 @@ def up(
     if not place.loopback and port in WORKER_PORTS:
         raise ConfigError(f"--port {port}: Ray needs {WORKER_PORTS[0]} to {WORKER_PORTS[-1]} for its workers")
     for _, record in supervisor.records():
-        if record.node.address == str(place):
-            raise ConfigError(f"this machine is in the cluster at {place} already; `rollmill cluster status` shows it")
+        if record.node.role == "head" and record.node.address == str(place):
+            raise ConfigError(f"the head of the cluster at {place} is up already; `rollmill cluster status` shows it")
     if not silence(place):
         raise ConfigError(f"something listens at {place} already; --port chooses another port")
     token = make_token()
