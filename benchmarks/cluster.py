@@ -126,7 +126,7 @@ class Training:
 def training(folder: Path, name: str, *words: str) -> Iterator[Training]:
     place = folder / "default" / name
     place.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "rollmill", "train", f"run.dir={folder}", f"run.name={name}", *words]
+    command = [sys.executable, "-m", "rollmill.cli.main", "train", f"run.dir={folder}", f"run.name={name}", *words]
     with open(place.parent / f"{name}.out", "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
