@@ -35,7 +35,7 @@ def segments_of(valid, terminated, truncated, policy=0):
 
 
 def drawn(experience, n_step=1, count=3000):
-    rows = experience.sample(count, n_step, CPU)
+    rows = experience.draw(1, count, n_step, CPU)[0]
     return {
         round(float(x)): (float(r), round(float(d), 5), float(y))
         for x, r, d, y in zip(rows.obs["x"], rows.reward, rows.discount, rows.next_obs["x"])
@@ -100,11 +100,11 @@ def test_a_restored_buffer_draws_the_same_rows(capacity):
     one = Experience(SPEC, capacity, LearningSettings(), 3)
     for _ in range(3):
         one.add(ending("truncated"), 0)
-    one.sample(10, 1, CPU)
+    one.draw(1, 10, 1, CPU)[0]
     two = Experience(SPEC, capacity, LearningSettings(), 99)
     two.load_state(one.state())
     for n_step in (1, 2):
-        a, b = one.sample(200, n_step, CPU), two.sample(200, n_step, CPU)
+        (a,), (b,) = one.draw(1, 200, n_step, CPU), two.draw(1, 200, n_step, CPU)
         assert torch.equal(a.obs["x"], b.obs["x"])
         assert torch.equal(a.next_obs["x"], b.next_obs["x"])
         assert torch.equal(a.reward, b.reward)

@@ -75,7 +75,7 @@ class Appo:
         self._board = board
         self._ranks: Ranks = ranks or SingleRank()
         self.device = next(model.parameters()).device
-        graph = self.device.type == "cuda"
+        graph = self.device.type == "cuda" and not settings.eager
         self._optimizer: Optimizer
         if graph:
             rate = torch.tensor(settings.learning_rate, device=self.device)
@@ -85,7 +85,7 @@ class Appo:
         self._step: Step
         if graph:
             self._step = GraphStep(model, self._optimizer, settings, self._ranks)
-        elif settings.threads > 1:
+        elif settings.threads > 1 and self.device.type == "cpu":
             self._step = ThreadedStep(model, self._optimizer, settings, self._ranks)
         else:
             self._step = Step(model, self._optimizer, settings, self._ranks)

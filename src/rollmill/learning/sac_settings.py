@@ -7,7 +7,7 @@ from rollmill.core.config.schema import settings
 
 @settings
 class SacSettings:
-    """Soft actor-critic (``learning.algorithm=sac``): two critics, a replay buffer, continuous actions."""
+    """Soft actor-critic (``learning.algorithm=sac``): two critics and a replay buffer."""
 
     minibatch: int = 256
     """Rows drawn from the replay buffer for one optimizer step."""
@@ -31,6 +31,10 @@ class SacSettings:
     n_step: int = 1
     """Rewards that are summed up before a target bootstraps; fewer at the end of a segment."""
 
+    burn_in: int = 0
+    """With memory: first steps of a rollout that are not learnt from, unless an episode begins there. The critics'
+    memories are empty at the start of every rollout; these steps fill them."""
+
     temperature: float = 0.2
     """Weight of the entropy in the return: the first value, or the fixed one."""
 
@@ -38,7 +42,8 @@ class SacSettings:
     """Adapt the temperature such that the policy's entropy stays near ``target_entropy``."""
 
     target_entropy: float | None = None
-    """Entropy to keep, in nats, of actions scaled to -1..1; unset: minus the number of action components."""
+    """Entropy to keep, in nats, of actions scaled to -1..1; unset: minus the number of action components, and for
+    choices half the entropy of uniform ones."""
 
     max_grad_norm: float = 0.0
     """Gradients of the critics, and of the policy, are scaled down to this norm; 0 is off."""
@@ -50,7 +55,7 @@ class SacSettings:
         for name in ("updates_per_step", "temperature"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
-        for name in ("warmup", "max_grad_norm"):
+        for name in ("warmup", "max_grad_norm", "burn_in"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         if not 0 < self.tau <= 1:

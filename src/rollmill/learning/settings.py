@@ -30,6 +30,10 @@ class LearningSettings:
     custom_args: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the constructor of ``custom``."""
 
+    eager: bool = False
+    """On a GPU: run every operation by itself instead of replaying CUDA graphs. Slower; for breakpoints and print in
+    networks and losses, and to find where a NaN begins while it happens."""
+
     device: str = "auto"
     """``auto`` (a GPU when there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
 

@@ -56,8 +56,8 @@ class Adam:
                 parameter.grad.zero_()
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Move every parameter that has a gradient."""
+    def step(self, skip: Tensor | None = None) -> None:
+        """Move every parameter that has a gradient; none where ``skip``, a tensor on their device, is 1."""
         moved = [(k, x, x.grad) for k, x in enumerate(self._parameters) if x.grad is not None]
         if not moved:
             return
@@ -78,6 +78,7 @@ class Adam:
                 weight_decay=0.0,
                 eps=self._eps,
                 maximize=False,
+                found_inf=skip,
             )
 
     def _begin(self, index: int, parameter: Tensor) -> dict[str, Tensor]:

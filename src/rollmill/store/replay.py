@@ -67,7 +67,8 @@ class ReplayBuffer:
         self._rng = np.random.default_rng(seed)
         try:
             self._rows: Batch = {c.name: np.zeros((capacity, *c.shape), c.numpy) for c in schema.columns}
-            self._stop = np.zeros(capacity, np.int64)  # where the row's segment ends, counted over all ever added
+            self._begin = np.zeros(capacity, np.int64)  # where the row's segment begins, counted over all ever added
+            self._stop = np.zeros(capacity, np.int64)  # and where it ends
             self._last = np.full(capacity, -1, np.int64)  # row in _finals if the row is the last of its segment
         except (MemoryError, ValueError) as error:  # the second: more than any memory could have
             raise ConfigError(f"replay buffer: there is no memory for a capacity of {capacity:,} steps") from error
@@ -111,7 +112,7 @@ class ReplayBuffer:
         for name, array in rows.items():
             self._rows[name][places] = array if array.ndim == 0 else array[skip:]
         final_row = self._keep_final(last)
-        self._stop[places] = stop
+        self._begin[places], self._stop[places] = start, stop
         self._last[places] = -1
         self._last[places[-1]] = final_row
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -212,6 +213,30 @@ class ReplayBuffer:
             batch[name] = array[rows]
             batch[name][~mask] = 0
         batch[MASK] = mask
+        return batch
+
+    def sample_segments(self, count: int, length: int) -> Batch:
+        """``[count, length, ...]`` random segments from their beginning on (what is left of it), and ``mask``: False
+        behind their end, where rows are zero. Observation columns have one row more: what was seen after the last step.
+
+        Long segments are drawn more often: as often as one draws a row of theirs. None may be longer than ``length``.
+        """
+        drawn = self._draw(count) % self.capacity
+        begin, stop = np.maximum(self._begin[drawn], self._oldest), self._stop[drawn]
+        if int((stop - begin).max()) > length:
+            raise ConfigError(f"replay buffer: a segment has {int((stop - begin).max())} steps, {length} are read")
+        steps = begin[:, None] + np.arange(length + 1)
+        rows, mask = steps % self.capacity, steps < stop[:, None]
+        batch = {}
+        for name, array in (*self._rows.items(), *self._flags.items()):
+            seen = name in self._finals
+            values = array[rows if seen else rows[:, :-1]]
+            values[~(mask if seen else mask[:, :-1])] = 0
+            if seen:
+                finals = self._finals[name][self._last[(stop - 1) % self.capacity]]
+                values[np.arange(count), stop - begin] = finals
+            batch[name] = values
+        batch[MASK] = mask[:, :-1]
         return batch
 
     def _draw(self, count: int) -> Array:

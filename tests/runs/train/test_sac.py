@@ -80,15 +80,52 @@ def test_a_run_resumed_without_its_replay_fills_it_again(tmp_path: Path) -> None
     assert after["optimizer_steps"] - before["optimizer_steps"] < (448 - 256) * 0.25, "nothing is learnt meanwhile"
 
 
+# ------------------------------------------------------------------- choices, memory, a network of one's own
+
+KINDS = {
+    "choices": ("env=CartPole-v1",),
+    "masked choices": ("env=toy_masked",),
+    "memory": ("env=toy_memory", "model.memory=gru", "sac.burn_in=2"),
+    "memory and numbers": ("env=Pendulum-v1", "model.memory=lstm", "model.memory_layers=2"),
+    "own encoder": ("env=CartPole-v1", "model.custom=own_networks:Wide"),
+    "own network": ("env=Pendulum-v1", "model.custom=own_networks:Whole", "model.memory=gru"),
+    "what it did before": ("env=toy_memory", "env.previous_action=true", "env.previous_reward=true"),
+}
+
+
+@pytest.mark.parametrize("words", KINDS.values(), ids=KINDS)
+def test_every_kind_learns_and_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, words: tuple[str, ...]) -> None:
+    states = []
+    for place, stops in (("whole", (512,)), ("parts", (256, 512))):
+        for stop in stops:
+            mode = "resume" if stop != stops[0] else "new"
+            folder = train_here(tmp_path / place, *SAC, *SERIAL, *words, f"stop.frames={stop}", mode=mode)[1]
+        states.append(saved_state(folder))
+    assert_same(states[0]["learners"], states[1]["learners"])
+    assert states[0]["learners"][0]["optimizer_steps"] > 50
+    last = rows_of(folder)[-1]
+    assert all(np.isfinite(value) for name, value in last.items() if name.startswith("learn/"))
+
+
+def test_memory_knows_what_happened_while_actions_were_random(tmp_path: Path) -> None:
+    """States of the warm-up are those that the policy had, not zeros: sequences begin from them."""
+    words = ("env=Pendulum-v1", "model.memory=gru", "sac.warmup=1000", "stop.frames=256")
+    _, folder = train_here(tmp_path, *SAC, *SERIAL, *words)
+    rows = saved_state(folder)["learners"][0]["replay"]["rows"]
+    assert rows["opens"].sum() == len(set(zip(np.flatnonzero(rows["opens"]))))
+    begins = np.abs(rows["state"]).sum(axis=1) > 0
+    assert begins.sum() > 10, "rollouts in the middle of episodes"
+    assert not (begins & rows["opens"]).any()
+
+
 # ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.memory=gru", "replayed rows have no recurrent state"),
-        ("model.action_distribution=gaussian", r"set model\.action_distribution=tanh_gaussian"),
-        ("model.custom=my:Net", r"model\.custom"),
+        ("sac.burn_in=4", "is for networks with memory"),
+        ("sac.burn_in=8", r"leaves nothing of sampling\.rollout=8"),
         ("model.separate_critic=true", "critics of its own"),
         ("learning.lr_schedule=kl_adaptive", "follows the steps of PPO"),
         ("learning.precision=bfloat16", "bfloat16 is not supported"),
@@ -108,15 +145,25 @@ def test_what_does_not_fit_is_refused_with_a_reason(override: str, message: str)
 @pytest.mark.parametrize(
     ("action", "what"),
     [
-        (ActionSpec("discrete", nvec=(3,), start=(0,)), "has discrete ones"),
         (ActionSpec("multi_discrete", nvec=(3, 2), start=(0, 0)), "has multi-discrete ones"),
         (ActionSpec("mixed", nvec=(3,), start=(0,), shape=(1,), low=(0,), high=(1,)), "has mixed ones"),
     ],
 )
-def test_actions_must_be_numbers(action: ActionSpec, what: str) -> None:
+def test_actions_must_be_numbers_or_one_choice(action: ActionSpec, what: str) -> None:
     spec = EnvSpec("game", (Field("x", "float32", (1,)),), action)
-    with pytest.raises(ConfigError, match=f"game {what}; use learning.algorithm=appo"):
+    with pytest.raises(ConfigError, match=f"game {what}: .*; use learning.algorithm=appo"):
         segments_per_batch(config_of(Path(), *SAC), spec)
+
+
+def test_numbers_must_be_squashed() -> None:
+    spec = EnvSpec("e", (Field("x", "float32", (1,)),), ActionSpec("continuous", shape=(1,), low=(0,), high=(1,)))
+    with pytest.raises(ConfigError, match=r"set model\.action_distribution=tanh_gaussian"):
+        segments_per_batch(config_of(Path(), *SAC, "model.action_distribution=gaussian"), spec)
+
+
+def test_several_steps_are_for_networks_without_memory() -> None:
+    with pytest.raises(ConfigError, match=r"use sac\.n_step=1"):
+        check(config_of(Path(), *SAC, "model.memory=gru", "sac.n_step=3"))
 
 
 def test_the_replay_buffer_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

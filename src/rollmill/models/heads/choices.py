@@ -80,6 +80,10 @@ class CategoricalHead(ActionHead):
         log_p = self._logits(params, mask).log_softmax(-1)
         return log_p.gather(-1, choice.unsqueeze(-1)).squeeze(-1).sum(-1)
 
+    def log_p(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities ``[..., choices]`` of all choices of a single component."""
+        return self._logits(params, mask).log_softmax(-1).squeeze(-2)
+
     def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
         log_p = self._logits(params, mask).log_softmax(-1)
         return -(log_p.exp() * log_p).sum((-2, -1))

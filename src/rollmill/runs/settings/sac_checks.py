@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from rollmill.runs.settings.train import TrainConfig
 
 SHARED = (
-    *("algorithm", "device", "threads", "ranks", "precision", "batch_size", "gamma", "reward_scale", "reward_clip"),
+    *(
+        "algorithm",
+        "eager",
+        "device",
+        "threads",
+        "ranks",
+        "precision",
+        "batch_size",
+        "gamma",
+        "reward_scale",
+        "reward_clip",
+    ),
     *("learning_rate", "lr_schedule", "lr_end", "adam_eps"),
 )
 """Keys of ``learning`` that are not about PPO: read by SAC, or refused with a reason of their own."""
@@ -43,14 +54,14 @@ def check_algorithm(config: TrainConfig) -> None:
 def _contradictions(config: TrainConfig) -> dict[str, bool]:
     learning, model = config.learning, config.model
     return {
-        f"model.memory={model.memory}: replayed rows have no recurrent state; use model.memory=none": (
-            model.memory != "none"
+        f"sac.n_step={config.sac.n_step}: with memory, steps are learnt from one by one; use sac.n_step=1": (
+            model.memory != "none" and config.sac.n_step > 1
         ),
-        "its policy is squashed into the bounds of the actions; set model.action_distribution=tanh_gaussian": (
-            model.action_distribution != "tanh_gaussian"
+        f"sac.burn_in={config.sac.burn_in} leaves nothing of sampling.rollout={config.sampling.rollout} to learn": (
+            config.sac.burn_in >= config.sampling.rollout
         ),
-        "its critics read actions, too, which model.custom does not; use the built-in encoders": (
-            model.custom is not None
+        f"sac.burn_in={config.sac.burn_in} is for networks with memory, which model.memory=none is not": (
+            config.sac.burn_in > 0 and model.memory == "none" and model.custom is None
         ),
         "it always has critics of its own; leave out model.separate_critic": model.separate_critic,
         "learning.lr_schedule=kl_adaptive follows the steps of PPO; use constant, linear or cosine": (
@@ -62,11 +73,18 @@ def _contradictions(config: TrainConfig) -> dict[str, bool]:
 
 
 def check_sac_env(config: TrainConfig, spec: EnvSpec) -> None:
-    """ConfigError unless the environment's actions are numbers within bounds, and its rows fit into memory."""
-    if spec.action.kind != "continuous":
+    """ConfigError unless the environment's actions are numbers or one choice, and its rows fit into memory."""
+    kind = spec.action.kind
+    if kind not in ("continuous", "discrete"):
         raise ConfigError(
-            f"learning.algorithm=sac needs continuous actions, {spec.name} has {spec.action.kind.replace('_', '-')} "
-            "ones; use learning.algorithm=appo"
+            f"learning.algorithm=sac needs numbers or a single choice as actions, {spec.name} has "
+            f"{kind.replace('_', '-')} ones: its critics would have to judge every combination; use "
+            "learning.algorithm=appo"
+        )
+    if kind == "continuous" and config.model.action_distribution != "tanh_gaussian":
+        raise ConfigError(
+            "learning.algorithm=sac: its policy is squashed into the bounds of the actions; set "
+            "model.action_distribution=tanh_gaussian"
         )
     rows = config.sac.capacity
     if config.stop.frames:

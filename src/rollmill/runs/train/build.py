@@ -111,6 +111,7 @@ def build_parts(
         learners.append(make(config, spec, model, boards[k], seed, k, ranks))
     # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
     resident = config.learning.algorithm == "appo" and not config.replay.on and not plan.idle
+    resident = resident and not config.learning.eager  # then acting runs Python, too, and breakpoints in networks stop
     if device.type == "cuda" and policies == 1 and resident:
         return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
     lanes = plan.groups * plan.lanes_per_group
@@ -151,7 +152,8 @@ def _make_appo(
 def _make_sac(
     config: TrainConfig, spec: EnvSpec, model: ActorCritic, board: WeightBoard, seed: int, policy_id: int, _ranks: Ranks
 ) -> Learner:
-    return build_sac(spec, model, board, (config.learning, config.sac, config.model), seed, policy_id)
+    blocks = (config.learning, config.sac, config.model)
+    return build_sac(spec, model, board, blocks, seed, policy_id, config.sampling.rollout)
 
 
 def _make_custom(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
@@ -31,7 +32,12 @@ class WarmupPolicy(Policy):
         self._then.detach()
 
     def act(self, request: ActRequest) -> PolicyOutput:
-        return (self._then if self._then.refresh() else self._first).act(request)
+        if self._then.refresh():
+            return self._then.act(request)
+        if not self.state_size:
+            return self._first.act(request)
+        # It sees what happens, too: its memory must know when it takes over.
+        return replace(self._first.act(request), state=self._then.act(request).state)
 
     def refresh(self) -> int:
         return self._then.refresh()
