@@ -65,7 +65,7 @@ def shown_action(spec: ActionSpec, action: Array, out: Array) -> None:
         out[:, begin:] = rows[:, len(spec.nvec) :]
 
 
-class _Around:
+class Around:
     """An ``Env`` around another; what it does not know by itself, that one does (``engine_pid``, for instance)."""
 
     def __init__(self, env: Env) -> None:
@@ -83,7 +83,7 @@ class _Around:
         return getattr(self.env, name)
 
 
-class PreviousEnv(_Around):
+class PreviousEnv(Around):
     """Shows the last action and its reward as fields; both are zero at the start of an episode."""
 
     def __init__(self, env: Env, settings: EnvSettings) -> None:
@@ -109,7 +109,7 @@ class PreviousEnv(_Around):
         return came
 
 
-class InfoEnv(_Around):
+class InfoEnv(Around):
     """Writes what ``info`` says into fields that no network reads, where whoever asks has room for them.
 
     A row holds what came with its observation, the final observation's included.

@@ -280,6 +280,10 @@ def _make_task(
 def _make_single(
     settings: EnvSettings, instance: EnvInstance | None = None, variables: EnvVariables | None = None
 ) -> Env:
+    if settings.own_process:
+        from rollmill.envs.own_process import OwnProcessEnv  # starts processes, which most runs need not import
+
+        return OwnProcessEnv(settings, instance, variables)
     if settings.vector and _is_own(settings.id):
         raise ConfigError(f"env.vector: {settings.id} builds vector environments; there is no single one of it")
     maker = _find_maker(settings.id)

@@ -45,6 +45,10 @@ class EnvSettings:
     levels: LevelSettings = field(default_factory=LevelSettings)
     """Levels that episodes are drawn from, and a folder that keeps them (docs/levels.md)."""
 
+    own_process: bool = False
+    """Run each environment in a process of its own: for simulators that need a process or a GL context to themselves,
+    or that crash. A step costs a message there and back."""
+
     policies: tuple[int, ...] = ()
     """Which policy plays each agent of an environment with several, by number: ``[0, 0, 1]``. Each learns from its own
     agents only. Empty: one policy plays all."""
@@ -103,6 +107,8 @@ class EnvSettings:
             object.__setattr__(self, "id", first if len(self.tasks) == 1 and isinstance(first, str) else "tasks")
         if self.tasks and self.vector:
             raise ValueError("tasks are single environments: set vector=false")
+        if self.own_process and self.vector:
+            raise ValueError("own_process is for single environments: set vector=false")
         if self.levels.on and self.vector:
             raise ValueError("levels are drawn episode by episode, a vector is seeded as one: set vector=false")
         if self.max_episode_steps < 0:

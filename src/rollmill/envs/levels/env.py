@@ -9,6 +9,7 @@ import numpy as np
 
 from rollmill.core.fields import Array, Obs
 from rollmill.core.protocols import Env, StepReturn
+from rollmill.envs.around import Around
 from rollmill.envs.levels.store import LevelStore
 
 LEVEL_KEPT = "level_kept"
@@ -33,7 +34,7 @@ class KeepsLevels(Protocol):
         """Begin the episode of this seed on a level that ``save_level`` gave; write the first observation."""
 
 
-class LevelEnv:
+class LevelEnv(Around):
     """An ``Env`` that takes its levels from a store, and puts there what it has to generate.
 
     The statistics of every episode say whether its level was there (``level_kept``, 0 or 1).
@@ -41,7 +42,7 @@ class LevelEnv:
 
     def __init__(self, env: Env, store: LevelStore) -> None:
         assert isinstance(env, KeepsLevels), "checked by who builds it"
-        self.env = env
+        super().__init__(env)
         self._keeper: KeepsLevels = env
         self._store = store
         self.spec = env.spec
@@ -59,18 +60,6 @@ class LevelEnv:
     def step(self, action: Array, obs: Obs) -> StepReturn:
         reward, terminated, truncated, info = self.env.step(action, obs)
         return reward, terminated, truncated, with_kept(info, self._kept) if ends(terminated, truncated) else info
-
-    def render(self) -> Array | None:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the environment offers (names of its choices, for instance)."""
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
 
 def ends(terminated: Any, truncated: Any) -> bool:
