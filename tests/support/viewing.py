@@ -18,6 +18,7 @@ from experimenting import online, write_run
 from running import wait_until
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.distributed.standing import NodeStanding, RunStanding
 from rollmill.launch.records import LaunchRecords, PlanRecord, RunRecord
 from rollmill.reports.html.serving import Door
 from rollmill.store.episode import Episode, EpisodeInfo
@@ -191,18 +192,8 @@ def cluster_run(folder: Path) -> Path:
         "INFO    training",
     )
     (folder / "log.txt").write_text("".join(f"{stamp} {text}\n" for text in said))
-    node = {"node": "local-0", "seat": 0, "incarnation": 1000, "stage": "sampling", "reason": "", "rows": 5000}
-    node |= {"packed_bytes": 2_000_000, "raw_bytes": 6_000_000, "lag": 1.0, "heard": 0.1}
-    saved = {
-        "gateways": 1,
-        "address": "local",
-        "time": 1.79e9,
-        "nodes": [node],
-        "received": 63,
-        "lost": 3,
-        "refused": 0,
-    }
-    (folder / "cluster.json").write_text(json.dumps(saved))
+    node = NodeStanding("local-0", 0, 1000, "sampling", "", 510.0, 0.25, 1.0, 5000, 0, 3.0, 0.1)
+    RunStanding(1, "local", 1.79e9, 0, "", 63, 3, 0, [node]).write(folder)
     return folder
 
 

@@ -4,47 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.opening import check_within, read_json, read_lines
+from rollmill.core.errors import ClusterError
+from rollmill.core.opening import check_within, read_lines
 from rollmill.core.run_folder import RunFolder
+from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.viewer.facts import written
 
-FILE = "cluster.json"
-"""What the run itself writes down for people and programs to read."""
 PREFIX = "cluster/"
-NODE = ("node", "seat", "incarnation", "stage", "reason", "rows", "packed_bytes", "raw_bytes", "lag")
 MOST_LINES = 200
 _TOLD = re.compile(rb"\b(?:nodes?|gateway|cluster)\b")
 
 
 def cluster(run: RunFolder, root: Path, metrics: Sequence[str]) -> dict[str, Any]:
     """``metrics``: all names that the run has written; what is left of its nodes lies in its folder."""
-    found = _saved(run.path / FILE, root)
-    nodes = [node for node in found.get("nodes", []) if isinstance(node, dict)]
+    found, problem = _standing(run.path, root)
     lines = _log(run.log, root)
     return {
         "metrics": sorted(name for name in metrics if name.startswith(PREFIX)),
-        "address": str(found.get("address", "")),
-        "time": written(found.get("time")),
-        "gateways": written(found.get("gateways")),
-        "nodes": written([{key: node.get(key) for key in NODE} for node in nodes]),
-        "problem": found.get("problem", ""),
+        "address": found.address if found else "",
+        "gateways": found.gateways if found else None,
+        "nodes": written([asdict(node) for node in found.nodes]) if found else [],
+        "problem": problem,
         "log": lines[-MOST_LINES:],
         "earlier": max(0, len(lines) - MOST_LINES),
     }
 
 
-def _saved(file: Path, root: Path) -> dict[str, Any]:
-    """What ``cluster.json`` holds, or why that cannot be told: the curves tell the rest."""
+def _standing(folder: Path, root: Path) -> tuple[RunStanding | None, str]:
+    """What the run has written down for people and programs, and what is wrong: the curves tell the rest."""
+    check_within(folder / FILE, root)
     try:
-        found = read_json(file, within=root)
+        found = RunStanding.read(folder)
     except FileNotFoundError:
-        return {"problem": f"there is no {FILE} yet"}
+        return None, f"there is no {FILE} yet"
     except ValueError as error:
-        return {"problem": f"{FILE} is damaged: {error}"}
-    return found if isinstance(found, dict) else {"problem": f"{FILE} is damaged"}
+        return None, f"{FILE} is damaged: {error}"
+    except ClusterError:
+        return None, f"{FILE} is damaged, or of another version"
+    return found, found.problem
 
 
 def _log(file: Path, root: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 import { Chart, valueAt } from "rollmill/chart";
 import { h, replace } from "rollmill/dom";
-import { bytes, number, short, whole } from "rollmill/format";
+import { duration, number, short, whole } from "rollmill/format";
 import { choice, table } from "rollmill/parts";
 import { look, Plot, stairs } from "rollmill/plot";
 import { ask } from "rollmill/source";
@@ -53,7 +53,7 @@ export class ClustersPage {
     const last = (name) => lastOf(table_[name]);
     this.facts.textContent = `${run.state}; ${whole(last("cluster/nodes"))} nodes sampled at the last row of metrics, ${whole(last("cluster/segments"))} segments received, `
       + `${whole(last("cluster/lost_segments"))} lost, ${whole(last("cluster/refused_segments"))} refused, packed to 1/${number(last("cluster/pack_ratio"))} of their size. Starts of the gateway: ${whole(found.gateways)}.`;
-    replace(this.nodes, this.drawNodes(found, table_, seats), found.problem ? h("p", { class: "note" }, found.problem) : "");
+    replace(this.nodes, this.drawNodes(found, table_, seats, run.state === "running"), found.problem ? h("p", { class: "note" }, found.problem) : "");
     this.close();
     this.charts = [this.count(table_), ...PER_NODE.map(([key, title]) => this.perNode(key, title, seats, table_)), this.losses(table_)];
     replace(this.plots, this.charts.map((chart) => chart.element));
@@ -62,18 +62,18 @@ export class ClustersPage {
   }
 
   // A row for each seat that there ever was: what is known of it now, and at the last row in which it sampled.
-  drawNodes(found, table_, seats) {
+  drawNodes(found, table_, seats, running) {
     const known = new Map(found.nodes.map((node) => [node.seat, node]));
     const all = [...new Set([...seats, ...known.keys()])].sort((a, b) => a - b);
     const rows = all.map((seat) => {
       const node = known.get(seat);
       const of = (key) => lastOf(table_[`cluster/node${seat}/${key}`] ?? []);
       const stage = node?.stage ?? "not there";
-      return [String(seat), node?.node ?? "-", h("span", { class: FACES[stage] ?? "" }, stage), whole(node?.incarnation ?? of("incarnation")), rounded(of("frames_per_s")), number(of("mb_per_s")), number(of("lag")),
-        whole(node?.rows), node ? bytes(node.packed_bytes ?? 0) : "-", whole(starts(table_[`cluster/node${seat}/incarnation`] ?? [])), node?.reason || "-"];
+      return [String(seat), node?.node ?? "-", h("span", { class: FACES[stage] ?? "" }, stage), node?.reason || "-", whole(node?.incarnation ?? of("incarnation")), whole(starts(table_[`cluster/node${seat}/incarnation`] ?? [])),
+        rounded(of("frames_per_s")), number(of("mb_per_s")), number(of("lag")), whole(node?.steps), whole(node?.lost), node?.pack_ratio ? number(node.pack_ratio) : "-", running && node ? duration(node.heard) : "-"];
     });
-    const head = ["seat", "node", "stage", "incarnation", "frames/s", "MB/s", "lag", "steps received", "bytes received", "starts seen", "reason"];
-    return h("section", {}, h("h2", {}, "Nodes"), table(head, rows, 3), h("p", { class: "note" }, "Rates and lag: of the last row of metrics in which a node sampled."));
+    const head = ["seat", "node", "stage", "reason", "incarnation", "starts seen", "frames/s", "MB/s", "lag", "steps", "lost", "packed 1 to", "last heard"];
+    return h("section", {}, h("h2", {}, "Nodes"), table(head, rows, 4), h("p", { class: "note" }, "Rates and lag: of the last row of metrics in which a node sampled. Steps: of this incarnation; lost segments: of all of its node's."));
   }
 
   count(table_) {
