@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,39 @@ def test_files_are_named_by_their_contents_and_can_be_loaded_alone(tmp_path: Pat
     path = pool.path_of(entry)
     assert path.stem == tree_file.stored_checksum(path)
     assert version_of(load_checkpoint(path)) == 3
-    again = pool.publish(content_of(3), 3)
-    assert (again.file, again.id) == (entry.file, entry.id + 1)
-    assert len(files_of(pool)) == 1
+
+
+def test_the_same_model_again_is_the_one_that_is_there(tmp_path: Path) -> None:
+    """A run that is killed and goes on bit for bit publishes what it had published before."""
+    pool = ModelPool(tmp_path / "pool", keep=2)
+    entries = [pool.publish(content_of(k), k) for k in range(3)]
+    assert pool.publish(content_of(1), 1) == entries[1]
+    assert pool.entries() == tuple(entries[1:])
+    assert pool.publish(content_of(9), 9).id == 3
+    assert pool.publish(content_of(0), 0) == entries[0], "also one that had given way"
+    assert [entry.id for entry in pool.entries()] == [0, 2, 3]
+    assert pool.publish(content_of(8), 8).id == 4
+
+
+def test_models_that_somebody_needs_stay(tmp_path: Path) -> None:
+    pool = ModelPool(tmp_path / "pool", keep=2)
+    for k in range(4):
+        pool.publish(content_of(k), k, needed=[0])
+    assert [entry.id for entry in pool.entries()] == [0, 2, 3]
+    pool.publish(content_of(4), 4)
+    assert [entry.id for entry in pool.entries()] == [3, 4]
+
+
+def test_models_of_another_pool_keep_their_ids(tmp_path: Path) -> None:
+    old, new = ModelPool(tmp_path / "old", keep=9), ModelPool(tmp_path / "new", keep=9)
+    entries = [old.publish(content_of(k), k) for k in range(3)]
+    new.take_over(entries[1:], old.folder)
+    assert new.entries() == tuple(entries[1:])
+    assert version_of(new.by_id(2)) == 2
+    assert new.publish(content_of(7), 7).id == 3
+    new.take_over(entries[1:], tmp_path / "gone")  # they are there
+    with pytest.raises(CheckpointError):
+        new.take_over(entries, tmp_path / "gone")
 
 
 def test_ids_go_on_in_the_next_session_and_leftovers_are_swept(tmp_path: Path) -> None:
@@ -104,7 +135,7 @@ def test_a_reader_looks_again_when_its_model_gave_way(tmp_path: Path, monkeypatc
     read = reader._read
 
     def old_first() -> Any:
-        return (0, found) if (found := next(answers, None)) is not None else read()
+        return replace(read(), entries=found) if (found := next(answers, None)) is not None else read()
 
     monkeypatch.setattr(reader, "_read", old_first)
     assert version_of(reader.latest()) == 2

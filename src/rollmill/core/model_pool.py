@@ -13,7 +13,7 @@ next session sweeps. Ids go up over all sessions and are never given twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ _LOG = logging.getLogger("rollmill")
 INDEX = "index.json"
 FORMAT = 1
 _ENTRY: Shape = {"id": int, "version": int, "frames": int, "metric": (float, None), "milestone": bool, "file": str}
-_SHAPE: Shape = {"format": int, "next_id": int, "entries": [_ENTRY]}
+_SHAPE: Shape = {"format": int, "next_id": int, "entries": [_ENTRY], "former?": {str: int}}
+FORMER = 1000
+"""So many models that have given way keep their ids: a run that goes on from a checkpoint may come to them again."""
 TRIES = 5
 """How often a reader looks again when a model gives way between the index and the file."""
 
@@ -50,6 +52,16 @@ class Entry:
     file: str
 
 
+@dataclass(frozen=True)
+class _Index:
+    """What the index says."""
+
+    next_id: int
+    entries: tuple[Entry, ...]
+    former: Mapping[str, int]
+    """Ids of models that have given way, by their file."""
+
+
 class ModelPool:
     """A folder of models. Kept are the newest ``keep`` and, for ever, the first after every ``milestone_updates``.
 
@@ -66,7 +78,7 @@ class ModelPool:
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all models, oldest first."""
-        return self._read()[1]
+        return self._read().entries
 
     def latest(self) -> Loaded:
         """Return the newest model."""
@@ -100,37 +112,47 @@ class ModelPool:
                     raise
         raise AssertionError("the loop returns or raises")
 
-    def _read(self) -> tuple[int, tuple[Entry, ...]]:
-        """(next id, models)"""
+    def _read(self) -> _Index:
         path = self.folder / INDEX
         try:
             index = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
-            return 0, ()
+            return _Index(0, (), {})
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
         require_version(path, index, FORMAT, "format")
         with restoring(path):
             check_shape(index, _SHAPE)
-            return index["next_id"], tuple(Entry(**entry) for entry in index["entries"])
+            entries = tuple(Entry(**entry) for entry in index["entries"])
+            return _Index(index["next_id"], entries, index.get("former", {}))
 
     # -- publishing ----------------------------------------------------------------------------
 
-    def publish(self, content: Mapping[str, Any], version: int) -> Entry:
+    def publish(self, content: Mapping[str, Any], version: int, needed: Collection[int] = ()) -> Entry:
         """Add a model: ``content`` has ``frames``, ``metric`` and ``state``, as a checkpoint has.
+
+        A model that was there already, to the last bit, has the id that it had: a run that goes on from a checkpoint
+        may come to it again. ``needed``: ids of models that must not give way to this one.
 
         CheckpointError when it cannot be written; those that are there stay.
         """
-        next_id, found = self._read()
+        index = self._read()
         content = dict(content)
         name = f"{tree_file.tree_checksum(content)}.ckpt"
-        milestone = self._is_milestone(version, found)
-        entry = Entry(next_id, version, content["frames"], content["metric"], milestone, name)
+        if (same := next((entry for entry in index.entries if entry.file == name), None)) is not None:
+            return same
+        number = index.former.get(name, index.next_id)
+        milestone = self._is_milestone(version, index.entries)
+        entry = Entry(number, version, content["frames"], content["metric"], milestone, name)
         if not (self.folder / name).exists():
             save_guarded(self.folder / name, content, self._min_free_mb)
-        kept = self._kept((*found, entry))
+        found = tuple(sorted((*index.entries, entry), key=lambda own: own.id))
+        kept = self._kept(found, {*needed, number})
+        gone = {own.file: own.id for own in found if own not in kept}
+        former = {**{file: own for file, own in index.former.items() if file != name}, **gone}
+        former = dict(list(former.items())[-FORMER:])
         try:
-            self._write(next_id + 1, kept)
+            self._write(_Index(max(index.next_id, number + 1), kept, former))
             self._sweep(kept)
         except OSError as error:
             raise CheckpointError(f"{self.folder}: no model can be published: {error.strerror or error}") from error
@@ -148,13 +170,32 @@ class ModelPool:
             return False
         return all(entry.version // every != version // every for entry in found if entry.milestone)
 
-    def _kept(self, found: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        newest = {entry.id for entry in found[-self._keep :]}
-        return tuple(entry for entry in found if entry.milestone or entry.id in newest)
+    def kept(self, found: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Those of ``found`` that stay by the pool's rules."""
+        return self._kept(found, ())
 
-    def _write(self, next_id: int, entries: tuple[Entry, ...]) -> None:
-        listed = [asdict(entry) for entry in entries]
-        atomic.write_json(self.folder / INDEX, {"format": FORMAT, "next_id": next_id, "entries": listed})
+    def _kept(self, found: tuple[Entry, ...], needed: Collection[int]) -> tuple[Entry, ...]:
+        stay = {entry.id for entry in found[-self._keep :]} | {*needed}
+        return tuple(entry for entry in found if entry.milestone or entry.id in stay)
+
+    def take_over(self, entries: Sequence[Entry], source: Path) -> None:
+        """Have these models, too, under their ids: from the folder ``source`` of the pool that they are in.
+
+        For a run that goes on from a checkpoint of another run. CheckpointError when one of them cannot be had.
+        """
+        index = self._read()
+        missing = [entry for entry in entries if entry not in index.entries]
+        for entry in missing:
+            if not (self.folder / entry.file).exists():
+                save_guarded(self.folder / entry.file, tree_file.load_tree(source / entry.file), self._min_free_mb)
+        if missing:
+            both = sorted((*index.entries, *missing), key=lambda entry: entry.id)
+            self._write(_Index(max(index.next_id, both[-1].id + 1), tuple(both), index.former))
+
+    def _write(self, index: _Index) -> None:
+        listed = [asdict(entry) for entry in index.entries]
+        content = {"format": FORMAT, "next_id": index.next_id, "entries": listed, "former": dict(index.former)}
+        atomic.write_json(self.folder / INDEX, content)
 
     def _sweep(self, kept: tuple[Entry, ...]) -> None:
         named = {entry.file for entry in kept}

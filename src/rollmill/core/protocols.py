@@ -248,6 +248,37 @@ class PolicyOutput:
         return PolicyOutput(action, blank, blank)
 
 
+@dataclass(frozen=True)
+class Seats:
+    """Who plays some lanes in the episodes that begin there."""
+
+    policy_id: Array  # [n] int16: a policy of the run, or an opponent
+    version: Array  # [n] int64: of an opponent's weights; of a policy of the run it is known when it acts
+    opponent: Array  # [n] int16: the policy_id of whom the lane plays against
+
+
+class Matchmaker(Protocol):
+    """Self-play: chooses who meets whom, and plays those who do not learn.
+
+    Policies of the run are numbered from 0; every higher ``policy_id`` is an opponent's.
+    """
+
+    def seat(self, lanes: Array, episodes: Array) -> Seats:
+        """Whom the lanes ``[n]`` belong to in the episodes ``[n]`` that begin there: all agents of each environment.
+
+        Asked once for an episode, at its first row: within an episode nobody changes.
+        """
+
+    def act_for(self, policy_ids: Array, request: ActRequest) -> PolicyOutput:
+        """Decide for lanes whose opponents ``policy_ids`` ``[n]`` are."""
+
+    def acting_state(self) -> dict[str, Any]:
+        """Memory and randomness of the opponents in the running episodes, for a checkpoint of serial mode."""
+
+    def load_acting_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``acting_state`` was taken."""
+
+
 class Learner(Saveable, Protocol):
     """Turns finished segments into better weights."""
 

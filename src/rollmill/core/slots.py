@@ -59,6 +59,8 @@ OUTPUT_FIELDS = (
     Field("policy_id", "int16"),
     Field("frames", "int64"),
 )
+OPPONENT = Field("opponent", "int16")
+"""Output field of runs with self-play: the ``policy_id`` of whom the lane plays against."""
 SMALL_BYTES = 1 << 16
 """Columns of a segment below this size are gathered by one numpy expression, larger ones segment by segment."""
 CARRIED_FIELDS = ("first", "step", "episode")
@@ -128,6 +130,8 @@ class SegmentLayout:
     lanes: int
     state_size: int = 0
     state_every: int = 0
+    opponents: bool = False
+    """Whether rows say who plays against whom (self-play)."""
 
     @property
     def rows(self) -> int:
@@ -142,6 +146,7 @@ class SegmentLayout:
         columns = [Field(OBS + f.name, f.dtype, f.shape) for f in self.spec.observation]
         columns += [f for f in self.spec.written if f.name.startswith(INFO)]
         columns += [*WORKER_FIELDS, self.spec.action.field, *OUTPUT_FIELDS]
+        columns += [OPPONENT] if self.opponents else []
         rows = [(field, self.rows) for field in columns]
         if self.state_size:
             rows.append((Field("state", "float32", (self.state_size,)), self.state_rows))

@@ -28,10 +28,10 @@ Entry = Mapping[str, Any]
 
 
 class Ledger:
-    """Appends to the file; ``entries`` are all lines."""
+    """Appends to the file ``name`` of a folder; ``entries`` are all lines."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
+    def __init__(self, folder: Path, name: str = NAME) -> None:
+        self.path = folder / name
         self.entries: list[Entry] = []
 
     def begin(self, entries: Sequence[Entry]) -> None:

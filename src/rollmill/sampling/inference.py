@@ -8,22 +8,27 @@ becomes a finished segment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
 from rollmill.core.fields import Array
-from rollmill.core.protocols import Actor, ActRequest, GroupRows, InPlacePolicy, Policy
+from rollmill.core.protocols import Actor, ActRequest, GroupRows, InPlacePolicy, Matchmaker, Policy, PolicyOutput
+from rollmill.core.shapes import INTS, Shape, check_shape
 from rollmill.core.slots import CARRIED_FIELDS, Arena
 from rollmill.sampling.mailbox import Mailbox
+
+SEATS_SHAPE: Shape = {"policy_id": INTS, "version": INTS, "opponent": INTS, "episode": INTS}
 
 
 class Inference:
     """The acting side of the policies. Not thread-safe: one thread infers."""
 
-    def __init__(self, arena: Arena, box: Mailbox, policies: Sequence[Actor]) -> None:
-        """``policies``: one ``InPlacePolicy``, or any number of ``Policy``."""
+    def __init__(
+        self, arena: Arena, box: Mailbox, policies: Sequence[Actor], matchmaker: Matchmaker | None = None
+    ) -> None:
+        """``policies``: one ``InPlacePolicy``, or any number of ``Policy``; ``matchmaker``: only with these."""
         layout = arena.layout
         self._arena = arena
         self._box = box
@@ -32,6 +37,14 @@ class Inference:
         self._lane_numbers = np.arange(layout.lanes)
         self.policy_of_lane = np.zeros((len(box.command), layout.lanes), np.int16)
         """[groups, L]: which policy acts for a lane."""
+        self._matchmaker = matchmaker
+        self._seats: dict[str, Array] = {
+            "policy_id": self.policy_of_lane,
+            "version": np.zeros(self.policy_of_lane.shape, np.int64),
+            "opponent": np.zeros(self.policy_of_lane.shape, np.int16),
+            "episode": np.full(self.policy_of_lane.shape, -1, np.int64),
+        }
+        """[groups, L] each, with self-play: who plays a lane against whom, and in which episode."""
         self.free: deque[int] = deque(range(len(box.command), arena.slots))
         self.frames = 0
         """Simulator frames decided so far; stamped on every row."""
@@ -69,29 +82,35 @@ class Inference:
         self.group_of_slot[fresh] = groups[full]
         slots[full], rows[full] = fresh, 0
         self.decide(groups, slots, rows, closing)
-        for name in ("value", "version", "policy_id", "frames"):
+        for name in ("value", "version", "policy_id", "frames", *([] if self._matchmaker is None else ["opponent"])):
             self._arena[name][finished, -1] = self._arena[name][fresh, 0]
         box.slot[groups] = slots
         box.row[groups] = rows
         return [int(slot) for slot in finished]
 
     def infer_again(self, groups: Array) -> None:
-        """Decide once more for rows that were decided and not sent yet: there are new weights."""
+        """Decide once more for rows that were decided and not sent yet: there are new weights.
+
+        Opponents have none: what they have decided stands.
+        """
         self.frames -= groups.size * self._arena.layout.lanes * self._arena.layout.spec.frames_per_step
-        self.decide(groups, self._box.slot[groups], self._box.row[groups], None)
+        self.decide(groups, self._box.slot[groups], self._box.row[groups], None, again=True)
 
     def _carry_over(self, old: Array, new: Array) -> None:
         arena = self._arena
         for array in (*arena.obs.values(), *arena.info.values(), *(arena[name] for name in CARRIED_FIELDS)):
             array[new, 0] = array[old, -1]
 
-    def decide(self, groups: Array, slots: Array, rows: Array, closing: Array | None) -> None:
-        """Ask the policies about these rows and write what they say; ``closing`` as in ``GroupRows``."""
+    def decide(self, groups: Array, slots: Array, rows: Array, closing: Array | None, again: bool = False) -> None:
+        """Ask the policies about these rows and write what they say; ``closing`` as in ``GroupRows``.
+
+        ``again``: it was done before, and weights of the run's own policies have changed since.
+        """
         layout = self._arena.layout
         self.frames += groups.size * layout.lanes * layout.spec.frames_per_step
         if self._in_place is not None:
             self._in_place.decide_in_place(
-                GroupRows(groups, slots, rows, closing), lambda: self._stamp(0, slots, rows, None)
+                GroupRows(groups, slots, rows, closing), lambda: self._stamp(self._stamps_of(0), slots, rows, None)
             )
             return
         if closing is None:
@@ -107,13 +126,50 @@ class Inference:
             episodes=lambda: self._rows_of(self._arena["episode"], slots, rows),
             rewards=lambda: self._last_rewards(slots, rows, closing),
         )
-        if len(self._policies) == 1:
+        if self._matchmaker is not None:
+            self._seat(request)
+        elif len(self._policies) == 1:
             self._ask(0, request, slots, rows, None)
             return
         owner = self.policy_of_lane[groups].ravel()
-        for k in np.unique(owner):
-            mine = np.nonzero(owner == k)[0]
-            self._ask(int(k), request.part(mine), slots, rows, mine)
+        for k in np.unique(np.minimum(owner, len(self._policies))).tolist():
+            mine = np.nonzero(owner == k if k < len(self._policies) else owner >= k)[0]
+            part = request.part(mine)
+            if k < len(self._policies):
+                self._ask(k, part, slots, rows, mine)
+            elif not again:
+                assert self._matchmaker is not None, "nobody else seats opponents"
+                self._write_output(self._matchmaker.act_for(owner[mine], part), slots, rows, mine)
+                self._stamp(
+                    {name: self._seat_of(name, part.lanes) for name in ("policy_id", "version")}, slots, rows, mine
+                )
+        if self._matchmaker is not None:
+            self._write(self._arena["opponent"], slots, rows, None, self._seats["opponent"][groups])
+
+    def _seat(self, request: ActRequest) -> None:
+        """Ask who plays where an episode begins. A row may be decided twice (``infer_again``): it is asked once."""
+        assert self._matchmaker is not None
+        begins = request.first & (request.episode != self._seat_of("episode", request.lanes))
+        if not begins.any():
+            return
+        lanes, episodes = request.lanes[begins], request.episode[begins]
+        seats = self._matchmaker.seat(lanes, episodes)
+        new = {"policy_id": seats.policy_id, "version": seats.version, "opponent": seats.opponent, "episode": episodes}
+        for name, values in new.items():
+            self._seats[name].reshape(-1)[lanes] = values
+
+    def _seat_of(self, name: str, lanes: Array) -> Array:
+        found: Array = self._seats[name].reshape(-1)[lanes]
+        return found
+
+    def seats(self) -> dict[str, Array]:
+        """Who plays every lane, for a checkpoint of serial mode; empty without self-play."""
+        return {} if self._matchmaker is None else {name: array.copy() for name, array in self._seats.items()}
+
+    def load_seats(self, saved: Mapping[str, Array]) -> None:
+        check_shape(saved, SEATS_SHAPE)
+        for name, array in self._seats.items():
+            array[:] = saved[name]
 
     def _last_rewards(self, slots: Array, rows: Array, closing: Array) -> Array:
         """``[n]``: the reward of row t - 1 lies in the slot that row t lies in, or, where row t opens a slot, in the
@@ -125,19 +181,22 @@ class Inference:
 
     def _ask(self, k: int, request: ActRequest, slots: Array, rows: Array, mine: Array | None) -> None:
         """Ask policy ``k`` for ``request`` and write its output; ``mine``: positions among all lanes."""
-        policy, layout = self._policies[k], self._arena.layout
-        output = policy.act(request)
+        self._write_output(self._policies[k].act(request), slots, rows, mine)
+        self._stamp(self._stamps_of(k), slots, rows, mine)
+
+    def _write_output(self, output: PolicyOutput, slots: Array, rows: Array, mine: Array | None) -> None:
         columns = {"action": output.action, "log_prob": output.log_prob, "value": output.value}
         for name, values in columns.items():
             self._write(self._arena[name], slots, rows, mine, values)
-        self._stamp(k, slots, rows, mine)
-        if layout.state_size and output.state is not None:
+        if self._arena.layout.state_size and output.state is not None:
             self._keep_state(output.state, slots, rows, mine)
 
-    def _stamp(self, k: int, slots: Array, rows: Array, mine: Array | None) -> None:
+    def _stamps_of(self, k: int) -> dict[str, int]:
+        return {"policy_id": k, "version": self._policies[k].version}
+
+    def _stamp(self, who: Mapping[str, Array | int], slots: Array, rows: Array, mine: Array | None) -> None:
         """Write down who has decided, and when."""
-        stamps = {"version": self._policies[k].version, "policy_id": k, "frames": self.frames}
-        for name, value in stamps.items():
+        for name, value in {**who, "frames": self.frames}.items():
             self._write(self._arena[name], slots, rows, mine, value)
 
     def _keep_state(self, state: Array, slots: Array, rows: Array, mine: Array | None) -> None:

@@ -22,10 +22,10 @@ import numpy as np
 
 from rollmill.core.fields import TASK_FIELD, Array, EnvSpec
 from rollmill.core.machine import available_cores
-from rollmill.core.protocols import Actor
+from rollmill.core.protocols import Actor, Matchmaker
 from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
-from rollmill.core.shapes import ARRAY, FLAGS, FLOATS, INTS, Shape
+from rollmill.core.shapes import ARRAY, FLAGS, FLOATS, INTS, MAPPING, Shape
 from rollmill.core.slots import OBS, Arena, RowOut, SegmentLayout
 from rollmill.envs.batch import EnvBatch
 from rollmill.envs.levels.draw import LevelDraws, draws_of
@@ -56,6 +56,8 @@ COUNTERS_SHAPE: Shape = {
 EXACT_SHAPE: Shape = {
     **COUNTERS_SHAPE,
     "first_frames?": INTS,
+    "seats?": MAPPING,
+    "opponents?": MAPPING,
     "held": [{"row": int, "fields": {str: ARRAY}}],
     "finished": [{"group": int, "fields": {str: ARRAY}}],
     "envs": [
@@ -175,11 +177,12 @@ def default_workers() -> int:
 class Sampler:
     """Owns the arena, the mailbox, the pool and the acting side of the policies."""
 
-    def __init__(self, plan: SamplerPlan, policies: Sequence[Actor]) -> None:
+    def __init__(self, plan: SamplerPlan, policies: Sequence[Actor], matchmaker: Matchmaker | None = None) -> None:
         settings = plan.settings
         self.plan = plan
+        state_size, several = policies[0].state_size, matchmaker is not None
         layout = SegmentLayout(
-            plan.spec, settings.rollout, plan.lanes_per_group, policies[0].state_size, plan.state_every
+            plan.spec, settings.rollout, plan.lanes_per_group, state_size, plan.state_every, opponents=several
         )
         self.arena = Arena(layout, plan.all_slots)
         envs = plan.workers * settings.envs_per_worker
@@ -193,7 +196,8 @@ class Sampler:
         except BaseException:
             self._let_go()
             raise
-        self.inference = Inference(self.arena, self.box, policies)
+        self._matchmaker = matchmaker
+        self.inference = Inference(self.arena, self.box, policies, matchmaker)
         if plan.policy_of_group:
             self.inference.policy_of_lane[:] = np.array(plan.policy_of_group)[:, None]
         self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
@@ -558,7 +562,14 @@ class Sampler:
                 for slot in self.finished
             ],
             "envs": [batch.replay_state() for batch in self._local_batches()],
+            **self._matches(),
         }
+
+    def _matches(self) -> dict[str, Any]:
+        """Who plays whom in the running episodes; nothing without self-play."""
+        if self._matchmaker is None:
+            return {}
+        return {"seats": self.inference.seats(), "opponents": self._matchmaker.acting_state()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Start where ``state`` was taken (instead of ``start``); envs are replayed to where they were."""
@@ -566,6 +577,9 @@ class Sampler:
         self._load_counts(state)
         self.box.next_episode[:] = state["next_episode"]
         self._first_frames[:] = state.get("first_frames", -1)
+        if self._matchmaker is not None:
+            self.inference.load_seats(state["seats"])
+            self._matchmaker.load_acting_state(state["opponents"])
         self.box.row[:] = -1
         self.pool.start()
         for group, (batch, env_state) in enumerate(zip(self._local_batches(), state["envs"], strict=True)):

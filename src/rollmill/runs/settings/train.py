@@ -28,6 +28,7 @@ from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
 from rollmill.monitor.trackio import TrackioSettings, require_trackio
 from rollmill.monitor.wandb import WandbSettings, require_wandb
+from rollmill.pbt.selfplay_settings import SelfPlaySettings
 from rollmill.pbt.settings import PbtSettings
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
@@ -36,6 +37,7 @@ from rollmill.runs.settings.cluster_checks import check_cluster
 from rollmill.runs.settings.population_checks import check_population
 from rollmill.runs.settings.replay_checks import check_replay, check_replay_room
 from rollmill.runs.settings.sac_checks import check_algorithm, check_sac_env
+from rollmill.runs.settings.selfplay_checks import check_selfplay, check_selfplay_env
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
 
@@ -282,6 +284,7 @@ class TrainConfig:
     sac: SacSettings = field(default_factory=SacSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     pbt: PbtSettings = field(default_factory=PbtSettings)
+    selfplay: SelfPlaySettings = field(default_factory=SelfPlaySettings)
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
@@ -331,6 +334,7 @@ def check(config: TrainConfig) -> None:
     check_env_settings(config.env)
     check_levels(config.env)
     check_population(config)
+    check_selfplay(config)
     _check_frozen(config)
     _check_tasks(config)
     check_algorithm(config)
@@ -429,6 +433,7 @@ def segments_per_batch(config: TrainConfig, spec: EnvSpec) -> int:
         check_sac_env(config, spec)
     check_replay_room(config, spec)
     _check_policies(config, spec)
+    check_selfplay_env(config, spec)
     return _segments(config, spec.agents)
 
 

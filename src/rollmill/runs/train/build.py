@@ -21,6 +21,7 @@ from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.learning.ranks import Ranks, SingleRank
 from rollmill.learning.sac import build_sac
 from rollmill.learning.settings import LearningSettings
+from rollmill.models.acting.frozen import FrozenNetworks
 from rollmill.models.acting.graph import GraphPolicy
 from rollmill.models.acting.mirror import Mirror
 from rollmill.models.acting.policy import TorchPolicy
@@ -32,6 +33,7 @@ from rollmill.runs.settings.population_checks import group_owners
 from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segments_taken
 from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.runs.train.cluster import node_sampling, remote_slots
+from rollmill.runs.train.matches import Matches
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.policies.warmup import WarmupPolicy
@@ -55,6 +57,8 @@ class Parts:
     ranks: Ranks
     device: torch.device
     boards: list[WeightBoard]
+    matches: Matches | None = None
+    """Who plays whom, with self-play."""
 
 
 def build_parts(
@@ -112,6 +116,7 @@ def build_parts(
     # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
     resident = config.learning.algorithm == "appo" and not config.replay.on and not plan.idle
     resident = resident and not config.learning.eager  # then acting runs Python, too, and breakpoints in networks stop
+    resident = resident and not config.selfplay.on
     if device.type == "cuda" and policies == 1 and resident:
         return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
     lanes = plan.groups * plan.lanes_per_group
@@ -123,10 +128,20 @@ def build_parts(
         if config.learning.algorithm == "sac":
             actor = WarmupPolicy(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
         actors.append(actor)
-    sampler = Sampler(plan, actors)
+    matches = _build_matches(config, plan, device, own) if config.selfplay.on else None
+    sampler = Sampler(plan, actors, matches)
     if config.env.policies:
         sampler.inference.policy_of_lane[:] = lane_owners(config.env.policies, plan.groups, plan.lanes_per_group)
-    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device, boards)
+    return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device, boards, matches)
+
+
+def _build_matches(config: TrainConfig, plan: SamplerPlan, device: torch.device, seeds: Seeds) -> Matches:
+    """Self-play, still without opponents (``runs.train.selfplay``)."""
+    envs = plan.groups * plan.lanes_per_group // plan.spec.agents
+    own = seeds.branch("selfplay")
+    model = build_model(plan.spec, config.model).to(device)
+    networks = FrozenNetworks(model, envs * plan.spec.agents, own.branch("actions").integer())
+    return Matches(config, plan.spec, networks, envs, own)
 
 
 def _must_wait(config: TrainConfig, spec: EnvSpec) -> bool:

@@ -38,6 +38,7 @@ from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_t
 from rollmill.runs.train.population import Members
 from rollmill.runs.train.rank_sync import COUNTERS, RankSync
 from rollmill.runs.train.reporting import TrainMetrics
+from rollmill.runs.train.selfplay import SelfPlay
 from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
 
 log = logging.getLogger("rollmill")
@@ -87,6 +88,10 @@ class OnlineRun:
             self.members = Member(config, appo, parts.sampler, life, self.save)
         if self.members is not None:
             metrics.follow(self.members)
+        self.selfplay: SelfPlay | None = None
+        """Opponents and results, if policies play against others than themselves."""
+        if parts.matches is not None:
+            self.selfplay = SelfPlay(config, parts.matches, parts.sampler, life.folder)
         self._learners = [learner for learner in parts.learners if learner.policy_id not in config.learning.frozen]
         self._rank_sync = RankSync(parts.ranks, parts.sampler)
         self._dropped = 0
@@ -434,6 +439,7 @@ class OnlineRun:
             "ranks": self._rank_sync.state(),
             "reporter": self._metrics.state(),
             **({} if self.members is None else {self.members.saved_as: self.members.state()}),
+            **({} if self.selfplay is None else {"selfplay": self.selfplay.state()}),
             "recorder": asdict(self.recorder.tally.plus(self.recorder.counts())) if self.recorder else {},
         }
 
@@ -464,6 +470,9 @@ class OnlineRun:
         if self.members is not None:
             with restoring(path, self.members.saved_as):
                 self.members.load_state(state[self.members.saved_as])
+        if self.selfplay is not None and "selfplay" in state:
+            with restoring(path, "selfplay"):
+                self.selfplay.load_state(state["selfplay"], path)
         if self.recorder is not None:
             with restoring(path, "recorder"):
                 self.recorder.tally = DropCounts(**state.get("recorder", {}))
@@ -489,6 +498,7 @@ class OnlineRun:
             and old["sampling"] == new["sampling"]
             and old["env"] == new["env"]
             and old.get("pbt", new["pbt"]) == new["pbt"]
+            and old["selfplay"] == new["selfplay"]
             and old["learning"]["recurrence"] == new["learning"]["recurrence"]
             and len(held) == self.parts.sampler.plan.groups  # workers=0 is a matter of the machine
         )

@@ -35,6 +35,10 @@ class Publisher(Observer):
         self._pool.tidy()
         self._count(self._pool)
         self._version = _updates(run)
+        if run.selfplay is not None and not run.selfplay.models:
+            self._publish(run)  # somebody must be there to play against
+            if not run.selfplay.models and run.config.selfplay.pool_share:
+                raise CheckpointError("nobody is there to play against: the first model could not be published")
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         s, updates = self._settings, _updates(run)
@@ -44,7 +48,8 @@ class Publisher(Observer):
             self._publish(run)
 
     def on_stop(self, run: OnlineRun) -> None:
-        if run.stop_reason and _updates(run) > self._version:
+        # Opponents come at their time: a run that goes on later plays against those that one without a stop would have.
+        if run.stop_reason and _updates(run) > self._version and run.selfplay is None:
             self._publish(run)
 
     def _publish(self, run: OnlineRun) -> None:
@@ -52,8 +57,11 @@ class Publisher(Observer):
         self._at, self._version = time.monotonic(), _updates(run)
         try:
             run.folder.require()
-            entry = self._pool.publish(weights_only(run), self._version)
+            content = weights_only(run)
+            entry = self._pool.publish(content, self._version, run.selfplay.needed() if run.selfplay else ())
             log.debug("published model %d (%d updates)", entry.id, entry.version)
+            if run.selfplay is not None:
+                run.selfplay.admit(entry, content)
             self._count(self._pool)
         except CheckpointError as error:
             self.failures += 1

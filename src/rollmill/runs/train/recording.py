@@ -22,11 +22,13 @@ from rollmill.store.format.schema import Column, StoreSchema, create_store
 def store_schema(config: TrainConfig, spec: EnvSpec) -> StoreSchema:
     """What the run's store holds."""
     extra = {"log_prob": Column("log_prob", "float32"), "value": Column("value", "float32", per="obs")}
+    # Row by row, so that it can be seen that nobody changes within an episode.
+    who = [Column("policy_id", "int16"), Column("opponent", "int16")] if config.selfplay.on else []
     return StoreSchema.for_env(
         spec,
         env_id=config.env.id,
         env_kwargs=config.env.args,
-        extra=[extra[name] for name in config.recording.columns],
+        extra=[*(extra[name] for name in config.recording.columns), *who],
         image_codec=config.recording.image_codec,
     )
 

@@ -167,16 +167,20 @@ class TrainMetrics:
         new: list[EpisodeEnd] = []
         while ended:
             episode = ended.popleft()
+            new.append(episode)
+            if episode.policy_id >= self._config.policy_count:
+                continue  # an opponent's, who does not learn
             self.episodes.add([episode.episode_return], [episode.length])
             if self.policies:
                 self.policies[episode.policy_id].add([episode.episode_return], [episode.length])
             self._workers.add({f"worker{episode.lane // lanes}/return": episode.episode_return})
             self._tasks.add(episode)
-            new.append(episode)
         if self._played is not None:
             self._played.add(new)
         if self._members is not None:
             self._members.ratings.add(new)
+        if run.selfplay is not None:
+            run.selfplay.add(new)
         extras = run.parts.sampler.pool.report.episode_stats
         while extras:
             lane, number, stats = extras.popleft()
@@ -214,6 +218,8 @@ class TrainMetrics:
         }
         if self._members is not None:
             metrics |= self._members.metrics()
+        if run.selfplay is not None:
+            metrics |= run.selfplay.metrics()
         if run.recorder is not None:
             metrics |= recorder_metrics(run.recorder)
         if run.cluster is not None:

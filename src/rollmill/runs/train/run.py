@@ -105,6 +105,8 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
             run.recorder = build_recorder(config, run.parts.sampler, life.folder.data, environment, sample)
         run.cluster = stack.enter_context(start_cluster(config, run.parts, environment, life.folder.path))
         life.begin(run)
+        if run.selfplay is not None:
+            run.selfplay.begin()
         ranks.join(run)
         for observer in reversed(observers):  # one call each: all are told, even when one of them fails
             stack.callback(call_hook, observer, "on_stop", run)

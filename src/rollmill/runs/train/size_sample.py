@@ -125,6 +125,8 @@ class _Player:
                 values = [row[column.name] for row in rows] + [obs[column.name.removeprefix(OBS)][0].copy()]
             elif column.name in rows[0]:
                 values = [row[column.name] for row in rows]
+            elif column.numpy.kind == "i":  # who plays: the same in all rows
+                values = [0] * (len(rows) + (column.per == "obs"))
             else:  # what a policy says: numbers that hardly compress
                 values = list(self._rng.normal(size=len(rows) + (column.per == "obs")))
             columns[column.name] = np.asarray(values, column.numpy)

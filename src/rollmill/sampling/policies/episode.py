@@ -18,6 +18,7 @@ from rollmill.core.fields import MASK_FIELD, ActionSpec, Array, EnvSpec, Obs
 from rollmill.core.imports import import_object
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import check_shape
 from rollmill.sampling.schedule import EpisodeSchedule
 
 AHEAD = 64
@@ -36,15 +37,29 @@ class EpisodePolicy(Policy):
         self.spec = spec
         self.lanes = schedule.envs * spec.agents
         self._schedule = schedule
+        self._begun: dict[int, int] = {}
+        """The episode that each lane is in."""
 
     def act(self, request: ActRequest) -> PolicyOutput:
         fresh = np.flatnonzero(request.first)
         if fresh.size:
             for k in fresh.tolist():
-                lane = int(request.lanes[k])
-                env, agent = divmod(lane, self.spec.agents)
-                self.begin(lane, self._schedule.policy_seeds(env, int(request.episode[k]), agent))
+                self._begin(int(request.lanes[k]), int(request.episode[k]))
         return PolicyOutput.of(self.decide(request.lanes, request.obs))
+
+    def _begin(self, lane: int, episode: int) -> None:
+        self._begun[lane] = episode
+        env, agent = divmod(lane, self.spec.agents)
+        self.begin(lane, self._schedule.policy_seeds(env, episode, agent))
+
+    def state(self) -> dict[str, Any]:
+        """Which episode each lane is in: what it has drawn or remembered there begins anew when it goes on."""
+        return {"begun": [[lane, episode] for lane, episode in self._begun.items()]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        check_shape(state, {"begun": [[int]]})
+        for lane, episode in state["begun"]:
+            self._begin(lane, episode)
 
     def begin(self, lane: int, seeds: Seeds) -> None:
         """A lane sees the first observation of an episode; all its randomness grows from ``seeds``."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
+from rollmill.core.shapes import MAPPING, check_shape
 from rollmill.core.slots import Arena
 from rollmill.sampling.schedule import EpisodeSchedule
 
@@ -36,6 +38,14 @@ class PolicyPerAgent(Policy):
     def refresh(self) -> int:
         self.version = max(member.refresh() for member in self._members)
         return self.version
+
+    def state(self) -> dict[str, Any]:
+        return {"members": [member.state() for member in self._members]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        check_shape(state, {"members": [MAPPING]})
+        for member, own in zip(self._members, state["members"], strict=True):
+            member.load_state(own)
 
     def act(self, request: ActRequest) -> PolicyOutput:
         owner = self._owner(request)
