@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
+from rollmill.core.protocols import ActRequest, Policy, PolicyOutput, Seats
 from rollmill.core.slots import CARRIED_FIELDS, OBS, Arena, SegmentLayout
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
@@ -260,3 +260,66 @@ def test_a_policy_that_is_not_told_of_rewards_says_so() -> None:
     request = ActRequest(np.ones(1, bool), np.zeros(1, np.int64), none, none, none, none, dict)
     with pytest.raises(RuntimeError, match="must tell it the episodes and the last rewards"):
         request.part(np.array([0])).reward  # noqa: B018
+
+
+class DrawsLots:
+    """Seats lanes by lot, opponents among them, and remembers; opponents answer with their number."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.seated: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    def seat(self, lanes: np.ndarray, episodes: np.ndarray) -> Seats:
+        drawn = self.rng.integers(0, 9, (3, len(lanes)))
+        for lane, episode, own in zip(lanes.tolist(), episodes.tolist(), drawn.T.tolist(), strict=True):
+            assert (lane, episode) not in self.seated, "asked once for every episode"
+            self.seated[lane, episode] = tuple(own)
+        return Seats(drawn[0].astype(np.int16), 100 + drawn[1], drawn[2].astype(np.int16))
+
+    def act_for(self, policy_ids: np.ndarray, request: ActRequest) -> PolicyOutput:
+        assert (policy_ids >= 2).all()
+        return PolicyOutput(np.zeros(len(policy_ids)), -policy_ids, policy_ids + 1000.0, np.zeros((len(policy_ids), 2)))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_players_change_at_first_rows_only(seed: int) -> None:
+    """Random deaths, ends and orders of groups; some rows are decided twice, as sync mode does for new weights."""
+    rng = np.random.default_rng(seed)
+    table = Table(policies=2)
+    lots = DrawsLots(rng)
+    table.arena = Arena(SegmentLayout(SPEC, STEPS, LANES, 2, opponents=True), SLOTS)
+    inference = table.inference = Inference(table.arena, table.box, table.policies, lots)
+    table.box.row[:] = -1
+    episode, first = np.zeros((GROUPS, LANES), int), np.ones((GROUPS, LANES), bool)
+    told: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for _ in range(60):
+        groups = rng.permutation(GROUPS)[: rng.integers(1, GROUPS + 1)]
+        for group in groups.tolist():
+            if rng.random() < 0.1:  # its worker has died: all its episodes begin anew, in row 0
+                table.box.row[group] = -1
+                episode[group] += 1
+                first[group] = True
+            slot, row = int(table.box.slot[group]), int(table.box.row[group]) + 1
+            table.arena["first"][slot, row], table.arena["episode"][slot, row] = first[group], episode[group]
+            for array in table.arena.obs.values():
+                array[slot, row] = 1
+        for slot in inference.infer(groups):
+            inference.free.append(slot)
+        if rng.random() < 0.3:
+            inference.infer_again(groups)
+        for group in groups.tolist():
+            slot, row = int(table.box.slot[group]), int(table.box.row[group])
+            for lane in range(LANES):
+                who, version, against = (
+                    int(table.arena[name][slot, row, lane]) for name in ("policy_id", "version", "opponent")
+                )
+                number = group * LANES + lane, int(episode[group, lane])
+                drawn = lots.seated[number]
+                assert (who, against) == (drawn[0], drawn[2])
+                assert version == 100 + drawn[1] if who >= 2 else version < 200
+                told.setdefault(number, set()).add((who, against, version if who >= 2 else 0))
+                assert (table.arena["value"][slot, row, lane] == who + 1000) == (who >= 2)
+            first[group] = rng.random(LANES) < 0.2
+            episode[group] += first[group]
+    assert max(map(len, told.values())) == 1
+    assert len(told) > 30

@@ -75,6 +75,9 @@ def code_in(config: object, trains: bool = False) -> dict[KeyPath, Any]:
     if trains and isinstance(config, TrainConfig):
         found |= {("learning", "custom"): config.learning.custom} if config.learning.custom else {}
         found |= {("observers", "use"): list(config.observers.use)} if config.observers.use else {}
+        found |= {("selfplay", "rule"): config.selfplay.rule} if config.selfplay.own_rule else {}
+        coded = [name for name in config.selfplay.anchors if ":" in name]
+        found |= {("selfplay", "anchors"): config.selfplay.anchors} if coded else {}
     return found
 
 

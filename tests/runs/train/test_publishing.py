@@ -14,6 +14,7 @@ from rollmill.core.checkpoints import Checkpoints, load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError, RollmillError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
+from rollmill.runs.policies.find import checkpoint_name
 from rollmill.runs.policies.online_state import require_online
 from rollmill.runs.train import publishing
 from rollmill.runs.train.loop import OnlineRun
@@ -34,6 +35,7 @@ def test_models_are_published_by_updates_and_at_the_end(tmp_path: Path) -> None:
     last = saved_state(folder)["learners"][0]["model"]
     assert all(np.array_equal(latest.state["learners"][0]["model"][name], last[name]) for name in last)
     first = pool.entries()[0]
+    assert checkpoint_name(pool.path_of(first)) == "run/model 1"
     assert require_online(load_checkpoint(pool.path_of(first))).step == first.frames
     _, folder = train_here(tmp_path, *words, "stop.batches=20", mode="resume")
     assert [(entry.id, entry.version) for entry in pool.entries()] == [(1, 6), (3, 12), (6, 18), (7, 20)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from rollmill.models.acting import frozen
 from rollmill.pbt.matchmaking import TOP
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
+from rollmill.sampling.pool import ProcessPool
 from rollmill.store.reader import Store
 
 DUEL = ("env=duel_envs:Duel", "stop.frames=0", "report.every_frames=64")
@@ -145,7 +148,7 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path, rule: str) -> None:
     train_here(tmp_path / "parts", *words, observers=[StopAt(14)], mode="resume")
     _, parts = train_here(tmp_path / "parts", *words, mode="resume")
     same_run(whole, parts)
-    assert (whole.path / "selfplay.jsonl").read_bytes() == (parts.path / "selfplay.jsonl").read_bytes()
+    assert (whole.path / "payoff.jsonl").read_bytes() == (parts.path / "payoff.jsonl").read_bytes()
 
 
 def test_a_killed_run_plays_against_the_same_again(tmp_path: Path) -> None:
@@ -192,7 +195,7 @@ def test_results_are_counted_as_they_happened(tmp_path: Path) -> None:
     """The table against the recorded episodes; the returns of opponents are nobody's training return."""
     words = (*DUEL, *POOL, *SERIAL, *ALL, "selfplay.anchors={'duel_envs:always_rock': 0.3}", "report.window=10000")
     _, folder = train_here(tmp_path, *words, "stop.batches=24")
-    lines = [json.loads(line) for line in (folder.path / "selfplay.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder.path / "payoff.jsonl").read_text().splitlines()]
     told: dict[str, list[int]] = {}
     for row in (row for line in lines[1:] for row in line["results"]):
         counts = told.setdefault(row["opponent"], [0, 0, 0])
@@ -277,3 +280,45 @@ def test_an_opponent_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it cannot play in duel"):
         train_here(tmp_path, *DUEL, *POOL, *SERIAL, f"selfplay.anchors={{'{other.path}': 0.5}}", "stop.batches=2")
     config_of(tmp_path)
+
+
+class KillsWorkers(Observer):
+    """Ends a worker's process now and then, in the middle of whatever games it plays."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.kills = 0
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        pool = run.parts.sampler.pool
+        if isinstance(pool, ProcessPool) and self.kills < 2 and self.rng.random() < 0.1:
+            os.kill(int(self.rng.choice(pool.pids())), signal.SIGKILL)
+            self.kills += 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_games_are_sound_through_deaths_swaps_and_resumes(tmp_path: Path, seed: int) -> None:
+    """Random schedules: environments that crash, workers that are killed, models that come and go, several sessions."""
+    rng = np.random.default_rng(seed)
+    mode = ("async", "serial", "sync", "async")[seed]
+    words = [
+        *DUEL,
+        *ALL,
+        f"sampling.mode={mode}",
+        f"run.seed={seed}",
+        "learning.batch_size=128",
+        "env.fault_limit=1000",
+    ]
+    words += [f"selfplay.rule={rng.choice(['latest', 'uniform', 'mix', 'pfsp'])}", f"pool.keep={rng.integers(1, 4)}"]
+    words += [f"pool.every_updates={rng.integers(1, 4)}", f"env.args.more={rng.integers(0, 20)}", "env.args.crash=0.02"]
+    words += ["env.fault_limit=1000"]
+    words += [f"selfplay.live_share={rng.random() / 3}", f"selfplay.anchors={{random: {rng.random() / 3}}}"]
+    watch, end = Checksums(), 0
+    for session in range(3):
+        end += int(rng.integers(4, 10))
+        observers = [watch, KillsWorkers(rng)]
+        again = {"mode": "resume"} if session else {}
+        _, folder = train_here(tmp_path, *words, f"stop.batches={end}", observers=observers, **again)
+    assert_sound(folder)
+    assert len(Store(folder.data)) > 20
+    assert rows_of(folder)[-1]["sample/env_faults"] > 0

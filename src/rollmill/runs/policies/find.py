@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.text import nearest
 
@@ -104,8 +106,13 @@ def _spaces(spec: EnvSpec) -> str:
 
 
 def checkpoint_name(checkpoint: Path) -> str:
-    """Short and the same on every machine: ``<run>/<file>``."""
+    """Short and the same on every machine: ``<run>/<file>``, or ``<run>/model <id>`` of a pool."""
     path = checkpoint.absolute()
+    if path.parent.name == RunFolder(Path()).pool.name:
+        with contextlib.suppress(CheckpointError):  # whose index is damaged; the file is called by its name then
+            for entry in ModelPool(path.parent).entries():
+                if entry.file == path.name:
+                    return f"{path.parent.parent.name}/model {entry.id}"
     return f"{path.parent.parent.name}/{path.name}" if _inside_run(path) else path.name
 
 

@@ -19,6 +19,7 @@ def check_selfplay(config: TrainConfig) -> None:
         return
     for wrong, what in (
         (config.pbt.on, f"pbt.members={config.pbt.members}: one policy plays all agents of an environment there"),
+        (config.pbt.exchange is not None, "pbt.exchange"),
         (learning.ranks > 1, f"learning.ranks={learning.ranks}: use learning.ranks=1"),
         (learning.algorithm != "appo", f"learning.algorithm={learning.algorithm}: use learning.algorithm=appo"),
         (learning.custom is not None, "learning.custom: it would have to leave out the opponents' rows"),

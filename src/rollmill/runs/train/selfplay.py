@@ -33,7 +33,7 @@ from rollmill.sampling.sampler import EpisodeEnd, Sampler
 
 log = logging.getLogger("rollmill")
 
-NAME = "selfplay.jsonl"
+NAME = "payoff.jsonl"
 """Of the payoff table, in the run's folder."""
 _MODEL: Shape = {"id": int, "version": int, "frames": int, "metric": (float, None), "milestone": bool, "file": str}
 STATE_SHAPE: Shape = {
