@@ -253,7 +253,7 @@ def test_own_rules_are_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["selfplay.rule=unifrom"], "expected latest, uniform, newest"),
+        (["selfplay.rule=uniforms"], "expected latest, uniform, newest"),
         (["selfplay.rule=uniform"], "nothing is published there: set pool.every_updates"),
         ([*POOL, "env=toy_target"], "has 1 agent, and self-play needs one for each side"),
         ([*POOL, "selfplay.rule=duel_envs:nobody"], "has no 'nobody'"),
