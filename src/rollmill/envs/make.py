@@ -102,7 +102,11 @@ NAMED: dict[str, Entry] = {
         name: Entry("rollmill.envs.vizdoom.match:DoomMatch", f"ViZDoom: {summary}", args, "vizdoom", "vizdoom")
         for name, summary, args in (
             ("doom_duel", "two agents with rocket launchers", {"agents": 2}),
-            ("doom_duel_bots", "an agent against a bot", {"agents": 1, "bots": 1, "respawn_delay": 2}),
+            (
+                "doom_duel_bots",
+                "an agent against a bot",
+                {"agents": 1, "bots": 1, "wad": "multi_deathmatch.wad", "respawn_delay": 2},
+            ),
             ("doom_deathmatch_bots", "an agent against seven bots", {"agents": 1, "bots": 7, "map": "map02"}),
             ("doom_deathmatch_full", "four agents and four bots", {"agents": 4, "bots": 4, "map": "map02"}),
         )

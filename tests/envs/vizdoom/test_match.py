@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.envs.variables import EnvVariables
 from rollmill.envs.vizdoom import bots, network
 from rollmill.envs.vizdoom.bots import LEVELS, PER_LEVEL, choose_bots, write_bots
+from rollmill.envs.vizdoom.maps import places_of
 from rollmill.envs.vizdoom.match import DoomMatch
 from rollmill.envs.vizdoom.network import PORT, choose_network
 from rollmill.envs.vizdoom.party import Party
@@ -33,7 +35,7 @@ vizdoom = pytest.importorskip("vizdoom")
 pytest.importorskip("cv2")
 pytestmark = pytest.mark.vizdoom
 
-ONE_ENGINE = {"agents": 1, "bots": 1}
+ONE_ENGINE = {"agents": 1, "bots": 1, "wad": "multi_deathmatch.wad"}
 
 
 def new_obs(env: DoomMatch) -> Obs:
@@ -278,6 +280,12 @@ def test_one_that_only_takes_long_to_start_is_not_over(monkeypatch: pytest.Monke
         ({"bot_skill": 101}, "bot_skill must be between 0 and 100"),
         ({"wad": "nothing.wad"}, r"wad: there is no file .*nothing\.wad"),
         ({"map": "map09"}, "map: cig.wad has no map09 .there are: map01, map02."),
+        (
+            {"wad": "multi_duel.wad", "bots": 2},
+            "map01 of multi_duel.wad has 2 places for players of a deathmatch, not 4",
+        ),
+        ({"wad": "deathmatch.wad"}, "map01 of deathmatch.wad has 0 places"),
+        ({"wad": __file__}, "is no file of maps"),
         ({"network": "own"}, "network='own'"),
         ({"cores": "two"}, "cores='two'"),
         ({"deadline": 0}, "deadline must be positive"),
@@ -288,6 +296,19 @@ def test_what_cannot_be_is_refused_in_one_line(args: dict[str, Any], said: str) 
     with pytest.raises(ConfigError, match=said) as refused:
         DoomMatch(**args)
     assert "\n" not in str(refused.value)
+
+
+def test_places_are_counted_in_both_formats_of_maps(tmp_path: Path) -> None:
+    assert places_of(Path(vizdoom.scenarios_path, "cig.wad")) == {"map01": 25, "map02": 11}
+    things = b"".join(struct.pack("<5h", 0, 0, 90, kind, 7) for kind in (1, 11, 2001, 11))
+    entries = [(0, 0, b"E1M1"), (12, len(things), b"THINGS"), (0, 0, b"LINEDEFS")]
+    listed = b"".join(struct.pack("<ii8s", *entry) for entry in entries)
+    wad = tmp_path / "old.wad"
+    wad.write_bytes(struct.pack("<4sii", b"PWAD", len(entries), 12 + len(things)) + things + listed)
+    assert places_of(wad) == {"e1m1": 2}
+    wad.write_bytes(wad.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match="damaged"):
+        places_of(wad)
 
 
 def test_an_unknown_reward_is_refused() -> None:
@@ -365,6 +386,7 @@ def test_the_score_counts_changes_and_not_what_a_new_life_brings() -> None:
     }
     assert not any(value.any() for value in second.values()), "coming back is no reward"
     assert set(first) == set(TERMS)
+    assert score.step() == {}
     one.values |= {"PLAYER1_FRAGCOUNT": 1.0, "PLAYER2_FRAGCOUNT": -1.0, "PLAYER3_FRAGCOUNT": 0.0}
     stats = {name: value.tolist() for name, value in score.statistics().items()}
     assert stats["place"] == [1.0, 3.0]

@@ -145,7 +145,7 @@ class DoomMatch:
         check_names("game_variables", game_variables, vizdoom.GameVariable.__members__)
         resolution = screen_resolution(vizdoom, *screen_size(render_width, render_height, wide_aspect_ratio))
         scenario = find_wad(wad, Path(vizdoom.scenarios_path))
-        check_map(scenario, map)
+        check_map(scenario, map, agents + bots)
         self._games = []
         for player in range(agents):
             game = new_game(vizdoom)

@@ -58,20 +58,22 @@ class Score:
         self._games = games
         self._variables = [known[name] for name in (*COUNTED, *WEAPONS)]
         self._frags_of_all = [known[f"PLAYER{n}_FRAGCOUNT"] for n in range(1, len(games) + bots + 1)]
-        self._last = self._first = np.zeros((len(games), len(self._variables)))
+        self._last = self._first = [[0.0] * len(self._variables) for _ in games]
 
     def begin(self) -> None:
         """A match begins."""
         self._last = self._first = self._read()
 
-    def _read(self) -> Array:
-        """``[agents, variables]`` as they stand."""
-        return np.array([[game.get_game_variable(v) for v in self._variables] for game in self._games])
+    def _read(self) -> list[list[float]]:
+        """``[agents][variables]`` as they stand."""
+        return [[game.get_game_variable(v) for v in self._variables] for game in self._games]
 
     def step(self) -> dict[str, Array]:
-        """``[agents]`` each: the values of the terms since the last call."""
-        before, now = self._last, self._read()
-        self._last = now
+        """``[agents]`` each: the values of the terms since the last call; none where nothing has happened."""
+        last, self._last = self._last, self._read()
+        if self._last == last:  # so it is in most steps
+            return {}
+        before, now = np.array(last), np.array(self._last)
         change = now - before
         # The whole time alive: what somebody has when he comes back is not found.
         alive = (change[:, DEATHS] == 0) & (before[:, DEAD] == 0) & (now[:, DEAD] == 0)
@@ -92,8 +94,8 @@ class Score:
 
     def statistics(self) -> dict[str, Array]:
         """``[agents]`` each: how the match stands, agents and bots compared."""
-        since = self._last - self._first
-        frags = self._last[:, FRAGS]
+        last = np.array(self._last)
+        since, frags = last - np.array(self._first), last[:, FRAGS]
         everybody = np.array([self._games[0].get_game_variable(v) for v in self._frags_of_all])
         place = 1 + (everybody[None, :] > frags[:, None]).sum(axis=1)
         ahead = (everybody[None, :] >= frags[:, None]).sum(axis=1) == 1  # nobody but the agent has as many
