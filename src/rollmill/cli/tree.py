@@ -39,6 +39,7 @@ _LAUNCHES = "launch.settings:LaunchSettings"
 
 _DATA = {
     "info": Verb("data.check:info", "what a store holds"),
+    "list": Verb("data.check:list_all", "the stores below a folder, with how each was made"),
     "verify": Verb("data.check:verify", "find every bad place, on all cores"),
     "repair": Verb("data.check:repair", "a new store with everything that is still good"),
     "merge": Verb("data.make:merge", "many stores into one"),
@@ -117,13 +118,14 @@ VERBS: dict[str, Verb] = {
     "launch": Verb("", "plan, start, watch and cancel many runs", _LAUNCH),
     "cluster": Verb("", "start clusters, join them, see how nodes stand", _CLUSTER),
     "runs": Verb("runs:list_all", "list runs, compare two of them, remove some", _RUNS),
+    "models": Verb("models:list_all", "list trained models, with how each was made"),
     "checkpoint": Verb("", "list, save, prune and export what a run has saved", _CHECKPOINT),
     "view": Verb("view:view", "see runs, curves and episodes in the browser"),
     "tb": Verb("tb:tb", "one TensorBoard over the runs that match"),
     "diary": Verb("diary:diary", "the history of an experiment's runs"),
     "report": Verb("report:report", "curves, best settings and importance of an experiment"),
     "envs": Verb("envs:list_envs", "list the environments, check one, play one", _ENVS),
-    "levels": Verb("", "generate levels ahead, look at folders of them, import and verify them", _LEVELS),
+    "levels": Verb("", "generate levels ahead, look at them, import and verify them", _LEVELS),
     "config": Verb("info:config", "explain the keys of the configuration"),
     "completion": Verb("completion:completion", "what bash or zsh needs to complete all this"),
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),

@@ -76,7 +76,8 @@ def list_runs(root: Path, words: Sequence[str] = ()) -> list[RunRow]:
     if not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder of runs; --root names another one")
     rows = [describe(folder, root) for folder in run_folders(root)]
-    return sorted((row for row in rows if all(fits(row, word) for word in words)), key=lambda row: -row.changed)
+    chosen = (row for row in rows if fits((row.name, row.state, row.kind, row.env), row.name, words))
+    return sorted(chosen, key=lambda row: -row.changed)
 
 
 def run_folders(folder: Path, deeper: int = DEEPEST, wanted: Callable[[Path], bool] = is_run) -> Iterator[Path]:
@@ -90,11 +91,12 @@ def run_folders(folder: Path, deeper: int = DEEPEST, wanted: Callable[[Path], bo
             yield from run_folders(path, deeper - 1, wanted)
 
 
-def fits(row: RunRow, word: str) -> bool:
-    """Whether a word is meant: a part of name, state, kind or environment, or a pattern of names (``doom*``)."""
-    if glob.has_magic(word):
-        return _matches(row.name, word)
-    return any(word.lower() in text.lower() for text in (row.name, row.state, row.kind, row.env))
+def fits(texts: Sequence[str], name: str, words: Sequence[str]) -> bool:
+    """Whether every word is meant: a part of one of ``texts``, or a pattern of names (``doom*``)."""
+    return all(
+        _matches(name, word) if glob.has_magic(word) else any(word.lower() in text.lower() for text in texts)
+        for word in words
+    )
 
 
 def _matches(name: str, mask: str) -> bool:

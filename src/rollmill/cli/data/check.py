@@ -10,14 +10,18 @@ from typing import Any
 from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json, shard_bytes
 from rollmill.core.errors import ConfigError
-from rollmill.core.text import bytes_text
+from rollmill.core.text import bytes_text, columns, cut, show
 from rollmill.monitor.console import number_text
+from rollmill.runs.catalogue import list_stores
 from rollmill.store.care.recover import recover
 from rollmill.store.care.repair import LOST_FILE, RepairReport
 from rollmill.store.care.repair import repair as repair_store
 from rollmill.store.care.verify import VerifyReport
 from rollmill.store.care.verify import verify as verify_places
 from rollmill.store.info import Spread, StoreInfo, describe_store
+
+MADE_BY = 100
+"""Characters of a command that a table shows."""
 
 
 def info(store: Path, /, json_: Json = False) -> int:
@@ -32,6 +36,33 @@ def info(store: Path, /, json_: Json = False) -> int:
     found = describe_store(store)
     print(json.dumps(found.to_dict(), allow_nan=False, default=str) if json_ else "\n".join(_info_lines(found)))
     return 1 if found.problems else 0
+
+
+def list_all(words: tuple[str, ...] = (), /, root: Path = Path(), json_: Json = False) -> int:
+    """List the stores below a folder: ``rollmill data list``, ``rollmill data list doom 'runs/*'``.
+
+    A word fits a store if it is a part of its path or environment; a pattern is compared with paths.
+
+    Args:
+        words: What to look for; none: all stores.
+        root: Folder to look in, with all that lies below it.
+        json_: Print JSON.
+    """
+    found = list_stores(root, words)
+    if json_:
+        print(json.dumps([data.to_dict() for data in found], allow_nan=False))
+        return 0
+    if not found:
+        print(f"no store below {root}{f' fits {show(list(words))}' if words else ''}")
+        return 0
+    cells = [("store", "env", "episodes", "steps", "size", "return", "made by")]
+    for data in found:
+        mean = "-" if data.mean_return is None else number_text(data.mean_return)
+        damaged = f" ({data.problems} problems: `rollmill data verify`)" if data.problems else ""
+        numbers = (f"{data.episodes:,}", f"{data.steps:,}", bytes_text(data.bytes), mean)
+        cells.append((data.path, data.env, *numbers, cut(data.made_by, MADE_BY) + damaged))
+    print("\n".join(columns(cells)))
+    return 0
 
 
 def _info_lines(found: StoreInfo) -> list[str]:

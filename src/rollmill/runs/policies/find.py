@@ -16,16 +16,16 @@ from rollmill.core.text import nearest
 
 TRAINED = Path(__file__).parents[2] / "trained"
 """Policies that come with the package, each with a card beside it (``tools/trained_policies.py``)."""
-_SHIPPED = "policy:"
+SHIPPED = "policy:"
 
 
 def shipped_policy(target: Path) -> Path:
     """``policy:NAME`` as the file of that name that comes with the package; anything else as it is."""
     word = str(target)
-    if not word.startswith(_SHIPPED) or target.exists():
+    if not word.startswith(SHIPPED) or target.exists():
         return target
     names = sorted(path.stem for path in TRAINED.glob("*.ckpt"))
-    name = word.removeprefix(_SHIPPED)
+    name = word.removeprefix(SHIPPED)
     if name not in names:
         hint = nearest(name, names)
         hint = hint or f"there are {', '.join(names)}"
