@@ -19,6 +19,8 @@ PAYOFF_SHAPE: Shape = {
     "games": int,
     "pairs": [{"policy": int, "opponent": int, "recent": float, "score": float, "now": _TALLY}],
 }
+PAYOFF_FILE = "payoff.jsonl"
+"""In the run's folder: what each model could do, line by line (``ledger``)."""
 LEVEL = 0.5
 """Win rate against whom was never met."""
 

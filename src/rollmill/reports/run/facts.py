@@ -19,6 +19,7 @@ from rollmill.core.opening import check_within, parse_json, read_bytes
 from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.pbt.ledger import NAME, read_ledger
+from rollmill.pbt.payoff import PAYOFF_FILE
 
 LOG_LINES = 12
 _COMPLAINT = re.compile(r" (WARNING|ERROR|CRITICAL) +")
@@ -45,6 +46,8 @@ class RunFacts:
     """``eval/training.jsonl``: evaluations while the run went on."""
     ledger: list[Mapping[str, Any]] = field(default_factory=list)
     """``population.jsonl``: every decision of a population."""
+    games: list[Mapping[str, Any]] = field(default_factory=list)
+    """``payoff.jsonl``: who has played whom, with self-play."""
     results: Metrics = field(default_factory=dict)
     """``eval/results.json`` of an offline run: what it was fitted to and what it is worth."""
     data: Metrics = field(default_factory=dict)
@@ -77,6 +80,8 @@ def read_run(folder: Path) -> RunFacts:
         facts.eval_rows = _rows(folder / "eval" / "training.jsonl", folder)
         if (folder / NAME).is_file():
             facts.ledger = read_ledger(folder / NAME)
+        if (folder / PAYOFF_FILE).is_file():
+            facts.games = read_ledger(folder / PAYOFF_FILE)
         found = Checkpoints(run.checkpoints).list() if run.checkpoints.is_dir() else ()
         facts.checkpoints = [(c.path.name, c.step, c.path.stat().st_size) for c in found]
     except (RollmillError, OSError) as error:

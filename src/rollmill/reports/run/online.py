@@ -19,6 +19,7 @@ from rollmill.reports.run import sections
 from rollmill.reports.run.facts import RunFacts
 from rollmill.reports.run.population import population
 from rollmill.reports.run.sections import Points, Row, curve_card, points, thinned
+from rollmill.reports.run.selfplay import selfplay
 
 CURVES = (
     ("Return", "episode/return", "mean of the last episodes; band: lowest to highest"),
@@ -68,6 +69,7 @@ def render_online(facts: RunFacts) -> Html:
     every: sections.Sections = {
         "Curves": lambda: _curves(facts),
         "Population": lambda: population(facts.ledger),
+        "Self-play": lambda: selfplay(facts.games),
         "Evaluations": lambda: _evaluations(facts),
         "The environment's own statistics": lambda: _own_statistics(facts.rows),
         "Workers and policies": lambda: _comparisons(facts.rows),

@@ -25,7 +25,7 @@ from rollmill.core.tree_file import read_header
 from rollmill.models.acting.frozen import Weights
 from rollmill.pbt.ledger import Ledger
 from rollmill.pbt.matchmaking import LIVE, TOP, Candidate, Numbers, Odds, Rule, weigh
-from rollmill.pbt.payoff import PAYOFF_SHAPE, Games, Payoff
+from rollmill.pbt.payoff import PAYOFF_FILE, PAYOFF_SHAPE, Games, Payoff
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.matches import Matches, load_anchors
@@ -33,8 +33,6 @@ from rollmill.sampling.sampler import EpisodeEnd, Sampler
 
 log = logging.getLogger("rollmill")
 
-NAME = "payoff.jsonl"
-"""Of the payoff table, in the run's folder."""
 _MODEL: Shape = {"id": int, "version": int, "frames": int, "metric": (float, None), "milestone": bool, "file": str}
 STATE_SHAPE: Shape = {
     "models": [{"entry": _MODEL, "versions": [int], "opponent": bool}],
@@ -61,7 +59,7 @@ class SelfPlay:
         self._of_checkpoints: dict[Path, frozenset[int]] = {}
         self.payoff = Payoff(own.decay, own.min_games)
         self._games = Games(matches.draw.sides, matches.draw.numbers, own.result == "positive")
-        self.ledger = Ledger(folder.path, NAME)
+        self.ledger = Ledger(folder.path, PAYOFF_FILE)
         self._full = False
         self._add_anchors(load_anchors(config))
 
