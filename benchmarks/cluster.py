@@ -243,10 +243,12 @@ def _victims(what: str, run: Training, cluster: RayCluster) -> list[psutil.Proce
 
 
 def twice(data: Path) -> int:
-    """Episodes of the recording that are there more than once: (env, episode) is their name."""
+    """Episodes of the recording that are there more than once: seeds are of lane and episode."""
     from rollmill.store.reader import Store
 
-    names = [(entry.env_id, entry.episode_id) for entry in Store(data).episodes]
+    store = Store(data)
+    ends = [store.end_record(i) for i in range(len(store))]
+    names = [(end.lane, end.worker, end.seed, end.first_step) for end in ends]
     return len(names) - len(set(names))
 
 

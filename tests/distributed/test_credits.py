@@ -89,8 +89,10 @@ def test_a_segment_counts_once_and_none_is_forgotten(events: list[tuple[str, int
             ledger.close(incarnation)
             del next_number[incarnation]
             assert ledger.take(incarnation, 10_000) is None
+    assert ledger.waiting == sum(told[one] - next_number[one] + 1 for one in next_number)
     for incarnation in list(next_number):
         finished += told[incarnation]
         ledger.close(incarnation)
+    assert ledger.waiting == 0
     assert ledger.received == len(used)
     assert ledger.received + ledger.lost == finished

@@ -40,6 +40,18 @@ def test_a_silent_node_is_given_up_after_node_timeout_and_tried_again_after_a_re
     assert members.look({"a"}, 16.0) == [Start("a", 0, 101)]
 
 
+def test_a_node_that_starts_may_be_silent_for_start_timeout() -> None:
+    members = make()
+    members.look({"a"}, 0.0)
+    assert members.look({"a"}, 29.9) == []
+    (end,) = members.look({"a"}, 30.0)
+    assert "within 30 s, and nothing was heard of it" in end.reason  # type: ignore[union-attr]
+    members = make()
+    members.look({"a"}, 0.0)
+    members.hears("a", 100, 5.0)
+    assert members.look({"a"}, 15.0) == [End("a", 0, 100, "nothing was heard of it for 10 s")]
+
+
 def test_a_node_that_talks_but_never_samples_is_given_up_after_start_timeout() -> None:
     members = make()
     members.look({"a"}, 0.0)

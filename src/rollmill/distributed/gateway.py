@@ -272,9 +272,16 @@ class Gateway:
             tally = _sum(tally, node.tally)
             counts = (node.rows, node.packed_bytes, node.raw_bytes, node.lag)
             who = (member.node, member.seat, member.incarnation, member.stage, member.reason.partition("\n")[0])
-            states.append(NodeState(*who, *counts, now - member.heard, self._lost[member.node]))
+            states.append(
+                NodeState(
+                    *who,
+                    *counts,
+                    member.silent(now),
+                    self._lost[member.node],
+                )
+            )
         ledger = self._ledger
-        numbers = (ledger.received, ledger.lost, ledger.refused)
+        numbers = (ledger.received, ledger.lost, ledger.refused, ledger.waiting)
         self._home.send(State(tuple(states), *numbers, tally, self._published))
 
     def _say(self, level: int, text: str) -> None:

@@ -32,6 +32,11 @@ class Ledger:
     def __post_init__(self) -> None:
         self._open: dict[int, Account] = {}
 
+    @property
+    def waiting(self) -> int:
+        """Finished on nodes that are still at work, and not received yet."""
+        return sum(account.told - account.last for account in self._open.values())
+
     def open(self, incarnation: int) -> None:
         self._open[incarnation] = Account()
 

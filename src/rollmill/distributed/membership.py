@@ -56,12 +56,16 @@ class Member:
     stage: Stage
     since: float
     """When this stage began."""
-    heard: float
-    """When it last said something."""
+    heard: float | None
+    """When it last said something; None before its first word, which takes as long as its processes take to start."""
     failures: int = 0
     """Since it was last proven."""
     reason: str = ""
     """Why it rests, or is refused."""
+
+    def silent(self, now: float) -> float:
+        """Seconds since its last word, or since it was started."""
+        return now - (self.since if self.heard is None else self.heard)
 
     @property
     def rest(self) -> float:
@@ -97,7 +101,7 @@ class Membership:
         taken = {member.seat for member in self.members.values()}
         free = [seat for seat in range(self._seats) if seat not in taken]
         for node, seat in zip(sorted(node for node in nodes if node not in self.members), free):
-            member = self.members[node] = Member(node, seat, 0, "starting", now, now)
+            member = self.members[node] = Member(node, seat, 0, "starting", now, None)
             steps.append(self._start(member, now))
         return steps
 
@@ -143,7 +147,9 @@ class Membership:
     def _check_heard(self, member: Member, now: float) -> list[Start | End]:
         if member.stage == "starting" and now - member.since >= self._start_timeout:
             reason = f"it has not begun to sample within {self._start_timeout:g} s"
-        elif now - member.heard >= self._node_timeout:
+            if member.heard is None:
+                reason += ", and nothing was heard of it (does it sample for another run?)"
+        elif member.heard is not None and member.silent(now) >= self._node_timeout:
             reason = f"nothing was heard of it for {self._node_timeout:g} s"
         else:
             return []
@@ -151,7 +157,7 @@ class Membership:
 
     def _start(self, member: Member, now: float) -> Start:
         member.incarnation, self._next = self._next, self._next + 1
-        member.stage, member.since, member.heard = "starting", now, now
+        member.stage, member.since, member.heard = "starting", now, None
         return Start(member.node, member.seat, member.incarnation)
 
     @staticmethod

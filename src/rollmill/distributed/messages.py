@@ -273,6 +273,8 @@ class State:
     received: int
     lost: int
     refused: int
+    waiting: int
+    """Segments that nodes have finished and that have not come yet: lost when this gateway dies."""
     tally: Tally
     """Of all incarnations of this gateway."""
     published: int

@@ -87,7 +87,7 @@ def _numbers(tally: Tally) -> tuple[int, ...]:
     return tuple(asdict(tally).values())
 
 
-NOTHING = State((), 0, 0, 0, Tally(), 0)
+NOTHING = State((), 0, 0, 0, 0, Tally(), 0)
 
 
 class Cluster:
@@ -126,6 +126,7 @@ class Cluster:
         """Of this run, over all its sessions."""
         self._told = self._started
         """When the state of the nodes came."""
+        self._received_when_told = 0
         self._row_rates, self._file_rates = Rates(), Rates()
         self._problem = ""
         """Why the gateway ended last; empty while nodes are there."""
@@ -269,6 +270,7 @@ class Cluster:
                     self.received += 1
                 elif isinstance(message, State):
                     self._state, self._told, self._problem = message, time.monotonic(), ""
+                    self._received_when_told = self.received
                 elif isinstance(message, Said):
                     log.log(message.level, "%s", message.text)
                 elif isinstance(message, Ended):
@@ -356,7 +358,9 @@ class Cluster:
             channel.close()
         self._child.close()
         self._child = None
-        self._before, self._state = self._before.plus(self._state), NOTHING
+        since = self.received - self._received_when_told
+        lost = 0 if self._stopped else max(0, self._state.waiting - since)  # at the end of a run nobody wants them
+        self._before, self._state = self._before.plus(replace(self._state, lost=self._state.lost + lost)), NOTHING
 
     # -- how it stands -------------------------------------------------------------------------
 
