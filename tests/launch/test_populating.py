@@ -5,68 +5,42 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from launching import FRAMES, facts, states
-from running import SUPPORT, wait_until
+from launching import (
+    FRAMES,
+    PBT,
+    PERIOD,
+    checked_ledger,
+    facts,
+    in_second_round,
+    population,
+    population_launcher,
+    states,
+)
+from running import wait_until
 
-from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, RunFolderError
-from rollmill.launch.experiment import Experiment, read_experiment
+from rollmill.launch.experiment import read_experiment
 from rollmill.launch.launcher import cancel, record_plan
 from rollmill.launch.plan import Plan, plan_members
-from rollmill.launch.populating import PopulationLauncher, told
+from rollmill.launch.populating import told
 from rollmill.launch.records import LaunchRecords
 from rollmill.launch.settings import LaunchSettings
-from rollmill.pbt.exchange import About
-from rollmill.pbt.ledger import NAME, read_ledger
-from rollmill.pbt.lineage import ancestors
 from rollmill.pbt.settings import PbtSettings
-
-PROGRAM = (sys.executable, str(SUPPORT / "launch_member.py"))
-RATE = "learning.learning_rate"
-PBT = PbtSettings(members=4, tune={"learning": {"learning_rate": [0.1, 10]}}, min_episodes=5)
-PERIOD = 30
-
-
-def population(**settings: Any) -> Experiment:
-    return Experiment("pop", population=PBT, settings={"stop.frames": FRAMES, **settings})
-
-
-def launcher(folder: Path, what: Experiment, *words: str) -> PopulationLauncher:
-    runs = [replace(run, program=PROGRAM) for run in plan_members(what, folder, facts)]
-    about = About(what.population or PBT, {RATE: 1.0}, PERIOD, 0, [run.name for run in runs])
-    plan = Plan(what.name, folder / what.name, tuple(runs), population=about.to_dict())
-    settings = load_config(LaunchSettings, [], ["poll_seconds=0.05", "local.parallel=2", "retries=1", *words])
-    records = LaunchRecords(plan.folder)
-    return PopulationLauncher(records, record_plan(records, plan, settings, os.getcwd()), settings)
-
-
-def checked(made: PopulationLauncher) -> list[Any]:
-    """The ledger: every round there, with everybody in it, and every copy from somebody better."""
-    entries = read_ledger(made.records.experiment / NAME)
-    assert [entry["round"] for entry in entries[1:]] == list(range(1, len(entries)))
-    for entry in entries[1:]:
-        assert [own["member"] for own in entry["members"]] == [0, 1, 2, 3]
-        for move in entry["moves"]:
-            taker, donor = (entry["members"][move[name]]["objective"] for name in ("member", "from"))
-            assert taker is None or taker < donor
-    assert all(len(ancestors(entries, member)) == len(entries) for member in range(4))
-    return entries
 
 
 def test_more_members_than_places(tmp_path: Path) -> None:
-    made = launcher(tmp_path, population())
+    made = population_launcher(tmp_path, population())
     most: list[int] = []
     statuses = made.run(lambda now: most.append(sum(s.active for s in now)))
     assert set(states(statuses).values()) == {"finished"}
     assert max(most) == 2
-    entries = checked(made)
+    entries = checked_ledger(made)
     assert len(entries) == 1 + FRAMES // PERIOD
     assert any(entry["moves"] for entry in entries[1:])
     assert all(status.attempts == 1 and status.failures == 0 for status in statuses), "making room is no failure"
@@ -80,7 +54,7 @@ def test_more_members_than_places(tmp_path: Path) -> None:
 
 def test_whoever_waits_for_a_round_is_not_started_before_it(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    made = launcher(tmp_path, population(**{"env.args.gate": str(gate)}))
+    made = population_launcher(tmp_path, population(**{"env.args.gate": str(gate)}))
     others = (1, 2, 3)
     wait_until(lambda: made.tick() and all(made.exchange.reported(2, k) for k in others), what="round 2")
     waiting = wait_until(lambda: [s.run.name for s in made.tick() if s.paused and not s.active], what="room was made")
@@ -96,28 +70,21 @@ def test_whoever_waits_for_a_round_is_not_started_before_it(tmp_path: Path) -> N
 def test_a_killed_member_and_a_killed_launcher(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     what = population(**{"env.args.gate": str(gate)})
-    made = launcher(tmp_path, what)
+    made = population_launcher(tmp_path, what)
     folder = made.records.experiment / "member-0"
-    saved = folder / "checkpoints" / "frames-000000000001.ckpt"
-
-    def at_gate() -> bool:
-        made.tick()
-        own = json.loads(saved.read_text() or "{}") if saved.exists() else {}
-        return bool(own) and (own["round"], own["frames"]) == (1, 2 * PERIOD)
-
-    wait_until(at_gate, what="its second round")
+    wait_until(lambda: in_second_round(made, 0), what="its second round")
     os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)
     gate.touch()
-    statuses = launcher(tmp_path, what).run()  # another launcher: nothing is known but what is on the disk
+    statuses = population_launcher(tmp_path, what).run()  # another launcher: nothing is known but what is on the disk
     assert set(states(statuses).values()) == {"finished"}
     assert any(attempt.failed for attempt in made.records.attempts("member-0"))
-    assert len(checked(made)) == 4
+    assert len(checked_ledger(made)) == 4
 
 
 def test_who_fails_for_good_comes_back_with_the_weights_of_another(tmp_path: Path) -> None:
-    made = launcher(tmp_path, population(**{"env.args.broken": 1}), "local.parallel=4")
+    made = population_launcher(tmp_path, population(**{"env.args.broken": 1}), "local.parallel=4")
     statuses = made.run()
-    entries = checked(made)
+    entries = checked_ledger(made)
     first = entries[1]
     assert first["lost"] == {"1": "exit code 1"}
     assert first["members"][1] == {
@@ -136,20 +103,20 @@ def test_who_fails_for_good_comes_back_with_the_weights_of_another(tmp_path: Pat
 
 
 def test_nobody_waits_for_who_was_cancelled(tmp_path: Path) -> None:
-    made = launcher(tmp_path, population())
+    made = population_launcher(tmp_path, population())
     cancel(made.records, made.plan, made.backend, ["member-2"])
     statuses = made.run()
     assert states(statuses) == {f"member-{k}": "cancelled" if k == 2 else "finished" for k in range(4)}
-    entries = checked(made)
+    entries = checked_ledger(made)
     assert all(entry["lost"] == {"2": "cancelled"} for entry in entries[1:])
     assert all(move["member"] != 2 for entry in entries[1:] for move in entry["moves"])
 
 
 def test_a_population_that_has_begun_keeps_its_rules(tmp_path: Path) -> None:
-    launcher(tmp_path, population()).run()
+    population_launcher(tmp_path, population()).run()
     other = replace(population(), population=replace(PBT, replace_fraction=0.5))
     with pytest.raises(RunFolderError, match="has begun with other settings"):
-        launcher(tmp_path, other)
+        population_launcher(tmp_path, other)
 
 
 def test_a_description(tmp_path: Path) -> None:

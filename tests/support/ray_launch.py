@@ -18,7 +18,7 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
-from launching import experiment, launcher, sessions, states
+from launching import checked_ledger, experiment, launcher, population, population_launcher, sessions, states
 from running import wait_until
 
 from rollmill.launch.launcher import cancel
@@ -79,7 +79,10 @@ def main(folder: Path) -> None:
     made.reset_failures()
     told["again"] = states(made.run())
     starts = [session["step_at_start"] for session in sessions(folder / "tests" / names[1])]
-    print(json.dumps({**told, "starts": starts}))
+    members = population_launcher(folder, population(), "backend=ray", "ray.parallel=2")
+    told["population"] = states(members.run())
+    rounds = len(checked_ledger(members)) - 1
+    print(json.dumps({**told, "starts": starts, "rounds": rounds}))
 
 
 if __name__ == "__main__":

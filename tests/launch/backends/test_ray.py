@@ -38,6 +38,8 @@ def test_runs_are_handed_in_found_again_cancelled_and_resumed() -> None:
     assert told["found"] == {"tests_s0": "True"}
     assert told["last"] == dict(zip(names, ["finished", "cancelled", "finished"]))
     assert told["again"] == dict.fromkeys(names, "finished")
+    assert told["population"] == {f"member-{k}": "finished" for k in range(4)}
+    assert told["rounds"] == 3
     assert told["starts"] == [0, 50], "the cancelled run had saved, and went on from there"
 
 

@@ -11,7 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 from holding import HOLDING
-from launching import experiment, launcher, place, sessions, states
+from launching import (
+    checked_ledger,
+    experiment,
+    in_second_round,
+    launcher,
+    place,
+    population,
+    population_launcher,
+    sessions,
+    states,
+)
 from running import SMALL, wait_until
 from slurm_cluster import Cluster, missing
 
@@ -123,6 +133,31 @@ def test_a_run_whose_node_dies_goes_on_elsewhere(cluster: Cluster, tmp_path: Pat
         cluster.revive_node(node)
     assert [s["step_at_start"] for s in sessions(folder)] == [0, 50]
     assert made.records.submission(name).count == 1, "SLURM started it again, not the launcher"
+
+
+def test_a_population_on_two_nodes_of_which_one_dies(cluster: Cluster, tmp_path: Path, gate: Path) -> None:
+    words = ("backend=slurm", "slurm.parallel=2", "retries=0")
+    made = population_launcher(tmp_path, population(**{"env.args.gate": str(gate)}), *words)
+    wait_until(lambda: in_second_round(made, 0), what="the second round of member 0")
+    node = made.look()[0].host
+    attempt = made.records.attempts("member-0")[-1]
+    try:
+        for parent in psutil.Process(attempt.process.pid).parents():
+            if parent.name() == "slurmstepd":
+                parent.kill()
+        os.killpg(os.getpgid(attempt.process.pid), signal.SIGKILL)
+        cluster.kill_node(node)
+        settled(made, queued=1)
+        cluster.start_now(made.records.attempts("member-0")[-1].job)
+        gate.touch()
+        most: list[int] = []
+        statuses = made.run(lambda now: most.append(sum(s.active for s in now)))
+    finally:
+        cluster.revive_node(node)
+    assert set(states(statuses).values()) == {"finished"}
+    assert max(most) <= 2, "a limit that arrays do not share"
+    assert len(checked_ledger(made)) == 4
+    assert any(attempt.failed for attempt in made.records.attempts("member-0"))
 
 
 def test_a_run_that_outlives_its_job_is_not_started_twice(cluster: Cluster, tmp_path: Path, gate: Path) -> None:
