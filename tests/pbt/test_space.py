@@ -97,3 +97,49 @@ def test_beginnings() -> None:
 def test_points_beyond_the_corner_come_back() -> None:
     inside = from_units(SPACE, [1.2, -0.1, 0.5, 3.0])
     assert units(SPACE, inside) == pytest.approx([0.8, 0.1, 0.5, 1.0])
+
+
+WHOLE = parse_space({"epochs": [1, 8, "integer"], "width": [1, 64, "integer"], "level": [0, 1, 5, 20, "choice"]})
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ([0.5, 8, "integer"], "bounds of whole numbers must be whole numbers, not 0.5 and 8"),
+        ([1, "choice"], "at least two different numbers"),
+        ([1, 1, "choice"], "at least two different numbers"),
+        ([1, "b", "choice"], "at least two different numbers"),
+    ],
+)
+def test_what_is_no_set_of_numbers_is_refused(described: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Range.parse("level", described)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_only_what_was_listed_is_reached_and_all_of_it(name: str) -> None:
+    bounds, rng = WHOLE[name], np.random.default_rng(0)
+    allowed = {float(x) for x in ([0, 1, 5, 20] if name == "level" else range(1, int(bounds.high) + 1))}
+    value, seen = bounds.low, set()
+    for _ in range(2000):
+        moved = bounds.perturb(value, rng.uniform(1.1, 1.5), rng.random() < 0.5)
+        assert moved != value, "every step leads away"
+        value = moved
+        seen.add(value)
+    assert seen == allowed
+    assert {bounds.value(u) for u in np.linspace(0, 1, 500)} == allowed
+    assert all(bounds.value(bounds.unit(x)) == x for x in allowed)
+    assert all(x in bounds for x in allowed)
+    assert bounds.low + 0.5 not in bounds
+
+
+def test_a_choice_steps_to_a_neighbour() -> None:
+    level = WHOLE["level"]
+    assert [level.perturb(x, 1.2, True) for x in (0.0, 1.0, 5.0, 20.0)] == [1.0, 5.0, 20.0, 5.0]
+    assert [level.perturb(x, 1.2, False) for x in (0.0, 1.0, 5.0, 20.0)] == [1.0, 0.0, 1.0, 5.0]
+
+
+def test_whole_numbers_a_factor_apart_move_by_factors() -> None:
+    assert WHOLE["width"].scale == "log"
+    assert WHOLE["width"].perturb(40, 1.5, up=False) == 27
+    assert WHOLE["width"].perturb(2, 1.1, up=True) == 3

@@ -23,7 +23,7 @@ from rollmill.learning.guards import Alarms, explain_non_finite
 from rollmill.learning.metrics import Sums
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.ranks import Ranks, SingleRank, require_equal, rows_and_lag, shared_moments
-from rollmill.learning.settings import LearningSettings
+from rollmill.learning.settings import WHOLE, LearningSettings
 from rollmill.learning.step import METRICS, GraphStep, Step
 from rollmill.learning.targets import gae
 from rollmill.learning.threaded_step import ThreadedStep
@@ -222,6 +222,7 @@ class Appo:
 
     def set_knobs(self, values: dict[str, Any]) -> None:
         """Go on with other settings (``knobs.LIVE``); nothing else of the learner changes."""
+        values = {name: round(value) if name in WHOLE else value for name, value in values.items()}
         self.settings = replace(self.settings, **values)
         self._step.take(self.settings)
 

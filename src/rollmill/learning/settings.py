@@ -10,7 +10,8 @@ from rollmill.core.config.schema import settings
 MOST_THREADS = 1024
 IN_STEP = ("clip", "value_clip", "value_coefficient", "gamma", "gae_lambda", "rho_bar", "c_bar", "max_grad_norm")
 """Numbers that an optimizer step reads, and that may change in a run."""
-LIVE = (*IN_STEP, "learning_rate", "entropy_coefficient", "reward_scale", "reward_clip", "target_kl")
+WHOLE = ("epochs",)
+LIVE = (*IN_STEP, *WHOLE, "learning_rate", "entropy_coefficient", "reward_scale", "reward_clip", "target_kl")
 """All numbers that may change in a run (``learning.knobs``)."""
 SWITCHES = ("value_clip", "max_grad_norm", "reward_clip", "target_kl")
 """Of these 0 means off, which is no number to begin from or to arrive at."""

@@ -30,8 +30,9 @@ class PbtSettings:
     tune: dict[str, Any] = field(default_factory=dict)
     """What is tuned, and between which bounds: ``pbt.tune.learning.gamma=[0.9,0.999]``. Numbers of ``learning`` that
     may change in a run, and any of ``env.variables``. A third entry says how steps are taken: ``log`` (factors; usual
-    where the bounds are above 0 and a factor of 10 or more apart), ``linear``, or ``horizon`` (factors of 1 - x; usual
-    for gamma and gae_lambda). Empty: learning rate and entropy coefficient."""
+    where the bounds are above 0 and a factor of 10 or more apart), ``linear``, ``horizon`` (factors of 1 - x; usual
+    for gamma and gae_lambda), or ``integer`` (only whole numbers). ``[0, 1, 5, choice]``: only these values, steps lead
+    to a neighbour. Empty: learning rate and entropy coefficient."""
 
     begin: Literal["spread", "sample", "config"] = "spread"
     """What the members begin with: spread evenly between the bounds, drawn at random, or as configured (all but the

@@ -267,6 +267,33 @@ def test_an_objective_that_the_environment_does_not_tell_is_refused(tmp_path: Pa
         train_here(tmp_path, *SERIAL, *words, "stop.frames=2000")
 
 
+def test_an_environment_that_tells_nothing_of_its_episodes_is_refused_at_the_first_round(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pbt.objective=goals: the environment tells no statistics of its episodes"):
+        train_here(tmp_path, *SERIAL, *POPULATION, "pbt.objective=goals")
+
+
+class Epochs(Observer):
+    """How often each member learns from a batch."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        assert isinstance(run.members, Members)
+        for learner, own in zip(run.parts.learners, run.members.population.settings, strict=True):
+            assert isinstance(learner, Appo)
+            assert learner.settings.epochs == own["learning.epochs"]
+            assert isinstance(learner.settings.epochs, int)
+            self.seen.add(learner.settings.epochs)
+
+
+def test_whole_numbers_are_tuned_as_such(tmp_path: Path) -> None:
+    seen = Epochs()
+    words = ("env=toy_target", "pbt.members=4", "pbt.method=explore", "pbt.period=100", "stop.frames=2000")
+    train_here(tmp_path, *SERIAL, *words, "pbt.tune.learning.epochs=[1,4,integer]", observers=[seen])
+    assert seen.seen == {1, 2, 3, 4}
+
+
 # -- the same again ---------------------------------------------------------------------------------------------
 
 
@@ -319,6 +346,15 @@ def test_killed_and_resumed(tmp_path: Path, rollmill: Run) -> None:
         (("learning.ranks=2",), r"use learning.ranks=1"),
         (("replay.capacity=8", "learning.targets=vtrace"), r"does not go together with replay"),
         (("pbt.period=0", "stop.frames=0", "stop.seconds=1"), r"set pbt.period"),
+        (("pbt.members=16",), r"pbt.members=16 are more than the environments \(sampling.workers=2 x"),
+        (("pbt.objective=episode/return",), r"named without episode/"),
+        (("pbt.period=2000",), r"the first round would be at 2,000 frames of each member .* each gets 1,500"),
+        (("pbt.tune.learning.epochs=[1,8]",), r"epochs: only whole numbers can be meant: \[1, 8, integer\]"),
+        (("pbt.tune.learning.epochs=[0,8,integer]",), r"epochs must be"),
+        (
+            ("pbt.begin=config", "pbt.tune.learning.gamma=[0.9,0.99,choice]", "learning.gamma=0.95"),
+            "is none of 0.9, 0.99",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.core.errors import ConfigError
 from rollmill.core.text import nearest
 from rollmill.envs.variables import PROGRESS
-from rollmill.learning.settings import LIVE, SWITCHES
+from rollmill.learning.settings import LIVE, SWITCHES, WHOLE
 from rollmill.pbt.space import Range, parse_space
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ def _check_run(config: TrainConfig, what: str) -> None:
         (learning.custom is not None, "learning.custom: only APPO's settings can be changed in a run"),
         (config.replay.on, "replay: rows of members would mix with those of their predecessors"),
         (config.pbt.objective in ("", "-"), "an empty pbt.objective"),
+        (
+            config.pbt.objective.removeprefix("-").startswith("episode/"),
+            f"pbt.objective={config.pbt.objective}: statistics of episodes are named without episode/ here",
+        ),
     ):
         if wrong:
             raise ConfigError(f"{what} does not go together with {against}")
@@ -116,7 +120,10 @@ def _check_tuned(config: TrainConfig, key: str, bounds: Range) -> None:
         _check_learning(config, name, bounds)
     if config.pbt.begin == "config" and configured(config, key) not in bounds:
         raise ConfigError(
-            f"pbt.begin=config, but {key}={configured(config, key):g} lies outside of its bounds "
+            f"pbt.begin=config, but {key}={configured(config, key):g} is none of "
+            f"{', '.join(f'{x:g}' for x in bounds.values)}"
+            if bounds.values
+            else f"pbt.begin=config, but {key}={configured(config, key):g} lies outside of its bounds "
             f"{bounds.low:g} to {bounds.high:g}"
         )
 
@@ -129,9 +136,13 @@ def _check_learning(config: TrainConfig, name: str, bounds: Range) -> None:
         raise ConfigError(f"pbt.tune.learning.{name}: learning.entropy_end moves it already")
     if name in SWITCHES and (not getattr(learning, name) or bounds.low <= 0):
         raise ConfigError(f"pbt.tune.learning.{name}: 0 switches it off; set learning.{name} and bounds above 0")
+    if name in WHOLE and not (bounds.whole or (bounds.values and all(x.is_integer() for x in bounds.values))):
+        raise ConfigError(
+            f"pbt.tune.learning.{name}: only whole numbers can be meant: [{bounds.low:g}, {bounds.high:g}, integer]"
+        )
     for bound in (bounds.low, bounds.high):
         try:
-            values: dict[str, Any] = {name: bound}
+            values: dict[str, Any] = {name: round(bound) if name in WHOLE else bound}
             replace(learning, **values)
         except ValueError as error:
             raise ConfigError(f"pbt.tune.learning.{name}: {error}") from error
@@ -139,6 +150,12 @@ def _check_learning(config: TrainConfig, name: str, bounds: Range) -> None:
 
 def _check_groups(config: TrainConfig) -> None:
     s, members = config.sampling, config.pbt.members
+    if 0 < s.workers * s.envs_per_worker < members:
+        raise ConfigError(
+            f"pbt.members={members} are more than the environments (sampling.workers={s.workers} x "
+            f"sampling.envs_per_worker={s.envs_per_worker}), and each needs some of its own: more environments, or "
+            "members as separate runs (rollmill launch)"
+        )
     if s.workers and s.groups and s.workers * s.groups % members:
         raise ConfigError(
             f"pbt.members={members}: each member plays whole groups of environments, and sampling.workers={s.workers} "

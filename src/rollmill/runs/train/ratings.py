@@ -26,6 +26,8 @@ STATE_SHAPE: Shape = {
 }
 MOST_WAITING = 10_000
 """Episodes whose statistics have not come yet, or that have not come themselves."""
+SILENT = 10
+"""Episodes without any statistics after which none are expected any more."""
 BUILT_IN = {"return": "episode_return", "length": "length"}
 
 
@@ -43,6 +45,8 @@ class Ratings:
         """Episodes (lane, number) that have ended, by policy, and whose statistics have not come yet."""
         self._told: dict[tuple[int, int], Mapping[str, float]] = {}
         """Statistics that have come before the episode that they are of."""
+        self._is_told = False
+        """Whether any statistics have come in this session."""
 
     def add(self, ended: Sequence[EpisodeEnd]) -> None:
         """Take in episodes that have ended."""
@@ -60,6 +64,7 @@ class Ratings:
         """Take in what an environment says of an ended episode; it may come before or after its end."""
         if self._objective.removeprefix("-") in BUILT_IN:
             return
+        self._is_told = True
         member = self._waiting.pop((lane, episode), None)
         if member is not None:
             self._rate_by(member, stats)
@@ -87,7 +92,12 @@ class Ratings:
         self.windows[member].append(-value if self._objective.startswith("-") else value)
 
     def evidence(self) -> list[Evidence]:
-        """Of every policy."""
+        """Of every policy; ConfigError where the environment never says what they are to be judged by."""
+        if len(self._waiting) >= SILENT and not self._is_told:
+            raise ConfigError(
+                f"pbt.objective={self._objective}: the environment tells no statistics of its episodes "
+                f"(there are: {', '.join(BUILT_IN)})"
+            )
         return [Evidence.of(list(window)) for window in self.windows]
 
     def restart(self, policy: int, varied: bool) -> None:
