@@ -6,6 +6,8 @@
     python benchmarks/populations.py reward            a harmful reward term that can be turned down
     python benchmarks/populations.py speed             eight members in one run against one policy
     python benchmarks/populations.py kills             killed at random moments and resumed, against never killed
+    python benchmarks/populations.py separate          four members as runs, two places, one of them killed
+    python benchmarks/populations.py ray               Ray Tune's PBT on the task of ``recovery``, and after a kill
 
 Results are kept in ``runs/benchmarks``; ``--seeds`` says how often.
 """
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import shlex
 import shutil
 import signal
 import statistics
@@ -26,13 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import record, train_command, train_run
+from common import ROOT, peer_venv, record, train_command, train_run
 
 from rollmill.core.checkpoints import Checkpoints
+from rollmill.core.run_folder import RunFolder, holder
 from rollmill.core.seeds import Seeds
+from rollmill.launch.records import LaunchRecords
 from rollmill.pbt.evidence import Evidence
+from rollmill.pbt.exchange import Exchange
 from rollmill.pbt.ledger import NAME, read_ledger
-from rollmill.pbt.lineage import best_member, schedule
+from rollmill.pbt.lineage import ancestors, best_member, schedule
 from rollmill.pbt.population import Population
 from rollmill.pbt.settings import PbtSettings
 from rollmill.pbt.space import parse_space
@@ -43,6 +50,13 @@ CARTPOLE = (
     *("pbt.tune.learning.entropy_coefficient=[1e-4,1]", "stop.frames=480000", "report.tensorboard=false"),
     *("checkpoints.every_seconds=1e6", "learning.batch_size=512", "sampling.mode=serial"),
 )
+SEPARATE = """\
+experiment: {name}
+settings: {{env: CartPole-v1, stop.frames: 20_000, learning.batch_size: 512, sampling.mode: serial}}
+population: {{members: 4, period: 4_000, min_episodes: 5, tune: {{learning.learning_rate: [1.0e-5, 1.0e-1]}}}}
+seeds: [{seed}]
+launch: {{local: {{parallel: 2}}, poll_seconds: 0.5}}
+"""
 SOLVED = 475
 LURE = f"{Path(__file__).resolve().with_name('population_env.py')}:Lure"
 
@@ -203,14 +217,131 @@ def kills(seeds: int) -> dict[str, Any]:
     one, two = (Checkpoints(run / "checkpoints").load_newest().state for run in (whole, folder))
     same = {
         "ledger": (whole / NAME).read_bytes() == (folder / NAME).read_bytes(),
-        "population": one["population"] == two["population"] or str(one["population"]) == str(two["population"]),
-        "weights": all(
-            np.array_equal(mine, its)
-            for a, b in zip(one["learners"], two["learners"], strict=True)
-            for mine, its in zip(a["model"].values(), b["model"].values(), strict=True)
-        ),
+        "population": identical(one["population"], two["population"]),
+        "learners": identical(one["learners"], two["learners"]),
     }
     return {"kills": killed, "same": same, "mark": "everything the same", "passed": all(same.values())}
+
+
+def identical(one: Any, two: Any) -> bool:
+    """Down to the last bit."""
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(identical(one[key], two[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(identical, one, two))
+    if isinstance(one, np.ndarray):
+        return one.dtype == two.dtype and one.tobytes() == two.tobytes()
+    return bool(one == two)
+
+
+# -- members as runs, Ray -----------------------------------------------------------------------------------------
+
+
+def separate(seeds: int) -> dict[str, Any]:
+    """Four members, two places: after the first round one is killed -9, and later the launcher. ``seeds``: times."""
+    rows = []
+    for seed in range(seeds):
+        folder = RUNS.parent / f"separate-{seed}"
+        shutil.rmtree(folder, ignore_errors=True)
+        description = RUNS.parent / f"separate-{seed}.yaml"
+        description.parent.mkdir(exist_ok=True)
+        description.write_text(SEPARATE.format(name=folder.name, seed=seed))
+        words = [sys.executable, "-m", "rollmill.cli.main", "launch", "run", str(description), f"--root={RUNS.parent}"]
+        begun, exchange = time.monotonic(), Exchange(folder)
+        killed: list[str] = []
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            time.sleep(0.5)
+            if not killed and exchange.newest >= 1:
+                busy = [name for name in exchange.about().runs if holder(folder / name)]
+                if busy:
+                    os.kill(int((folder / busy[0] / ".lock").read_text().split()[1]), signal.SIGKILL)
+                    killed.append(busy[0])
+            elif len(killed) == 1 and exchange.newest >= 2:
+                process.kill()
+                process.wait()
+                killed.append("launcher")
+                process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        entries = read_ledger(folder / NAME)
+        states = [(RunFolder(folder / name).read_state() or {})["state"] for name in exchange.about().runs]
+        rows.append(
+            {
+                "killed": killed,
+                "states": states,
+                "rounds": len(entries) - 1,
+                "copies": sum(move["from"] is not None for entry in entries[1:] for move in entry["moves"]),
+                "lineage": all(len(ancestors(entries, k)) == len(entries) for k in range(len(states))),
+                "starts": sum(len(LaunchRecords(folder).attempts(name)) for name in exchange.about().runs),
+                "seconds": round(time.monotonic() - begun),
+            }
+        )
+        print(rows[-1], flush=True)
+    passed = all(
+        set(row["states"]) == {"finished"} and row["copies"] and row["lineage"] and len(row["killed"]) == 2
+        for row in rows
+    )
+    return {"rows": rows, "mark": "all finish, weights were exchanged, lineage complete", "passed": passed}
+
+
+def beside_ray(seeds: int) -> dict[str, Any]:
+    """Members at 475 after as many frames, by Ray Tune's PBT; then the same, killed half way and gone on with."""
+    rows = []
+    for seed in range(seeds):
+        whole = ray_run(RUNS / f"ray-{seed}")
+        killed = ray_run(RUNS / f"ray-killed-{seed}", kill_after=whole["seconds"] / 2)
+        rows.append({"whole": whole, "killed": killed})
+        print(json.dumps(rows[-1]), flush=True)
+    return {"rows": rows, "mark": "none: it is the comparison", "passed": True}
+
+
+def ray_run(folder: Path, kill_after: float = 0.0) -> dict[str, Any]:
+    """One population, in namespaces of its own; with ``kill_after`` killed so many seconds after its first step."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    begun, before = time.monotonic(), 0
+    if kill_after:
+        with subprocess.Popen(ray_command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while not ray_steps(folder) and process.poll() is None:
+                time.sleep(0.5)
+            time.sleep(kill_after)
+            before = ray_steps(folder)
+            process.kill()
+    done = subprocess.run(ray_command(folder, *(["--restore"] if kill_after else [])), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"Ray Tune failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    returns = [evaluated(Path(trial["checkpoint"])) if trial["checkpoint"] else None for trial in told["trials"]]
+    return {
+        "rescued": sum(x is not None and x >= SOLVED for x in returns),
+        "returns": returns,
+        "rates": [trial["rate"] for trial in told["trials"]],
+        "frames": [trial["frames"] for trial in told["trials"]],
+        "failed": [trial["failed"] for trial in told["trials"] if trial["failed"]],
+        "steps": ray_steps(folder),
+        "steps_before_kill": before,
+        "seconds": round(time.monotonic() - begun),
+    }
+
+
+def ray_steps(folder: Path) -> int:
+    """Steps that all trials have reported, those that were made twice included."""
+    return sum(len(path.read_text().splitlines()) for path in folder.glob("tune/*/result.json"))
+
+
+def ray_command(folder: Path, *words: str) -> list[str]:
+    """Ray listens on all interfaces, whatever it is told: it gets a network that has only a loopback."""
+    spaces = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    script = Path(__file__).resolve().parent / "peers" / "ray_tune_pbt.py"
+    inside = f"ip link set lo up 2>/dev/null; exec {shlex.join([str(ray_python()), str(script), str(folder), *words])}"
+    return [*spaces, "sh", "-c", inside]
+
+
+def ray_python() -> Path:
+    """This Python where the extra ``ray`` is installed, else a venv of its own."""
+    found = subprocess.run([sys.executable, "-c", "from ray import tune"], capture_output=True)
+    if not found.returncode:
+        return Path(sys.executable)
+    return peer_venv("ray-tune", ["-e", str(ROOT), "ray[tune]==2.60.0"])
 
 
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -220,6 +351,8 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "reward": reward,
     "speed": speed,
     "kills": kills,
+    "separate": separate,
+    "ray": beside_ray,
 }
 
 

@@ -1,6 +1,8 @@
-"""Ray Tune's PBT over the same trainings of CartPole as ``benchmarks/populations.py recovery``: only the population differs.
+"""Ray Tune's PBT over the trainings of ``benchmarks/populations.py recovery``: only the population differs.
 
-    python ray_tune_pbt.py FOLDER [--restore]      prints one JSON line; run it without a network: Ray listens everywhere
+    python ray_tune_pbt.py FOLDER [--restore]      prints one JSON line
+
+Ray listens on all interfaces: run it in a network of its own.
 
 Each trial is a training of ours, in serial mode, for as many frames between two looks as there are between two rounds.
 Ray decides who copies whom and with what settings, keeps the checkpoints, and shares out two places.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -26,7 +29,7 @@ from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.run import train
 
-MEMBERS, FRAMES, PERIOD, PLACES = 8, 60_000, 3_000, 2
+MEMBERS, FRAMES, PERIOD, PLACES = int(os.environ.get("MEMBERS", 8)), int(os.environ.get("FRAMES", 60_000)), 3_000, 2
 WORDS = ("env=CartPole-v1", "learning.batch_size=512", "sampling.mode=serial", "report.tensorboard=false")
 QUIET = ("checkpoints.every_seconds=1e6", "report.page=false")
 
@@ -36,9 +39,12 @@ class Trial(tune.Trainable):  # type: ignore[misc]
 
     def setup(self, config: dict[str, Any]) -> None:
         self._own = config
-        self._folder = Path(self.logdir) / "x" / "run"
         self._restore: Path | None = None
         self._frames = 0
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.logdir) / "x" / "run"
 
     def step(self) -> dict[str, Any]:
         place = (f"run.dir={self.logdir}", "run.experiment=x", "run.name=run", f"run.seed={self._own['seed']}")
@@ -61,7 +67,8 @@ class Trial(tune.Trainable):  # type: ignore[misc]
         self._frames = load_checkpoint(own).step
 
     def reset_config(self, config: dict[str, Any]) -> bool:
-        self._own = config
+        """The same process serves another trial; if that has begun, its checkpoint comes next."""
+        self.setup(config)
         return True
 
 
@@ -84,7 +91,7 @@ def tuner(folder: Path) -> tune.Tuner:
     return tune.Tuner(
         tune.with_resources(Trial, {"cpu": 1}),
         param_space=space,
-        tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=False),
+        tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
         run_config=tune.RunConfig(name="tune", storage_path=str(folder), verbose=0),
     )
 
