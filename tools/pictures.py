@@ -42,7 +42,6 @@ IMAGES = ROOT / "docs" / "images"
 DEMO = ROOT / "runs" / "demo"
 WORLD = ROOT / "runs" / "world" / "car"
 FOUR = ROOT / "runs" / "pictures" / "four"
-MATCH_HEIGHT = 1500
 CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -163,12 +162,12 @@ def pages() -> None:
             _photograph(browser, path, name, (str(DEMO.resolve()), "runs/demo"))
 
 
-def _photograph(browser: Any, path: Path, name: str, shorter: tuple[str, str], height: int = HEIGHT) -> None:
-    """The top of a page as ``docs/images/NAME.png``; ``shorter``: (a path, what is shown in its place)."""
-    page = browser.new_page(viewport={"width": WIDTH, "height": height}, bypass_csp=True)
+def _photograph(browser: Any, path: Path, name: str, shorter: tuple[str, str], part: str = "") -> None:
+    """The top of a page, or a part of it, as ``docs/images/NAME.png``; ``shorter``: (a path, what is shown for it)."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
     page.goto(path.as_uri())
     page.evaluate(SHORT_PATHS, list(shorter))
-    shot = Image.open(io.BytesIO(page.screenshot()))
+    shot = Image.open(io.BytesIO(page.locator(part).screenshot() if part else page.screenshot()))
     shot.convert("RGB").quantize(128).save(IMAGES / f"{name}.png", optimize=True)
     page.close()
 
@@ -180,9 +179,10 @@ def match() -> None:
         rollmill("train", "-f", "connect_four", *place, "checkpoints.keep_last=0", "checkpoints.every_seconds=60")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "match.html"
-        rollmill("match", str(FOUR), "random", "--all-checkpoints", "--envs", "64", "--report", str(path))
+        others = ("random", "benchmarks/game_players.py:win_or_block")
+        rollmill("match", str(FOUR), *others, "--all-checkpoints", "--envs", "128", "--report", str(path))
         with _browser() as browser:
-            _photograph(browser, path, "match", (str(ROOT), ""), height=MATCH_HEIGHT)
+            _photograph(browser, path, "match", (str(ROOT), ""), part="section:last-of-type")
 
 
 # -- the viewer --------------------------------------------------------------------------------------------

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollmill.reports.html.elements import Html, element
-from rollmill.reports.html.style import FILE_STYLE
 
 CELL = 46
 _ABOVE, _BELOW = "s0", "s1"
 """Classes of the style sheet for shares above and below a half."""
-_FILE_COLOURS = "rect.s0{fill:#2f6fd0}rect.s1{fill:#a15c00}"
 _LETTER = 7
 _LONGEST = 28
 
 
-def heat_map(names: Sequence[str], shares: Sequence[Sequence[float | None]], label: str, *, file: bool = False) -> Html:
+def heat_map(names: Sequence[str], shares: Sequence[Sequence[float | None]], label: str) -> Html:
     """Row k is ``names[k]``; ``shares[k][j]`` between 0 and 1, None where there is nothing.
 
-    A half has no colour; the further from it, the stronger. Columns have the numbers of the rows. ``file``: for an SVG
-    file that stands alone, on white.
+    A half has no colour; the further from it, the stronger. Columns have the numbers of the rows.
     """
     rows = [_shortened(f"{k + 1} {name}") for k, name in enumerate(names)]
     left = 10 + _LETTER * max(map(len, rows))
@@ -32,11 +29,7 @@ def heat_map(names: Sequence[str], shares: Sequence[Sequence[float | None]], lab
             if share is not None:
                 title = f"{names[k]} against {names[j]}: {share:.1%}"
                 parts += _cell(left + CELL * j, top, share, title)
-    whole = {"width": str(width), "height": str(height), "xmlns": "http://www.w3.org/2000/svg"} if file else {}
-    if file:
-        style = element("style", Html(FILE_STYLE + _FILE_COLOURS))
-        parts = [style, element("rect", width="100%", height="100%", fill="white"), *parts]
-    return element("svg", *parts, **whole, viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
+    return element("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
 
 
 def _cell(x: float, y: float, share: float, title: str) -> list[Html]:
@@ -51,11 +44,11 @@ def _cell(x: float, y: float, share: float, title: str) -> list[Html]:
         height=CELL - 2,
         fill_opacity=f"{abs(share - 0.5) * 1.3:.3f}",
     )
-    return [rect, _text(x + CELL / 2, y + CELL / 2 + 4, f"{share:.2f}", "middle")]
+    return [rect, _text(x + CELL / 2, y + CELL / 2 + 4, f"{share:.2f}", "middle", "value")]
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> Html:
-    return element("text", text, class_="tick", x=f"{x:.0f}", y=f"{y:.0f}", text_anchor=anchor)
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> Html:
+    return element("text", text, class_=kind, x=f"{x:.0f}", y=f"{y:.0f}", text_anchor=anchor)
 
 
 def _shortened(name: str) -> str:

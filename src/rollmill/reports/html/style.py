@@ -88,6 +88,7 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-
 .band { fill: var(--soft); stroke: none; }
 .mark { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 3 3; fill: none; }
 .map { max-width: 560px; }
+.value { fill: var(--ink); }
 .narrow { display: none; }
 svg.share { height: 22px; border-radius: 4px; overflow: hidden; margin: 8px 0; }
 .s0 { background: var(--accent); fill: var(--accent); } .s1 { background: var(--warn); fill: var(--warn); }

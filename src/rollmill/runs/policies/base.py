@@ -190,7 +190,16 @@ def told_apart(policies: Sequence[LoadedPolicy]) -> list[tuple[str, str]]:
             paths.append(path)
         number = f"-{paths.index(path) + 1}" if paths.index(path) else ""
         named.append((policy.run if len(runs[policy.run]) == 1 else name + number, name + number))
-    return named
+    short = [_without_folders(shown) for shown, _ in named]
+    return [
+        (brief if short.count(brief) == 1 else shown, name) for brief, (shown, name) in zip(short, named, strict=True)
+    ]
+
+
+def _without_folders(name: str) -> str:
+    """``players.py:bold`` for ``/some/where/players.py:bold``; other names as they are."""
+    file, colon, attribute = name.partition(":")
+    return f"{Path(file).name}:{attribute}" if colon and file.endswith(".py") else name
 
 
 class _Acting:
