@@ -61,11 +61,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the runs, which stay there")
     parser.add_argument("--gb", type=float, default=1.0, help="of the store")
     parser.add_argument("--pairs", type=int, default=5, help="of trainings, alone and beside the viewer")
+    parser.add_argument("--frames", type=int, default=100_000, help="of each of these trainings")
     options = parser.parse_args()
     if options.what != "runs":
         with tempfile.TemporaryDirectory() as scratch:
             job = (
-                partial(of_a_store, gb=options.gb) if options.what == "frames" else partial(beside, pairs=options.pairs)
+                partial(of_a_store, gb=options.gb)
+                if options.what == "frames"
+                else partial(beside, pairs=options.pairs, frames=options.frames)
             )
             found = with_load(lambda: job(Path(scratch)))
         print(json.dumps(found))
@@ -225,7 +228,7 @@ def write_store(path: Path, gb: float) -> int:
     return episodes
 
 
-def beside(scratch: Path, pairs: int) -> dict[str, Any]:
+def beside(scratch: Path, pairs: int, frames: int) -> dict[str, Any]:
     """Frames per second of the same training, alone and beside a viewer with an open page, by turns."""
     root = scratch / "runs"
     make_runs(root, 100, 100)
@@ -233,7 +236,7 @@ def beside(scratch: Path, pairs: int) -> dict[str, Any]:
     shares = []
     for k in range(pairs):
         for how in ("alone", "beside") if k % 2 == 0 else ("beside", "alone"):
-            rate, share = train_once(root, f"{how}-{k}", how == "beside")
+            rate, share = train_once(root, f"{how}-{k}", frames, how == "beside")
             rates[how].append(rate)
             shares += [share] if how == "beside" else []
     ratios = [with_ / without for with_, without in zip(rates["beside"], rates["alone"])]
@@ -241,10 +244,10 @@ def beside(scratch: Path, pairs: int) -> dict[str, Any]:
     return {**told, "share_of_a_core": round(statistics.median(shares), 4), "frames_per_s": rates}
 
 
-def train_once(root: Path, name: str, viewed: bool) -> tuple[float, float]:
+def train_once(root: Path, name: str, frames: int, viewed: bool) -> tuple[float, float]:
     """(frames per second, share of one core that the server took)."""
-    words = ("env=CartPole-v1", f"run.dir={root}", "run.experiment=live", f"run.name={name}", "stop.frames=100000")
-    command = [sys.executable, "-m", "rollmill.cli.main", "train", *words, "report.every_seconds=1"]
+    words = ("env=CartPole-v1", f"run.dir={root}", "run.experiment=live", f"run.name={name}", f"stop.frames={frames}")
+    command = [sys.executable, "-m", "rollmill.cli.main", "train", *words, "report.every_frames=1000"]
     client, stop = (Client(root) if viewed else None), threading.Event()
     if client is not None:
         threading.Thread(target=client.follow, args=(stop,), daemon=True).start()
