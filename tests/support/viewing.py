@@ -20,6 +20,7 @@ from running import wait_until
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.distributed.standing import NodeStanding, RunStanding
 from rollmill.launch.records import LaunchRecords, PlanRecord, RunRecord
+from rollmill.pbt.payoff import PAYOFF_FILE
 from rollmill.reports.html.serving import Door
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import Column, StoreSchema
@@ -208,5 +209,5 @@ def selfplay_run(folder: Path) -> Path:
             past = {"policy": 0, "opponent": f"model {model - 1}", "games": 4, "wins": 2, "draws": 2, "losses": 0}
             results.append(past | {"return": 0.5})
         lines.append({"model": model, "version": 10 * model, "frames": 1000 * (model + 1), "results": results})
-    (folder / "selfplay.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / PAYOFF_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

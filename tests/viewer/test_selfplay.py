@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("uvicorn")
 from viewing import selfplay_run, serving
 
+from rollmill.pbt.payoff import PAYOFF_FILE
+
 
 def test_who_won_against_whom(tmp_path: Path) -> None:
     selfplay_run(tmp_path / "runs" / "play" / "one")
@@ -27,7 +29,7 @@ def test_who_won_against_whom(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ['{"model": 3}\n', "[]\n", '{"model": 3, "frames": 1, "results": [{"policy": 0}]}\n'])
 def test_a_damaged_table_is_said(tmp_path: Path, line: str) -> None:
     run = selfplay_run(tmp_path / "runs" / "play" / "one")
-    with open(run / "selfplay.jsonl", "a") as file:
+    with open(run / PAYOFF_FILE, "a") as file:
         file.write(line)
     with serving(tmp_path / "runs") as server:
         answer = server.ask(f"/api/selfplay?run={server.id_of('play/one')}")

@@ -21,6 +21,7 @@ from rollmill.core.errors import ConfigError, RunFolderError
 from rollmill.core.fields import Array
 from rollmill.core.run_folder import RunFolder
 from rollmill.pbt.ledger import NAME as LEDGER
+from rollmill.pbt.payoff import PAYOFF_FILE
 from rollmill.store.reader import Store
 from rollmill.viewer.catalog import Catalog, RunEntry
 from rollmill.viewer.clusters import PREFIX, cluster
@@ -30,7 +31,6 @@ from rollmill.viewer.experiments import experiment
 from rollmill.viewer.moment import checkpoint_steps
 from rollmill.viewer.page import page
 from rollmill.viewer.populations import population
-from rollmill.viewer.selfplay import FILE as GAMES
 from rollmill.viewer.selfplay import selfplay
 
 PAGE = "index.html"
@@ -83,7 +83,7 @@ def _of_run(run: RunEntry, root: Path, columns: Columns) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (run.folder / LEDGER).is_file():
         found[f"/api/population?run={run.id}"] = population(run.folder, root)
-    if (run.folder / GAMES).is_file():
+    if (run.folder / PAYOFF_FILE).is_file():
         found[f"/api/selfplay?run={run.id}"] = selfplay(run.folder, root)
     folder = RunFolder(run.folder)
     names = columns.names(folder.metrics)

@@ -11,10 +11,9 @@ import numpy as np
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import check_within
 from rollmill.pbt.ledger import Entry, read_ledger
+from rollmill.pbt.payoff import PAYOFF_FILE
 from rollmill.pbt.ratings import CONFIDENCE, rate
 
-FILE = "selfplay.jsonl"
-"""Of a run: a line for its beginning, and one for every model that was published, with the games since the last one."""
 MOST_MODELS = 60
 """Models whose games are shown, the newest ones: ratings of more take long, and nobody can read the matrix."""
 
@@ -24,13 +23,13 @@ Tally = tuple[float, int]
 
 def selfplay(run: Path, root: Path) -> dict[str, Any]:
     """Everybody who has played, with the share of points against everybody else; RunFolderError where it is damaged."""
-    file = run / FILE
+    file = run / PAYOFF_FILE
     check_within(file, root)
     entries = read_ledger(file)
     try:
         return _selfplay(entries)
     except (LookupError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{FILE} is damaged: {error!r}") from error
+        raise RunFolderError(f"{PAYOFF_FILE} is damaged: {error!r}") from error
 
 
 def _selfplay(entries: Sequence[Entry]) -> dict[str, Any]:
