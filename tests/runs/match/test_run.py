@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_every_checkpoint_of_a_run_is_a_player(run: RunFolder) -> None:
     assert len(found.players) == count + 1
     assert len(set(found.names)) == count + 1
     assert found.env == "kuhn_poker", "the run says where they play"
+
+
+def test_single_files_may_play_beside_all_of_a_run(run: RunFolder, tmp_path: Path) -> None:
+    newest = Checkpoints(run.checkpoints).newest()
+    assert newest is not None
+    other = shutil.copy(newest.path, tmp_path / "other.ckpt")
+    found = play(run.path, other, all_checkpoints=True, games=2, overrides=())
+    assert len(found.players) == len(Checkpoints(run.checkpoints).list()) + 1
 
 
 def test_a_cycle_is_pointed_out() -> None:

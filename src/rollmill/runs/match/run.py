@@ -90,7 +90,7 @@ def _policies(players: Sequence[Source], options: MatchOptions) -> list[LoadedPo
     ]
     words = find_targets([player for player in players if not isinstance(player, LoadedPolicy)])
     for flag, chosen in (("--best", options.best), ("--all-checkpoints", options.all_checkpoints)):
-        if chosen:
+        if chosen and not any(Path(word).is_dir() for word in words):  # beside a run, single files may play
             check_chosen(flag, words)
     policies = [*given, *(policy for word in words for policy in load_each(word, how, options.all_checkpoints))]
     if len(policies) < 2:
