@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
+from rollmill.envs.treasure_hunt.env import TreasureHuntEnv, TreasureHuntVector
 from rollmill.envs.treasure_hunt.map import CELL, CELLS, WALKABLE, HuntMap, centres, generate_map, load_map
+from rollmill.envs.treasure_hunt.observation import FREE
+from rollmill.envs.treasure_hunt.world import VIEW
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -69,3 +72,27 @@ def test_distances_count_steps_between_neighbours() -> None:
             assert away[near] == 1
     a, b = made.sites[3], made.sites[9]
     assert made.distances[3][tuple(b)] == made.distances[9][tuple(a)]
+
+
+def test_a_map_is_the_same_after_bytes() -> None:
+    drawn = generate_map(5)
+    again = HuntMap.from_bytes(drawn.to_bytes())
+    for name in ("free", "sites", "distances", "between", "positions"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(drawn, name))
+        assert getattr(again, name).dtype == getattr(drawn, name).dtype
+
+
+def test_every_episode_has_a_map_of_its_own_where_that_is_asked_for() -> None:
+    env = TreasureHuntEnv(map_random=True)
+    maps = []
+    for seed in (1, 2, 1):
+        seen, _ = env.reset(seed=seed)
+        maps.append(env.world.map)
+        row, column = env.world.cell[0]
+        assert env.world.map.free[row, column]
+        assert seen["maps"][FREE, VIEW, VIEW] > 0, "what is seen is the new map"
+    np.testing.assert_array_equal(maps[0].free, maps[2].free)
+    assert (maps[0].free != maps[1].free).any()
+    assert not hasattr(TreasureHuntEnv(), "save_level"), "one map for all is nothing to keep"
+    with pytest.raises(ValueError, match="share a map"):
+        TreasureHuntVector(2, map_random=True)

@@ -18,6 +18,8 @@ from rollmill.envs.levels.store import LevelStore
 from rollmill.envs.settings import EnvSettings
 
 NAME_CHARACTERS, HASH_DIGITS = 60, 10
+FORMAT = 1
+"""Of what our environments save: levels that were saved in another way are kept apart."""
 
 
 def open_store(
@@ -29,6 +31,7 @@ def open_store(
     """
     free: frozenset[str] = getattr(maker, "level_free", frozenset())
     about = {
+        "format": FORMAT,
         "env": settings.id,
         "args": {name: value for name, value in args.items() if name not in free},
         "packages": _versions(getattr(maker, "level_packages", packages)),

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from rollmill.core.fields import Array
 from rollmill.envs.keys import CODES
+from rollmill.envs.treasure_hunt.map import HuntMap, generate_map
 from rollmill.envs.treasure_hunt.observation import ACTIONS, SPACE, Observer
 from rollmill.envs.treasure_hunt.rewards import HuntRewards
 from rollmill.envs.treasure_hunt.settings import HuntSettings
@@ -65,6 +66,8 @@ class TreasureHuntVector(gym.vector.VectorEnv):
         self.action_space = gym.vector.utils.batch_space(ACTIONS, num_envs)
         self._variables = variables if variables is not None else {}
         self._check_progress()
+        if self.settings.map_random and num_envs > 1:
+            raise ValueError("map_random: hunts that are stepped together share a map; set env.vector=false")
         self.world = World(self.settings, num_envs)
         self._observer, self.rewards = Observer(self.world), HuntRewards(self.world, self._variables)
         self._rng = np.random.default_rng()
@@ -90,6 +93,8 @@ class TreasureHuntVector(gym.vector.VectorEnv):
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         if seed is not None:
             self._rng = np.random.default_rng(seed)  # type: ignore[arg-type]  # a list of integers is a seed, too
+        if self.settings.map_random:
+            self._change_map((options or {}).get("level"))
         self._begun = True
         distances = self._begin(np.arange(self.num_envs))
         return self._observer.look(distances), self._info(None)
@@ -111,6 +116,13 @@ class TreasureHuntVector(gym.vector.VectorEnv):
             distances = self._begin(np.flatnonzero(over))
         self._over = ended
         return self._observer.look(distances), reward, terminated, truncated, info
+
+    def _change_map(self, level: bytes | None) -> None:
+        """Draw the map of this episode, or take the one that was kept."""
+        number = int(self._rng.integers(1, 2**31))  # in any case: what follows is drawn from the same numbers
+        self.world.use(generate_map(number) if level is None else HuntMap.from_bytes(level))
+        self._observer.look_at_map()
+        self.rewards.look_at_map()
 
     def _begin(self, lanes: Array) -> Array:
         """New hunts in these lanes; returns the distances of all."""
@@ -169,6 +181,8 @@ class TreasureHuntEnv(gym.Env):
     def __init__(self, *, render_mode: str | None = None, variables: Variables | None = None, **settings: Any) -> None:
         self.render_mode = render_mode
         self._vector = TreasureHuntVector(1, variables=variables, **settings)
+        if self._vector.settings.map_random:
+            self.save_level = self._save_map
         self.observation_space, self.action_space = SPACE, ACTIONS
 
     @property
@@ -180,8 +194,12 @@ class TreasureHuntEnv(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         super().reset(seed=seed)
-        obs, info = self._vector.reset(seed=seed)
+        obs, info = self._vector.reset(seed=seed, options=options)
         return _first(obs), _first(info)
+
+    def _save_map(self) -> bytes:
+        """The level of an episode with a map of its own; all else about its start is drawn again from the seed."""
+        return self.world.map.to_bytes()
 
     def step(self, action: Any) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self._vector.step(np.array([action]))

@@ -14,6 +14,7 @@ hexadecimal digit where a site is.
 from __future__ import annotations
 
 import functools
+import zlib
 from collections import deque
 from dataclasses import dataclass
 from importlib import resources
@@ -73,6 +74,25 @@ class HuntMap:
         for number, (row, column) in enumerate(self.sites.tolist()):
             marks[row, column] = f"{number:x}"
         return "\n".join("".join(line) for line in marks) + "\n"
+
+    def to_bytes(self) -> bytes:
+        """All of it, distances included: finding those takes longer than drawing the map."""
+        rows, columns = np.nonzero(self.free)
+        known = self.distances[:, rows, columns]
+        parts = (np.packbits(self.free), self.sites.astype("<i2"), known.astype("<i2"))
+        return zlib.compress(b"".join(part.tobytes() for part in parts), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> HuntMap:
+        """What ``to_bytes`` gave."""
+        raw, walls, places = zlib.decompress(data), CELLS * CELLS // 8, 4 * SITES
+        free = np.unpackbits(np.frombuffer(raw[:walls], np.uint8)).reshape(CELLS, CELLS).astype(bool)
+        sites = np.frombuffer(raw[walls : walls + places], "<i2").reshape(SITES, 2).astype(np.int64)
+        made = cls(free, sites)
+        distances = np.full((SITES, CELLS, CELLS), -1, np.int16)
+        distances[:, free] = np.frombuffer(raw[walls + places :], "<i2").reshape(SITES, -1)
+        made.__dict__["distances"] = distances  # where the property keeps what it has found
+        return made
 
     @classmethod
     def from_text(cls, text: str) -> HuntMap:

@@ -59,11 +59,15 @@ class Observer:
         self.maps = np.zeros((n, len(MAPS), WINDOW, WINDOW), np.uint8)
         self.vector = np.zeros((n, VECTOR_SIZE), np.float32)
         self.mask = np.ones((n, 2 * DIRECTIONS), np.int8)
-        free = np.pad(np.where(world.map.free, ONE, 0).astype(np.uint8), VIEW)
-        self._free = sliding_window_view(free, (WINDOW, WINDOW))
         self._visits = sliding_window_view(world.visits, (WINDOW, WINDOW), axis=(1, 2))
         self._lanes = np.arange(n)
         self._places = np.array(world.settings.places)
+        self.look_at_map()
+
+    def look_at_map(self) -> None:
+        """The world has another map."""
+        free = np.pad(np.where(self._world.map.free, ONE, 0).astype(np.uint8), VIEW)
+        self._free = sliding_window_view(free, (WINDOW, WINDOW))
 
     def look(self, distances: Array) -> dict[str, Array]:
         """``distances``: ``world.site_distances()``."""

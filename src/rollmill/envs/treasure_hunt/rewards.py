@@ -47,7 +47,12 @@ class HuntRewards:
         self._distances = np.zeros((world.lanes, SITES))
         self._route_left = np.zeros(world.lanes)
         self._routes: Routes | None = None
+        self.look_at_map()
+
+    def look_at_map(self) -> None:
+        """The world has another map."""
         if self.terms.moves("route"):
+            world = self._world
             self._routes = Routes(world.map.between, world.settings.places, world.settings.end)
 
     def begin(self, lanes: Array, distances: Array) -> None:

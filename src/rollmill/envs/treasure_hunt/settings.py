@@ -26,6 +26,9 @@ class HuntSettings:
     """Exactly these sites instead of a number of them."""
     max_step: int = 2000
     map_seed: int = 0
+    map_random: bool = False
+    """A map of its own for every episode, by the episode's seed, instead of the one of ``map_seed``. For single hunts
+    (``env.vector=false``); such maps can be kept (``env.levels``)."""
     reach: float = 500.0
     """Treasures, the buff and the end are taken within this distance, in units."""
     buff_respawn: int = 0

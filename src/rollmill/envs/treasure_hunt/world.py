@@ -12,7 +12,7 @@ import numpy as np
 
 from rollmill.core.fields import Array
 from rollmill.envs.draws import WholeNumber
-from rollmill.envs.treasure_hunt.map import CELL, CELLS, SITES, centres, load_map
+from rollmill.envs.treasure_hunt.map import CELL, CELLS, SITES, HuntMap, centres, load_map
 from rollmill.envs.treasure_hunt.settings import MOST_TREASURES, HuntSettings
 
 DIRECTIONS = 8
@@ -51,9 +51,8 @@ class World:
 
     def __init__(self, settings: HuntSettings, lanes: int) -> None:
         self.settings, self.lanes = settings, lanes
-        self.map = load_map(settings.map_seed)
+        self.use(load_map(settings.map_seed))
         self._count = WholeNumber("treasure_num", settings.treasure_num, 0, MOST_TREASURES)
-        self._walls = np.pad(self.map.free, VIEW + 1)  # beyond the map there is nothing to walk on
         self._every = np.arange(lanes)
         self.position = np.zeros((lanes, 2))
         self.cell = np.zeros((lanes, 2), np.int64)
@@ -66,6 +65,11 @@ class World:
         self.step_no, self.buffs, self.flashes, self.hits = (np.zeros(lanes, np.int64) for _ in range(4))
         self.visits = np.zeros((lanes, CELLS + 2 * VIEW, CELLS + 2 * VIEW), np.uint8)
         """How often cells were visited, with a border as wide as the view."""
+
+    def use(self, hunt_map: HuntMap) -> None:
+        """Play on this map from the next hunt on."""
+        self.map = hunt_map
+        self._walls = np.pad(hunt_map.free, VIEW + 1)  # beyond the map there is nothing to walk on
 
     # -- episodes ------------------------------------------------------------------------------
 
