@@ -181,6 +181,13 @@ def test_tasks_of_a_suite_draw_from_their_own() -> None:
         assert sorted(found.numbered(task, task + 2 * k) for k in range(6)) == list(range(6))
 
 
+def test_one_task_of_a_suite_has_all_numbers_to_itself() -> None:
+    env = EnvSettings(tasks=("toy_target", "toy_memory"), task="toy_memory", levels=LevelSettings(count=6))
+    found = draws_of(env, [(EnvInstance(index=k), 0) for k in range(4)], Seeds(0))
+    assert found is not None
+    assert sorted(found.numbered(k % 4, k) for k in range(6)) == list(range(6))
+
+
 @pytest.mark.parametrize(
     ("levels", "message"),
     [

@@ -190,6 +190,7 @@ class LevelDraws:
         the sampler's."""
         self._sets, self._players, self._again, self._first_env = sets, players, again, first_env
         self._folder = tickets
+        self._tasks_played = len({player.task for player in players})  # one, where ``env.task`` names it
         self._tickets: dict[Player, Tickets] = {}
         self._ranks: dict[int, tuple[int, int]] = {}
 
@@ -210,8 +211,7 @@ class LevelDraws:
 
     def numbered(self, env: int, number: int) -> int:
         """The seed of an episode that is numbered over the whole run (``EpisodeSchedule``)."""
-        tasks = len(self._sets)
-        return self._set(self._players[env]).seed(number // tasks)
+        return self._set(self._players[env]).seed(number // self._tasks_played)
 
     def _set(self, player: Player) -> LevelSet:
         known = self._sets[player.task]
