@@ -20,7 +20,7 @@ from running import ROOT
 
 from rollmill.core import janitor_main
 from rollmill.core.errors import ConfigError
-from rollmill.runs import doctor
+from rollmill.runs import doctor, gl_version
 from rollmill.runs.doctor import EXTRAS, Finding, check_machine
 
 Usage = namedtuple("Usage", "total used free")
@@ -217,6 +217,30 @@ def test_a_renderer_that_is_asked_for_and_missing(monkeypatch: pytest.MonkeyPatc
     assert "libGL" in of(doctor.check_gl(), "GL")["good"]
     monkeypatch.setattr(doctor, "_loads", lambda name: False)
     assert "apt install" in of(doctor.check_gl(), "GL")["warn"]
+
+
+@pytest.mark.parametrize(
+    ("said", "level", "text"),
+    [
+        ("4.5 (Compatibility Profile) Mesa 22.3.6", "good", "OpenGL 4.5"),
+        ("3.2", "good", "OpenGL 3.2"),
+        ("3.1 Mesa", "warn", "3.1 Mesa is below 3.2"),
+        ("2.1 INTEL", "warn", "below 3.2"),
+        ("", "warn", "cannot be told"),
+    ],
+)
+def test_opengl_must_be_new_enough(monkeypatch: pytest.MonkeyPatch, said: str, level: str, text: str) -> None:
+    monkeypatch.setattr(doctor, "_loads", lambda name: True)
+    monkeypatch.setattr(gl_version, "ask", lambda: said)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    assert text in of(doctor.check_gl(), "OpenGL")[level]
+
+
+@pytest.mark.skipif(not doctor._loads("EGL"), reason="libEGL is not installed")
+def test_the_driver_is_asked_without_a_window() -> None:
+    said = gl_version.ask()
+    assert gl_version.numbers(said), said
+    assert gl_version.numbers("nothing") is None
 
 
 def test_a_library_that_does_not_exist() -> None:

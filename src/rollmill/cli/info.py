@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from dataclasses import asdict
+from pathlib import Path
 from typing import Literal
 
 from rollmill.cli.options import Json
 from rollmill.cli.tree import find
+from rollmill.core import atomic
 from rollmill.core.config.json_schema import json_schema
 from rollmill.core.config.other_names import keys_called
 from rollmill.core.config.schema import describe
@@ -16,6 +19,7 @@ from rollmill.core.config.shipped import FOLDER, shipped_names
 from rollmill.core.errors import ConfigError
 from rollmill.core.imports import import_object
 from rollmill.core.text import closest, did_you_mean
+from rollmill.runs.settings.from_rllib import problem_of, translate
 
 Of = Literal["train", "offline", "world"]
 _VERB_OF: dict[Of, tuple[str, ...]] = {"train": ("train",), "offline": ("offline",), "world": ("world", "run")}
@@ -76,3 +80,43 @@ def _list_files(json_: bool) -> int:
 def _first_comment(text: str) -> str:
     line = text.partition("\n")[0]
     return line.removeprefix("#").strip() if line.startswith("#") else ""
+
+
+def from_rllib(file: Path, /, out: Path | None = None, name: str = "", json_: Json = False) -> int:
+    """Translate a YAML file of RLlib: ``rollmill config from-rllib cartpole.yaml --out cartpole_ours.yaml``.
+
+    What has no equivalent is listed with the reason, and what `rollmill train` would refuse of the rest is said.
+
+    Args:
+        file: The file, as `rllib train file` takes it.
+        out: Write the settings here instead of printing them.
+        name: Which experiment, where the file has several.
+        json_: Print JSON: settings, left_out, problem.
+    """
+    found = translate(file)
+    chosen = [made for made in found if not name or made.name == name]
+    if len(chosen) != 1:
+        raise ConfigError(
+            f"{file}: has the experiments {', '.join(made.name for made in found)}; choose one with --name"
+        )
+    (made,) = chosen
+    problem = problem_of(made)
+    if json_:
+        facts = {"name": made.name, "settings": made.settings, "left_out": made.left_out, "problem": problem}
+        print(json.dumps(facts))
+        return 0
+    text = f"# {made.name} of {file.name}, translated by rollmill\n{made.yaml}"
+    if out is None:
+        print(text, end="")
+    else:
+        if out.exists():
+            raise ConfigError(f"--out {out}: exists already; give another name")
+        try:
+            atomic.write_text(out, text)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from error
+    for key, reason in made.left_out.items():
+        print(f"left out: {key}: {reason}", file=sys.stderr)
+    if problem:
+        print(f"to be settled before it trains: {problem}", file=sys.stderr)
+    return 0

@@ -92,6 +92,9 @@ _HUB = {
     "push": Verb("hub:push", "a policy with its score and a video, or a store", settings=_TRAIN),
     "pull": Verb("hub:pull", "fetch a policy or a store"),
 }
+_CONFIG = {
+    "from-rllib": Verb("info:from_rllib", "translate a YAML file of RLlib, and say what has no equivalent"),
+}
 _LEVELS = {
     "make": Verb("levels:make", "generate levels ahead, on all cores", settings="cli.envs:CheckConfig"),
     "info": Verb("levels:info", "what a folder of levels holds"),
@@ -126,7 +129,7 @@ VERBS: dict[str, Verb] = {
     "report": Verb("report:report", "curves, best settings and importance of an experiment"),
     "envs": Verb("envs:list_envs", "list the environments, check one, play one", _ENVS),
     "levels": Verb("", "generate levels ahead, look at them, import and verify them", _LEVELS),
-    "config": Verb("info:config", "explain the keys of the configuration"),
+    "config": Verb("info:config", "explain the keys of the configuration", _CONFIG),
     "completion": Verb("completion:completion", "what bash or zsh needs to complete all this"),
     "doctor": Verb("doctor:doctor", "look whether this machine is fit for a run"),
 }

@@ -44,6 +44,9 @@ class LocalSettings:
     cores: Literal["share", "all"] = "share"
     """share: cores are divided among the runs, and each is pinned to its own. all: every run may use all of them."""
 
+    virtual_display: bool = False
+    """Give each run a virtual display (Xvfb), for simulators that need one."""
+
     def __post_init__(self) -> None:
         if self.parallel < 0 or self.pause < 0:
             raise ValueError("parallel and pause must not be negative")

@@ -102,7 +102,7 @@ class Appo:
         Where not one row is its own to learn from, nothing moves: a step by momentum alone would be one nobody taught.
         """
         batch = load_batch(segments, self.settings, self.policy_id, self.version, self.device)
-        if not batch.rows and self._ranks.count == 1:  # ranks step together, each with what it has
+        if not self._rows_anywhere(batch):
             return {"rows": 0.0, "stale_rows": float(batch.stale)}
         self.model.train()
         self._set_rates(progress)
@@ -120,6 +120,12 @@ class Appo:
                 break
         self._finish(batch)
         return self._report(batch, epochs)
+
+    def _rows_anywhere(self, batch: Batch) -> int:
+        """Rows to learn from, of all ranks: they step together, each with what it has."""
+        if self._ranks.count == 1:
+            return batch.rows
+        return int(self._ranks.total(torch.tensor([float(batch.rows)], device=self.device)))
 
     def _prepare(self, batch: Batch) -> Pieces:
         """Targets for the whole batch (GAE), or segments to compute them on in passing (V-trace)."""

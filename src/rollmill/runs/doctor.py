@@ -29,6 +29,7 @@ from rollmill.core.janitor import find_stale_segments, sweep_stale_segments
 from rollmill.core.machine import available_cores, available_memory, cpu_quota, may_have_gpu, usable_cores
 from rollmill.core.text import bytes_text, nearest
 from rollmill.monitor.usage import descendants
+from rollmill.runs import gl_version
 
 Level = Literal["good", "warn", "bad"]
 
@@ -239,11 +240,28 @@ def check_gl() -> Iterator[Finding]:
         yield Finding("GL", "bad", text, f"unset MUJOCO_GL, or install it: apt install {_PACKAGE[wanted]}")
     elif there:
         yield Finding("GL", "good", f"{', '.join(f'lib{name}' for name in there)} can be loaded")
+        yield from _check_gl_version(found["EGL"])
     else:
         text = "neither EGL, OSMesa nor GL: MuJoCo cannot draw images (training from states needs none)"
         yield Finding("GL", "warn", text, f"apt install {_PACKAGE['EGL']}")
 
 
+def _check_gl_version(egl: bool) -> Iterator[Finding]:
+    """Simulators that draw by shaders (Unity, MuJoCo) need OpenGL 3.2; only EGL can be asked without a window."""
+    said = gl_version.ask() if egl else ""
+    version = gl_version.numbers(said)
+    if version is None:
+        text = "which OpenGL there is cannot be told without a display: EGL gives no context"
+        yield Finding("OpenGL", "warn", text, f"for images of Unity and MuJoCo: apt install {_PACKAGE['EGL']}")
+    elif version < NEEDED_GL:
+        needed = ".".join(map(str, NEEDED_GL))
+        text = f"OpenGL {said} is below {needed}: Unity builds and MuJoCo cannot draw"
+        yield Finding("OpenGL", "warn", text, f"install the driver of the GPU, or Mesa: apt install {_PACKAGE['EGL']}")
+    else:
+        yield Finding("OpenGL", "good", f"OpenGL {said}")
+
+
+NEEDED_GL = (3, 2)
 _PACKAGE = {"EGL": "libegl1 libgl1-mesa-dri libgles2", "OSMesa": "libosmesa6", "GL": "libgl1"}
 
 

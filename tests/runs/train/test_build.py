@@ -57,7 +57,7 @@ TWO = ("env=toy_agents", "env.policies=[0, 1]")
 def test_policies_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for words, message in (
         (("env=toy_agents", "env.policies=[0, 1, 1]"), r"env.policies names 3 agents, toy_agents has 2"),
-        ((*TWO, "learning.ranks=2", "learning.batch_size=64"), r"several policies .* learning.ranks=1"),
+        ((*TWO, "learning.algorithm=sac"), r"several policies .* learning.algorithm=appo"),
     ):
         with pytest.raises(ConfigError, match=message), built(config_of(tmp_path, *WORDS, *words)):
             pass

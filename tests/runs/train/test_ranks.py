@@ -220,3 +220,46 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert visible_gpus("cuda:1", 2) == visible_gpus("cpu", 2) == [], "shared, or none"
     with pytest.raises(ConfigError, match="needs a GPU for each rank, and this process sees 3"):
         visible_gpus("cuda", 4)
+
+
+# -- what the other ranks take over -----------------------------------------------------------------------
+
+
+class Dial(Observer):
+    """Turns a variable on rank 0, and sees in the moments of observations what all ranks have shown."""
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        run.set_variable("level", 8.0)
+
+
+def test_variables_reach_the_environments_of_all_ranks(tmp_path: Path) -> None:
+    """Observations are averaged over both ranks: only if both show 8 can their mean come near it."""
+    words = (*TWO, "env=variable_env:VariableEnv", "env.variables.level=0", "stop.batches=60")
+    _, folder = train_here(tmp_path, *words, observers=[Dial()])
+    model = saved_state(folder)["learners"][0]["model"]
+    (name,) = [name for name in model if name.startswith("observation_moments") and name.endswith("shift")]
+    assert model[name][0] > 6.0
+
+
+def test_several_policies_learn_on_several_ranks(tmp_path: Path) -> None:
+    words = (*TWO, "env=toy_agents", "env.policies=[0,1]", "learning.batch_size=256", "stop.batches=8")
+    _, folder = train_here(tmp_path, *words)
+    learners = saved_state(folder)["learners"]
+    assert [learner["version"] for learner in learners] == [8, 8]
+    row = rows_of(folder)[-1]
+    assert {"episode/return", "policy1/episode/return"} <= set(row)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("recording.keep=all",), "a recorder sees the workers of rank 0 alone"),
+        (("learning.algorithm=sac", "model.action_distribution=tanh_gaussian"), "a replay buffer of its own"),
+        (("sampling.mode=serial",), "serial mode is one process"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_said_with_its_reason(
+    tmp_path: Path, words: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check(config_of(tmp_path, *TWO, *words, "learning.minibatches=4", "learning.epochs=4"))

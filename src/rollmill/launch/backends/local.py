@@ -84,9 +84,9 @@ class LocalBackEnd:
         if wait > 0:
             self._sleep(wait)
         handle: Handle = {"kind": "local", "slot": slot.number, "gpu": slot.gpu}
-        records.write_job(
-            job.run, {**job.spec, "cores": list(slot.cores), "environment": slot.environment, "handle": handle}
-        )
+        own = {"cores": list(slot.cores), "environment": slot.environment, "handle": handle}
+        display = {"virtual_display": self._settings.virtual_display}
+        records.write_job(job.run, {**job.spec, **own, **display})
         process = subprocess.Popen(
             [sys.executable, "-m", "rollmill.launch.job", str(records.folder), job.run],
             cwd=job.spec["cwd"],

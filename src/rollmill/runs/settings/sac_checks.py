@@ -68,7 +68,9 @@ def _contradictions(config: TrainConfig) -> dict[str, bool]:
             learning.lr_schedule == "kl_adaptive"
         ),
         "learning.precision=bfloat16 is not supported; use float32": learning.precision == "bfloat16",
-        f"learning.ranks={learning.ranks}: it learns in one process; use learning.ranks=1": learning.ranks > 1,
+        f"learning.ranks={learning.ranks}: each would draw from a replay buffer of its own; use learning.ranks=1": (
+            learning.ranks > 1
+        ),
     }
 
 

@@ -22,7 +22,6 @@ from rollmill.envs.levels.draw import check_levels
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.tasks.suite import tasks_of
-from rollmill.envs.variables import PROGRESS
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.settings import ModelSettings
@@ -397,12 +396,6 @@ def _check_ranks(config: TrainConfig) -> None:
             f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
             "use sampling.mode=sync or async"
         )
-    by_observers = [name for name in config.env.variables if name != PROGRESS]
-    if by_observers:
-        raise ConfigError(
-            f"env.variables.{by_observers[0]}: what observers set reaches the environments of rank 0 only: use "
-            f"learning.ranks=1, not {ranks}"
-        )
     if s.workers % ranks:
         raise ConfigError(
             f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
@@ -417,7 +410,10 @@ def _check_recording(config: TrainConfig) -> None:
     if recording.image_codec.startswith("jpeg"):
         load_opencv()
     if config.learning.ranks > 1:
-        raise ConfigError(f"recording.keep={recording.keep}: only runs with learning.ranks=1 can record")
+        raise ConfigError(
+            f"recording.keep={recording.keep} with learning.ranks={config.learning.ranks}: a recorder sees the workers "
+            "of rank 0 alone, and what it kept would be no sample of the whole run; use learning.ranks=1"
+        )
     window, limit = Window.parse(recording.when), config.stop.frames
     if window.needs_limit and not limit:
         raise ConfigError(f"recording.when={recording.when} needs to know where the run ends: set stop.frames")
@@ -447,8 +443,8 @@ def _check_policies(config: TrainConfig, spec: EnvSpec) -> None:
     owners = config.env.policies
     if owners and len(owners) != spec.agents:
         raise ConfigError(f"env.policies names {len(owners)} agents, {spec.name} has {spec.agents}")
-    if config.env.policy_count > 1 and (config.learning.ranks > 1 or config.learning.algorithm != "appo"):
-        raise ConfigError("several policies (env.policies) need learning.ranks=1 and learning.algorithm=appo")
+    if config.env.policy_count > 1 and config.learning.algorithm != "appo":
+        raise ConfigError("several policies (env.policies) need learning.algorithm=appo")
 
 
 def _segments(config: TrainConfig, agents: int) -> int:

@@ -227,6 +227,8 @@ class OnlineRun:
         if agreed.stop:
             self.stop(agreed.stop)
             return None
+        for name, value in agreed.variables.items():  # what observers have set on rank 0
+            self.parts.sampler.set_variable(name, value)
         self._keep_progress(agreed.progress)
         if slots is not None and not agreed.learn:
             self.parts.sampler.put_back(slots)

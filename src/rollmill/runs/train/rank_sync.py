@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Decision:
     """Why the run is over; empty while it goes on."""
     progress: float
     """Share of the run that is done."""
+    variables: Mapping[str, float] = field(default_factory=dict)
+    """Rank 0's ``env.variables``, for the others to take over."""
 
 
 class RankSync:
@@ -53,12 +55,14 @@ class RankSync:
             return Decision(ready, stop, progress)
         if not ready and not stop and time.monotonic() < self._last + PATIENCE:
             return Decision(False, "", progress)
-        note = {"stop": stop, "progress": progress} if self.leads else self._counts(dropped)
+        said = {"stop": stop, "progress": progress, "variables": self._sampler.variables}
+        note = said if self.leads else self._counts(dropped)
         first, *others = self._ranks.gather_notes({"ready": ready, **note})
         self._last = time.monotonic()
         if self.leads:
             self._listen(others)
-        return Decision(first["ready"] and all(o["ready"] for o in others), first["stop"], first["progress"])
+        ready = first["ready"] and all(o["ready"] for o in others)
+        return Decision(ready, first["stop"], first["progress"], {} if self.leads else first["variables"])
 
     # -- what rank 0 knows of the others -------------------------------------------------------
 
