@@ -42,7 +42,9 @@ def _selfplay(entries: Sequence[Entry]) -> dict[str, Any]:
         for row in entry["results"]
     }
     rows = list(dict.fromkeys(one for one, _ in found))
-    names = list(dict.fromkeys([*rows, *(other for _, other in found)]))
+    published = [f"model {int(entry['model'])}" for entry in models]
+    met = {name: None for pair in found for name in pair}
+    names = sorted(met, key=lambda name: _place(name, published))
     return {
         "rule": str(first["rule"]),
         "models": len(models),
@@ -54,6 +56,12 @@ def _selfplay(entries: Sequence[Entry]) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "ratings": _ratings(names, found),
     }
+
+
+def _place(name: str, published: Sequence[str]) -> int:
+    """Models in the order in which they came, everybody else behind them."""
+    model = name.partition(",")[0]
+    return published.index(model) if model in published else len(published)
 
 
 def _name(model: str, policy: int, policies: int) -> str:
