@@ -4,7 +4,7 @@
 
     python benchmarks/doom_matches.py safety      50 duels, then engines killed and stopped, and the process around them
     python benchmarks/doom_matches.py rate        duels against two bare DoomGame threads; layouts of cores; bots
-    python benchmarks/doom_matches.py skill       a scripted player against bots of five skills
+    python benchmarks/doom_matches.py skill       a scripted player against seven bots of five skills
 
 Figures are printed as JSON lines. Rates of what is compared are taken by turns, because other programs come and go.
 """
@@ -39,6 +39,7 @@ SHARED_MEMORY = Path("/dev/shm")
 NOT_LONGER = 10.0
 """Seconds that no fault may hold a match up."""
 TURN_SECONDS = 1.5
+BOTS = 7
 
 
 def tell(**figures: Any) -> None:
@@ -271,15 +272,15 @@ def _bots(turns: int, rng: np.random.Generator) -> None:
 
 
 def skill(matches: int) -> None:
-    """A scripted player against one bot, on a small map: his frags less the bot's."""
+    """A scripted player against seven bots: his frags less the mean of theirs."""
     means = []
     for level in (10, 30, 50, 70, 90):
-        env = DoomMatch(agents=1, bots=1, wad="multi_deathmatch.wad", bot_skill=level, buffers=["labels"])
+        env = DoomMatch(agents=1, bots=BOTS, map="map02", bot_skill=level, buffers=["labels"])
         differences = [_difference(env, seed) for seed in range(matches)]
         env.close()
         means.append(statistics.mean(differences))
         error = statistics.stdev(differences) / matches**0.5
-        tell(what="frags of the script less the bot's", skill=level, mean=round(means[-1], 2), error=round(error, 2))
+        tell(what="frags less those of a bot", skill=level, mean=round(means[-1], 2), error=round(error, 2))
     falls = all(later < earlier for earlier, later in itertools.pairwise(means))
     tell(what="the difference falls with every step of skill", ok=falls)
 
@@ -290,18 +291,19 @@ def _difference(env: DoomMatch, seed: int) -> float:
     while True:
         _, _, over, info = env.step(_scripted(env, rng), obs)
         if over[0]:
-            bot = env._games[0].get_game_variable(vizdoom.GameVariable.PLAYER2_FRAGCOUNT)
-            return float(info["episode_stats"]["frags"][0] - bot)
+            variables = [getattr(vizdoom.GameVariable, f"PLAYER{k + 2}_FRAGCOUNT") for k in range(BOTS)]
+            theirs = statistics.mean(env._games[0].get_game_variable(v) for v in variables)
+            return float(info["episode_stats"]["frags"][0]) - theirs
 
 
 def _scripted(env: DoomMatch, rng: np.random.Generator) -> Any:
-    """Turn to the bot where it is seen and shoot when it is ahead; else walk about."""
+    """Turn to the nearest bot that is seen and shoot when it is ahead; else walk about."""
     state = env._games[0].get_state()
     seen = [label for label in state.labels if label.object_name == "DoomPlayer"]
     if not seen:
         return np.array([[int(rng.random() < 0.8), 0, 0, 0, 0, 10 + int(rng.integers(-3, 6))]])
-    bot = max(seen, key=lambda label: label.width)
-    off = (bot.x + bot.width / 2) / state.screen_buffer.shape[1] - 0.5  # right is positive, as in turning
+    nearest = max(seen, key=lambda label: label.width)
+    off = (nearest.x + nearest.width / 2) / state.screen_buffer.shape[1] - 0.5  # right is positive, as in turning
     turn = int(np.clip(round(off * 20), -6, 6))
     return np.array([[0, 0, 0, int(abs(off) < 0.06), 0, 10 + turn]])
 

@@ -377,6 +377,14 @@ def test_mapped_segments_are_left_alone(shared_memory: Path, token: str) -> None
     assert sweep_stale_segments() == [path.name]
 
 
+def test_segments_of_an_engine_that_is_starting_are_left_alone(shared_memory: Path, token: str) -> None:
+    paths = [plant(shared_memory, f"ViZDoom{kind}{token}", age=60.0) for kind in janitor_main.SEGMENT_KINDS]
+    engine = subprocess.Popen([sys.executable, "-c", "input()", "+viz_instance_id", token], stdin=subprocess.PIPE)
+    assert sweep_stale_segments() == []
+    engine.communicate(b"\n")
+    assert sorted(sweep_stale_segments()) == sorted(path.name for path in paths)
+
+
 def test_segments_of_other_users_are_left_alone(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plant(shared_memory, "ViZDoomSMforeign", age=60.0)
     monkeypatch.setattr(janitor_main.os, "getuid", lambda: path.stat().st_uid + 1)

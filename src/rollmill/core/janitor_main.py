@@ -128,10 +128,14 @@ def vizdoom_instance(pid: int) -> list[str]:
 # -- segments ---------------------------------------------------------------------------------------
 
 
-def mapped_segments() -> set[str]:
-    """Names of ViZDoom segments that some process maps, wherever it sees them mounted."""
+def used_segments() -> set[str]:
+    """Names of ViZDoom segments that some process maps, wherever it sees them mounted, or that an engine is about to.
+
+    On a busy machine an engine takes seconds to start.
+    """
     names = set()
     for pid in processes():
+        names |= {f"{SEGMENT_PREFIX}{kind}{i}" for i in vizdoom_instance(pid) for kind in SEGMENT_KINDS}
         for line in _read(f"{PROC}/{pid}/maps").splitlines():
             name = line.rpartition(b"/")[2].decode(errors="replace")
             if name.startswith(SEGMENT_PREFIX):
@@ -140,7 +144,7 @@ def mapped_segments() -> set[str]:
 
 
 def stale_segments() -> list[tuple[str, int, float]]:
-    """(name, bytes, age in seconds) of this user's ViZDoom segments that no living process maps."""
+    """(name, bytes, age in seconds) of this user's ViZDoom segments that no living process uses."""
     if not can_look():
         return []
     found = []
@@ -150,8 +154,8 @@ def stale_segments() -> list[tuple[str, int, float]]:
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.getuid():
                     found.append((entry.name, status.st_size, max(0.0, time.time() - status.st_mtime)))
-    mapped = mapped_segments() if found else set()
-    return [segment for segment in found if segment[0] not in mapped]
+    used = used_segments() if found else set()
+    return [segment for segment in found if segment[0] not in used]
 
 
 def remove_segments(names: list[str]) -> list[str]:

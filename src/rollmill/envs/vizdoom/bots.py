@@ -1,7 +1,9 @@
 """The engine's own players (bots), as good as they are asked to be.
 
-A bot has four numbers from 0 to 100 in the engine's file of bots: aiming, perfection, reaction and isp (its instinct of
-self-preservation). Here all four are its *skill*. The file names bots of every fifth skill, enough of each for a match.
+A bot has four numbers from 0 to 100 in the engine's file of bots. Its *skill* is two of them: how well it aims with
+weapons that hit at once, and how soon it reacts. Its instinct of self-preservation (isp) stays in the middle, because
+more of it makes a bot hide instead of fight, and perfection is read by nothing in the engine. The file names bots of
+every fifth skill, enough of each for a match.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from rollmill.core.errors import ConfigError
 LEVELS = tuple(range(0, 101, 5))
 PER_LEVEL = 12
 """The engine tells bots apart by their number in the file, which is one byte: 21 levels of 12 are 252."""
+ISP = 50
 SPREAD = 10.0
 """Bots of a match differ by so much around their skill, as people do."""
 
@@ -26,7 +29,7 @@ def write_bots(path: Path) -> None:
 
 
 def _entry(name: str, level: int) -> str:
-    return f"{{\n name {name}\n aiming {level}\n perfection {level}\n reaction {level}\n isp {level}\n}}\n"
+    return f"{{\n name {name}\n aiming {level}\n perfection {level}\n reaction {level}\n isp {ISP}\n}}\n"
 
 
 def name_of(level: int, number: int) -> str:
