@@ -20,6 +20,8 @@ NODE = NodeStanding("alpha", 0, 1000, "sampling", "", 1234.5, 2.5, 1.25, 9000, 3
 def own_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -45,6 +47,7 @@ def test_a_head_is_refused_where_somebody_listens(call: Call, taken: int, tmp_pa
         (("up", "--host", "10.0.0.5", "--port", "12000"), "Ray needs 10002 to 19999 for its workers"),
         (("join", "alpha"), "host:port is expected"),
         (("join", "127.0.0.1:6379", "--host", "10.0.0.5"), "from its own machine alone"),
+        (("join", "127.0.0.1:6379"), "no token: copy"),
         (("down", "alpha"), "host:port is expected"),
         (("status", "nobody"), "no run 'nobody'"),
     ],
@@ -55,7 +58,8 @@ def test_what_cannot_be_is_refused_before_anything_starts(call: Call, words: tup
     assert said in result.err
 
 
-def test_a_node_gives_up_when_its_head_does_not_answer(call: Call) -> None:
+def test_a_node_gives_up_when_its_head_does_not_answer(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"

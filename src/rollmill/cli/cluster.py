@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -14,7 +15,15 @@ from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.run_folder import holder
 from rollmill.core.text import columns
 from rollmill.distributed import supervisor
-from rollmill.distributed.ray_place import WORKER_PORTS, is_loopback, make_token, place_of, silence
+from rollmill.distributed.ray_place import (
+    WORKER_PORTS,
+    has_token,
+    is_loopback,
+    make_token,
+    place_of,
+    silence,
+    token_file,
+)
 from rollmill.distributed.settings import RESOURCE
 from rollmill.distributed.standing import RunStanding
 from rollmill.distributed.supervisor import RayNode, Record, Supervisor
@@ -60,7 +69,7 @@ def up(
             raise ConfigError(f"the head of the cluster at {place} is up already; `rollmill cluster status` shows it")
     if not silence(place):
         raise ConfigError(f"something listens at {place} already; --port chooses another port")
-    token = make_token()
+    token = "the one of RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else make_token()
     resource = RESOURCE if sample else ""
     node = RayNode("head", str(place), host=place.host, cpus=cpus, store_mb=store_mb, resource=resource)
     return _start(node, block, json_, f"token: {token}\njoin:  rollmill cluster join {place}")
@@ -93,6 +102,11 @@ def join(
     mine = host or (place.host if place.loopback else "")
     if place.loopback and not is_loopback(mine):
         raise ConfigError(f"the head at {place} can be reached from its own machine alone, not from {mine}")
+    if not has_token():
+        raise ConfigError(
+            f"no token: copy {token_file()} from the head's machine, or set RAY_AUTH_TOKEN; RAY_AUTH_MODE=disabled "
+            "where the cluster has none"
+        )
     if why := silence(place):
         print(f"{why}; it is tried for {patience:g} s", file=sys.stderr, flush=True)
     node = RayNode("node", str(place), mine, cpus, store_mb, RESOURCE, patience)

@@ -88,10 +88,15 @@ def make_token() -> Path:
     return file
 
 
+def has_token() -> bool:
+    """Whether there is one to show, or Ray is told that none is needed."""
+    known = bool(os.environ.get("RAY_AUTH_TOKEN")) or token_file().exists()
+    return known or os.environ.get("RAY_AUTH_MODE") == "disabled"
+
+
 def environment(loopback: bool) -> Mapping[str, str]:
     """What processes that import Ray need beside what they inherit."""
     found = {**QUIET, **(KEEP_LOOPBACK if loopback else {})}
-    known = bool(os.environ.get("RAY_AUTH_TOKEN")) or token_file().exists()
-    if known and not os.environ.get("RAY_AUTH_MODE"):
+    if has_token() and not os.environ.get("RAY_AUTH_MODE"):
         found["RAY_AUTH_MODE"] = "token"
     return found

@@ -42,6 +42,8 @@ END_SECONDS = 20.0
 """Ray's processes may take so long to end when they are asked to."""
 FOLDERS = "/tmp"
 """Ray makes sockets below its folder, whose path may have 107 characters: TMPDIR may be too deep."""
+REFUSALS = ("AuthToken", "AuthenticationError", "Version mismatch")
+"""What Ray says to a node that will not be let in the next time, either."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 HEAD_CONFIG = {
     "health_check_initial_delay_ms": 2000,
@@ -262,7 +264,8 @@ class Supervisor:
     def _fail(self, said: str, was_up: bool) -> None:
         """Once more, unless it never was up and will not be."""
         never = self._record.restarts == 0 and self._node.role == "head"
-        hopeless = not was_up and (never or time.monotonic() - self._down_since > self._node.patience)
+        refused = any(sign in said for sign in REFUSALS)
+        hopeless = not was_up and (never or refused or time.monotonic() - self._down_since > self._node.patience)
         self._tell("failed" if hopeless else "resting", said)
 
     def _rest(self, interrupt: Interrupt) -> None:

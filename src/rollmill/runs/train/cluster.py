@@ -371,8 +371,8 @@ class Cluster:
         return [node for node in self._state.nodes if node.stage == "sampling"]
 
     def _who_does_not(self) -> str:
-        if self._problem:
-            return self._problem
+        if self._problem or self._state is NOTHING:
+            return self._problem or "the gateway has not reached the cluster yet"
         others = [node for node in self._state.nodes if node.stage != "sampling"]
         if not others:
             return "no other node is there"
