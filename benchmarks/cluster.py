@@ -266,7 +266,8 @@ def weights(folder: Path, _options: argparse.Namespace) -> dict[str, Any]:
 
     plan = node_plan()
     model = ModelSettings(mlp=(1700, 1700), hidden_size=8)
-    plan = node_plan(model=model, weight_bytes=_bytes_of(plan.spec, model))
+    support = str(ROOT / "tests" / "support")  # where its environment is
+    plan = node_plan(model=model, weight_bytes=_bytes_of(plan.spec, model), path=(support,))
     with ray_cluster(folder, 3) as cluster:
         settings = ClusterSettings(address=cluster.address, nodes=3, publish_seconds=0.01)
         link = RayLink(settings)
