@@ -18,6 +18,7 @@ from running import SUPPORT, wait_until
 
 from rollmill.core.errors import LaunchError
 from rollmill.core.identity import Identity
+from rollmill.launch.backends.base import JobRequest
 from rollmill.launch.backends.local import LocalBackEnd, make_slots
 from rollmill.launch.launcher import Launcher, cancel
 from rollmill.launch.params import ParamGrid, ParamList
@@ -283,3 +284,15 @@ def test_a_run_of_another_machine_is_left_alone(tmp_path: Path) -> None:
     status = LocalBackEnd(LocalSettings()).status(LaunchRecords(tmp_path), {"run": handle})["run"]
     assert status.stage == "unknown"
     assert "elsewhere" in status.reason
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_local_runs_are_given_a_display_where_that_is_asked_for(tmp_path: Path, asked: bool) -> None:
+    """The job that starts the run reads it (``launch.job``); whether Xvfb is there it finds out itself."""
+    made = launcher(tmp_path, experiment(), f"local.virtual_display={asked}".lower())
+    backend = LocalBackEnd(LocalSettings(virtual_display=asked))
+    (run,) = made.plan.runs
+    job = JobRequest(run.name, {"command": ["true"], "cwd": str(tmp_path), "folder": run.folder})
+    backend.submit(made.records, [job], [])
+    assert made.records.read_job(run.name)["virtual_display"] is asked
+    wait_until(lambda: made.records.attempts(run.name) and not made.records.job_alive(run.name), what="the job to end")
