@@ -79,7 +79,8 @@ class CarRacing(car_racing.CarRacing):
         """The track that ``reset`` has made: its course, its tiles and their colours, and the random numbers after."""
         tiles: Any = self.road
         rows = [tile.row for tile in tiles]
-        return encode((self.track, self.road_poly, rows, self.np_random))
+        quads, colors = (np.array([pair[k] for pair in self.road_poly], np.float64) for k in (0, 1))
+        return encode((np.array(self.track, np.float64), quads, colors, np.array(rows), self.np_random))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """As the stock class; ``options={"level": level}`` takes a track that ``save_level`` gave."""
@@ -96,9 +97,12 @@ class CarRacing(car_racing.CarRacing):
 
     def _rebuild_track(self, level: bytes) -> None:
         """Lay the tiles of a track that is known, where the stock class would search for its course first."""
-        self.track, self.road_poly, rows, self.np_random = decode(level)
+        track, quads, colors, rows, self.np_random = decode(level)
+        self.track = [tuple(point) for point in track.tolist()]
+        # Rows of an array as colours: a tile that is touched changes its own, here and on the list.
+        self.road_poly = [([tuple(corner) for corner in quad], color) for quad, color in zip(quads.tolist(), colors)]
         road = []
-        for index, row in enumerate(rows):
+        for index, row in enumerate(rows.tolist()):
             quad, color = self.road_poly[row]
             self.fd_tile.shape.vertices = quad
             tile = self.world.CreateStaticBody(fixtures=self.fd_tile)
