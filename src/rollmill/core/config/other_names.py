@@ -59,8 +59,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "lstm_use_prev_action": ("env.previous_action",),
     "lstm_use_prev_reward": ("env.previous_reward",),
     "prev_reward": ("env.previous_reward",),
-    "previous_action": ("env.previous_action",),
-    "previous_reward": ("env.previous_reward",),
     "rnn_size": ("model.hidden_size",),
     "net_arch": ("model.mlp",),
     "hidden_sizes": ("model.mlp",),
