@@ -10,7 +10,9 @@ from running import assert_same
 
 from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import MASK_FIELD
+from rollmill.learning import step
 from rollmill.learning.appo import Appo
+from rollmill.learning.batch import load_batch
 from rollmill.learning.guards import ValueCollapseError
 from rollmill.learning.losses import masked_mean, ppo_policy_loss, value_loss
 from rollmill.learning.normalise import normalise_advantages
@@ -425,3 +427,19 @@ def test_buttons_and_mixed_actions_are_learnt(kind: str) -> None:
         rig.learner.train(segments)
         rig.learner.publish()
     assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.4, "of 2 at best; both begin near 1"
+
+
+def test_a_metric_of_rows_is_the_column_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the column at its place: those of another order would all be numbers, too."""
+    learner = Rig(*KINDS["mlp"]).learner
+    batch = load_batch(
+        Rig(*KINDS["mlp"]).collect(), learner.settings, learner.policy_id, learner.version, learner.device
+    )
+    pieces = learner._prepare(batch)
+    _, usual = learner._step.losses(pieces, learner.model)
+    names = step.ROW_METRICS
+    monkeypatch.setattr(step, "ROW_METRICS", names[::-1])
+    _, turned = learner._step.losses(pieces, learner.model)
+    assert turned[: len(names)].tolist() == usual[: len(names)].flip(0).tolist()
+    assert turned[len(names) :].tolist() == usual[len(names) :].tolist()
+    assert len(set(usual.tolist())) > 6, "columns that can be told apart"

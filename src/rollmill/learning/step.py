@@ -28,10 +28,12 @@ from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.memory import RecurrentMemory
 from rollmill.optim.adam import Optimizer
 
-METRICS = (
+ROW_METRICS = (
     *("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "ratio_deviation", "value_mean"),
-    *("target", "error", "target_square", "error_square", "grad_norm"),
 )
+"""Means over the rows that count: the columns of these names in ``Step.losses``."""
+
+METRICS = (*ROW_METRICS, "target", "error", "target_square", "error_square", "grad_norm")
 """What ``gradients`` returns, in this order."""
 
 
@@ -128,8 +130,19 @@ class Step:
         value = self._value_loss(values[:steps], pieces.value[:steps], target, rows)
         loss = policy + knobs.value_coefficient * value - self.entropy_weight * explore
         predicted = self.model.denormalise(values[:steps].detach(), rows)
-        columns = (loss, policy, value, entropy, *ratio_metrics(log_ratio.detach(), knobs.clip), predicted, target)
-        metrics = row_sums([*(column.detach() for column in columns), target - predicted], valid)
+        kl, clipped, deviation = ratio_metrics(log_ratio.detach(), knobs.clip)
+        columns = {
+            "loss": loss,
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": entropy,
+            "kl": kl,
+            "clip_fraction": clipped,
+            "ratio_deviation": deviation,
+            "value_mean": predicted,
+        }
+        means = [columns[name].detach() for name in ROW_METRICS]
+        metrics = row_sums([*means, target.detach(), target - predicted], valid)
         return torch.where(valid, loss, 0.0).sum(), metrics
 
     def _targets(
