@@ -55,7 +55,7 @@ KNOBS = {
 ELSEWHERE = {
     # They change how the same is computed, or who may be learnt from; tests beside what they steer.
     *("algorithm", "device", "threads", "ranks", "rank_timeout", "precision", "batch_size", "micro_batch"),
-    *("recurrence", "exploration", "max_policy_lag", "collapse_patience", "custom", "custom_args", "frozen"),
+    *("recurrence", "exploration", "max_policy_lag", "collapse_patience", "custom", "custom_args", "frozen", "eager"),
 }
 
 
@@ -124,9 +124,14 @@ def test_what_graphs_read_is_what_the_numbers_say(rig, targets: str) -> None:
 
 @pytest.mark.parametrize("name", LIVE)
 def test_a_number_that_is_changed_in_a_run_is_as_if_it_had_been_set(rig, name: str) -> None:
-    value = {"gamma": 0.5, "gae_lambda": 0.5, "learning_rate": 0.001, "value_coefficient": 2.0, "target_kl": 1e-9}.get(
-        name, 0.02
-    )
+    value = {
+        "gamma": 0.5,
+        "gae_lambda": 0.5,
+        "learning_rate": 0.001,
+        "value_coefficient": 2.0,
+        "target_kl": 1e-9,
+        "epochs": 3,
+    }.get(name, 0.02)
     changed, begun = learner_of(rig, *LIVE_WORDS), learner_of(rig, *LIVE_WORDS, f"learning.{name}={value}")
     plain = learner_of(rig, *LIVE_WORDS)
     changed.set_knobs({name: value})
