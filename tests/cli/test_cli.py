@@ -156,6 +156,13 @@ def test_files_and_words_around_each_other(call: Call, tmp_path: Path) -> None:
         assert f"  {line}\n" in saved
 
 
+def test_a_training_that_has_not_learnt_says_so(call: Call, tmp_path: Path) -> None:
+    words = (*SERIAL, "env=toy_target", "stop.frames=1")
+    result = call(*command_words(tmp_path, *words, "learning.batch_size=640"))
+    assert "no training step was done: a batch has 640 rows (learning.batch_size)" in result.out
+    assert "no training step" not in call(*command_words(tmp_path, *TINY), "--overwrite").out
+
+
 # -- JSON --------------------------------------------------------------------------------------------------
 
 

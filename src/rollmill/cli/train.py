@@ -73,7 +73,7 @@ def train(
         if announcer.page is not None and live_panel(request.console):  # elsewhere the log has said so
             print(f"report: {announcer.page}", file=sys.stderr)
         raise
-    _print(outcome, announcer.page, settings.stop.frames, json_)
+    _print(outcome, announcer, settings.stop.frames, json_)
     return outcome.exit_code
 
 
@@ -83,11 +83,18 @@ class _Announcer(Observer):
     def __init__(self, asked: TrainConfig, quiet: bool) -> None:
         self._asked, self._quiet = asked, quiet
         self._folder: Path | None = None
+        self.untrained = ""
+        """Why a run that has ended has not learnt anything."""
 
     def on_init(self, run: OnlineRun) -> None:
         self._folder = run.folder.path
         if not self._quiet:
             print(announcement(self._asked, run.config, run.folder.path), flush=True)
+
+    def on_stop(self, run: OnlineRun) -> None:
+        if not run.iteration:
+            rows = run.config.learning.batch_size
+            self.untrained = f"no training step was done: a batch has {rows:,} rows (learning.batch_size)"
 
     @property
     def page(self) -> Path | None:
@@ -104,7 +111,8 @@ def _load(files: tuple[Path, ...], overrides: tuple[str, ...], resume: bool, res
     return resumed_settings(TrainConfig, RunFolder(settings.folder), files, overrides, restore)
 
 
-def _print(outcome: Outcome, page: Path | None, limit: int, as_json: bool) -> None:
+def _print(outcome: Outcome, announcer: _Announcer, limit: int, as_json: bool) -> None:
+    page = announcer.page
     if as_json:
         values = {
             "state": outcome.state,
@@ -118,9 +126,11 @@ def _print(outcome: Outcome, page: Path | None, limit: int, as_json: bool) -> No
         return
     mean = "-" if outcome.mean_return is None else f"{outcome.mean_return:.4g}"
     late = limit and outcome.frames > OVERSHOOT * limit
-    why = " (limits are looked at after each training step)" if late else ""
+    why = " (limits are looked at when segments are finished and between training steps)" if late else ""
     frames = f"{outcome.frames:,} frames{why}"
     print(f"{outcome.state}: {outcome.reason}; {frames}, mean return {mean}, folder {outcome.folder}")
+    if announcer.untrained:
+        print(announcer.untrained)
     if page is not None:
         print(f"report: {page}")
     if outcome.state == "interrupted":
