@@ -293,6 +293,11 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
     assert sorted(shown) == sorted(name for name in rollmill.__all__ if not name.startswith("__"))
 
 
+def test_the_overview_leads_to_every_page() -> None:
+    text = text_of(DOCS / "index.md")
+    assert [page.name for page in DOCS.glob("*.md") if f"({page.name}" not in text and page.name != "index.md"] == []
+
+
 def test_every_verb_is_mentioned() -> None:
     assert [verb for verb in VERBS if f"`{verb}`" not in text_of(DOCS / "index.md")] == []
 
