@@ -144,6 +144,14 @@ def test_a_run_folder_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
     assert "state.json: cannot be read" in found.reason
 
 
+def test_a_run_that_ended_before_its_first_row_has_its_frames(tmp_path: Path) -> None:
+    made = launcher(tmp_path, experiment())
+    with RunFolder.create(Path(made.plan.runs[0].folder), "new", min_free_mb=1) as folder:
+        folder.set_state("finished", "reached stop.frames=600", 739)
+    (found,) = made.look()
+    assert (found.state, found.frames, found.mean_return) == ("finished", 739, None)
+
+
 # -- the job -----------------------------------------------------------------------------------------------
 
 

@@ -178,13 +178,12 @@ def _failures(attempts: Sequence[Attempt], submission: Submission) -> int:
 
 
 def _metrics(folder: RunFolder, run: RunRecord, state: State) -> dict[str, Any]:
-    """What the last row of metrics says."""
-    row = last_row(folder.metrics)
-    if row is None:
+    """What the last row of metrics says, and where a run has ended, which may be before its first row."""
+    row = last_row(folder.metrics) or {}
+    ended = position(folder.read_state() or {}) if state == "finished" else None
+    if not row and ended is None:
         return {}
-    frames = position(row) or 0
-    if state == "finished":
-        frames = position(folder.read_state() or {}) or frames
+    frames = ended or position(row) or 0
     rate = number_of(row, "time/frames_per_s")
     left = None
     if state == "running" and rate and run.frames:
