@@ -29,6 +29,7 @@ def test_runs_are_handed_in_found_again_cancelled_and_resumed() -> None:
     # Ray makes sockets below its folder, whose whole path may have 107 characters at most: TMPDIR may be too deep.
     with tempfile.TemporaryDirectory(prefix="rr", dir="/tmp") as folder:
         environment = {**os.environ, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
+        environment["RAY_AUTH_MODE"] = "disabled"  # a user who has a token is asked for it everywhere
         command = [*spaces, sys.executable, str(SUPPORT / "ray_launch.py"), folder]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr + Path(folder, "ray.out").read_text()
