@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,9 @@ def test_in_the_browser(run: Path, rollmill: Run) -> None:
     url = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", command.text)
     assert url is not None
     if CHROMIUM is not None:
-        look_at(url.group())
+        # In a thread of its own: tests before this one may have left an event loop running in this one.
+        with ThreadPoolExecutor(1) as aside:
+            aside.submit(look_at, url.group()).result()
     command.press_ctrl_c()
     assert command.wait() == 0, command.text
     command.assert_nothing_left()

@@ -39,10 +39,12 @@ def test_segments_of_two_nodes_arrive_whole_and_once() -> None:
             told = (seed_of(segment["obs:seed"][0, 0]), int(segment["episode"][0, 0]))
             assert told[0] == LANES.seed(group * 2, told[1])
             assert (segment["version"] == 0).all()
+        learner.until(
+            lambda: [node.stage for node in learner.states[-1].nodes] == ["sampling"] * 2
+        )  # told now and then
         state = learner.states[-1]
         assert (state.lost, state.refused) == (0, 0)
         assert state.received <= len(learner.segments)
-        assert [node.stage for node in state.nodes] == ["sampling"] * 2
 
 
 def test_weights_frames_and_variables_reach_every_node() -> None:

@@ -89,10 +89,11 @@ def test_the_newest_comes_first_at_any_depth(tmp_path: Path) -> None:
 
 def test_words_and_patterns(tmp_path: Path) -> None:
     row = describe(make_run(tmp_path / "sweep/Gamma-1", state="failed"), tmp_path)
+    texts = (row.name, row.state, row.kind, row.env)
     for word in ("gamma", "sweep/g", "failed", "online", "cartpole", "sweep*", "Gamma-*", "*/Gamma-1"):
-        assert fits(row, word), word
+        assert fits(texts, row.name, [word]), word
     for word in ("doom", "finished", "gamma*", "sweep"[::-1]):
-        assert not fits(row, word), word
+        assert not fits(texts, row.name, [word]), word
     assert list_runs(tmp_path, ["gamma", "failed"])
     assert not list_runs(tmp_path, ["gamma", "finished"])
 

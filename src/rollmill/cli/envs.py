@@ -59,10 +59,12 @@ def list_envs(word: str = "", /, json_: Json = False) -> int:
     width = max(len(row.name) for row in rows)
     for row in rows:
         print(f"{row.name:{width}}  {row.state:7}  {row.summary}")
-    missing = sorted({(row.adapter, row.install) for row in rows if row.state != "ready"})
+    missing = sorted(
+        {row.install: row.adapter for row in rows if row.state != "ready"}.items(), key=lambda pair: pair[1]
+    )
     if missing:
         print("\nmissing:")
-    for adapter, install in missing:
+    for install, adapter in missing:
         print(f"  {adapter:10} {install}")
     print("\nany Gymnasium id (env=CartPole-v1) or your own code (env=module:callable) works as well")
     return 0

@@ -39,6 +39,10 @@ class Critics(nn.Module):
             initialise(nn.Linear(encoder.output_size, self.choices or 1), settings.value_gain) for encoder in encoders
         )
 
+    def forward(self, obs: Observations, action: Tensor | None = None) -> Tensor:
+        """``judge`` observations at once."""
+        return self.judge(self.read(obs), action)
+
     def read(self, obs: Observations) -> Any:
         """What ``judge`` needs of observations ``[n, *shape]``, normalised."""
         return obs

@@ -42,6 +42,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "atari": ("ale_py", "cv2"),
     "minigrid": ("minigrid",),
     "pettingzoo": ("pettingzoo", "mpe2"),
+    "openspiel": ("pyspiel",),
     "envpool": ("envpool",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),

@@ -444,10 +444,6 @@ def test_a_variable_that_does_not_exist(tmp_path: Path) -> None:
         (["env=toy_target", "env.variables.level=1"], "toy_target takes no argument variables"),
         (["env=CartPole-v1", "env.variables.level=1"], "CartPole-v1 takes no argument variables"),
         (["env=CartPole-v1", "env.variables.level=1", "env.vector=true"], "CartPole-v1 takes no argument variables"),
-        (
-            [*VARIABLES, "learning.ranks=2", "sampling.mode=sync"],
-            "env.variables.level: what observers set .* rank 0 only",
-        ),
         ([*VARIABLES, *RAMP, "observers.args.Ramp.until=0"], "until=0 is a share of the run"),
         ([*VARIABLES, *RAMP, "observers.args.Ramp.level=3"], "level=3: expected"),
         ([*VARIABLES, *RAMP, "observers.args.Ramp.level=[null,1]"], "observers.args.Ramp: .*NoneType"),

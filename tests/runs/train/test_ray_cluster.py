@@ -61,7 +61,10 @@ class Faults(Until):
         return True
 
     def joined(self, until: Until) -> bool:
-        return {1, 2, 3} <= until.workers
+        if not {1, 2, 3} <= until.workers:
+            return False
+        (status,) = self.look()["runs"]  # the gateway tells it now and then; the last row of metrics says the same
+        return [node["stage"] for node in status["nodes"]] == ["sampling"] * 3
 
     def look(self) -> dict[str, Any]:
         with contextlib.redirect_stdout(io.StringIO()) as printed:

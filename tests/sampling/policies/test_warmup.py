@@ -13,9 +13,18 @@ SPEC = EnvSpec("e", (Field("x", "float32", (1,)),), ActionSpec("continuous", sha
 
 
 @dataclass
+class Said:
+    """As much of an output as counts here."""
+
+    by: str
+    state: str
+
+
+@dataclass
 class Told:
     """A policy that notes what it is told; ``newest`` is the version it would find published."""
 
+    name: str = "one"
     newest: int = 0
     version: int = -1
     state_size: int = 5
@@ -29,7 +38,7 @@ class Told:
 
     def act(self, request: Any) -> Any:
         self.calls.append("act")
-        return request
+        return Said(self.name, f"state of {self.name} after {request}")
 
     def refresh(self) -> int:
         self.version = self.newest
@@ -43,19 +52,21 @@ class Told:
 
 
 def test_the_first_policy_acts_until_the_other_has_a_version() -> None:
-    first, then = Told(), Told()
-    policy = WarmupPolicy(first, then)
+    first, then = Told("first"), Told("then")
+    policy = WarmupPolicy(first, then)  # type: ignore[arg-type]
     assert policy.state_size == 5
     assert policy.version == 0, "before the first decision, too"
     policy.attach(None)  # type: ignore[arg-type]
-    assert policy.act("a") == "a"  # type: ignore[arg-type,comparison-overlap]
-    assert (first.calls, then.calls) == (["attach", "act"], ["attach"])
+    # The second policy has memory: it sees what happens, and its state is the one that is kept.
+    acted = policy.act("a")  # type: ignore[arg-type]
+    assert acted == Said("first", "state of then after a")  # type: ignore[comparison-overlap]
+    assert (first.calls, then.calls) == (["attach", "act"], ["attach", "act"])
     then.newest = 1
-    policy.act("b")  # type: ignore[arg-type]
+    assert policy.act("b") == Said("then", "state of then after b")  # type: ignore[arg-type,comparison-overlap]
     assert policy.version == policy.refresh() == 1
     policy.detach()
     assert first.calls == ["attach", "act", "detach"]
-    assert then.calls == ["attach", "act", "detach"]
+    assert then.calls == ["attach", "act", "act", "detach"]
 
 
 def test_both_survive_in_a_checkpoint() -> None:
