@@ -20,6 +20,7 @@ from running import LIMIT_SECONDS, ROOT, SAC, config_of, train_here, wait_until
 from recording import Seen, check_stored
 from rollmill.core.errors import ClusterError, ConfigError
 from rollmill.core.run_folder import RunFolder
+from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.train import check
 
@@ -32,7 +33,12 @@ def kill_gateway(until: Until) -> bool:
 
 
 def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_path: Path) -> None:
-    seen, until = Seen(), Until(both_sample)
+    def told(_: Until) -> bool:
+        """The gateway tells how nodes stand now and then; rates are in the row of metrics once it has."""
+        file = tmp_path / "x" / "run" / FILE
+        return file.exists() and [node.stage for node in RunStanding.read(file.parent).nodes] == ["sampling"] * 2
+
+    seen, until = Seen(), Until(both_sample, told)
     _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until])
     assert until.workers == {0, 1, 2}
     assert until.incarnations == {0, 1000, 1001}
