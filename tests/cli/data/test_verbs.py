@@ -254,8 +254,14 @@ def test_there_and_back(call: Call, store: Path) -> None:
     assert Store("back").table.length.tolist() == LENGTHS[:5]
     call("export", "store", "--format", "minari", "--out", "m-v0")
     assert call("import", "m-v0", "--out", "minari_back", "--json").json["episodes"] == 6
-    first, second = Store("store"), Store("minari_back")
-    assert np.array_equal(first.episode(3).obs["obs"], second.episode(3).obs["obs"])
+    call("export", "store", "--format", "tfrecord", "--out", "tf")
+    assert call("import", "tf", "--out", "tf_back", "--json").json["episodes"] == 6
+    words = ("--per-step", "--fields", "obs=obs:obs:uint8:36x40x3", "action=action")
+    wrong = call("import", *map(str, Path("tf").glob("*.tfrecord-*")), "--out", "x", *words)
+    assert "obs has 10 rows, a step has one" in wrong.err, "the options reach the importer"
+    first = Store("store").episode(3).obs["obs"]
+    for name in ("minari_back", "tf_back"):
+        assert np.array_equal(Store(name).episode(3).obs["obs"], first)
 
 
 # -- progress, signals -----------------------------------------------------------------------------------

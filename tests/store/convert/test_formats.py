@@ -27,5 +27,5 @@ def test_every_import_resolves(name: str) -> None:
 def test_an_unknown_format_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no format 'parqet'; did you mean 'parquet'\?"):
         exporter("parqet")
-    with pytest.raises(ConfigError, match="known: minari, npz, pickle"):
+    with pytest.raises(ConfigError, match="known: minari, npz, tfrecord, pickle"):
         importer("mp4")

@@ -50,7 +50,7 @@ def test_every_episode_is_one_record(tmp_path: Path) -> None:
     store, episodes = write_store(tmp_path / "store", schema_of(extra=EXTRA), LENGTHS)
     told: list[tuple[int, int]] = []
     done = export_episodes(store, np.arange(6), tmp_path / "x", Options("doom"), lambda d, t: told.append((d, t)))
-    assert [file.name for file in done.files] == ["features.json", "doom.tfrecord-00000-of-00001"]
+    assert [file.name for file in done.files] == ["features.json", "doom.tfrecord-00000-of-00001", "schema.json"]
     assert told[-1] == (sum(LENGTHS),) * 2
     features = json.loads((tmp_path / "x" / "features.json").read_text())
     payloads = records(done.files[1])

@@ -241,17 +241,21 @@ def import_(
     format: str | None = None,
     env: str | None = None,
     choices: int | None = None,
+    fields: tuple[str, ...] = (),
+    per_step: bool = False,
     unsafe_pickle: bool = False,
     json_: Json = False,
 ) -> int:
     """Make a store from another format: ``rollmill data import old/*.npz --out store --env doom_basic``.
 
     Args:
-        sources: npz files, the folder or id of one Minari dataset, or pickled files.
+        sources: npz files, TFRecord files or their folder, the folder or id of one Minari dataset, or pickled files.
         out: The new store's folder; must not exist.
-        format: npz, minari or pickle; without it, by the ending of the names.
+        format: npz, tfrecord, minari or pickle; without it, by the names.
         env: Env id to note in the store.
-        choices: npz, pickle: number of discrete actions; without it, the highest one seen plus 1.
+        choices: npz, tfrecord, pickle: number of discrete actions; without it, the highest one seen plus 1.
+        fields: tfrecord: which feature is what, as in obs=frame:uint8:64x64x3 action=act reward=r terminated=done.
+        per_step: tfrecord: every record is a step, not an episode.
         unsafe_pickle: pickle: read objects that can run any code, too; only from people you trust.
         json_: Print JSON on stdout.
     """
@@ -259,7 +263,13 @@ def import_(
         raise ConfigError("name what to import")
     kind = format or _kind_of(sources)
     module = importer(kind)
-    given = {"env": env, "choices": choices, "unsafe_pickle": unsafe_pickle or None}
+    given = {
+        "env": env,
+        "choices": choices,
+        "fields": fields or None,
+        "per_step": per_step or None,
+        "unsafe_pickle": unsafe_pickle or None,
+    }
     options = _options(module.ImportOptions, given, kind, lambda: {n: importer(n).ImportOptions for n in IMPORTS})
     with progress(f"import {kind}") as tell:
         done = module.import_episodes(sources, out, options, tell)
@@ -273,11 +283,16 @@ def import_(
 
 
 def _kind_of(sources: tuple[str, ...]) -> str:
-    endings = {".npz": "npz", ".pkl": "pickle", ".pickle": "pickle"}
-    kinds = {endings.get(Path(source).suffix, "minari") for source in sources}
+    kinds = {_kind_by_name(Path(source)) for source in sources}
     if len(kinds) > 1:
         raise ConfigError(f"sources of several formats ({', '.join(sorted(kinds))}): import them one by one")
     return kinds.pop()
+
+
+def _kind_by_name(source: Path) -> str:
+    if ".tfrecord" in source.name or any(source.glob("*.tfrecord*")):
+        return "tfrecord"
+    return {".npz": "npz", ".pkl": "pickle", ".pickle": "pickle"}.get(source.suffix, "minari")
 
 
 def _options(kind: type[Any], given: Mapping[str, Any], name: str, kinds: Callable[[], Mapping[str, type[Any]]]) -> Any:

@@ -41,6 +41,9 @@ EXPORTS = {
 IMPORTS = {
     "minari": Format("rollmill.store.convert.minari_data", "a Minari dataset: its folder or its id"),
     "npz": Format("rollmill.store.convert.npz_import", "npz files, made here or elsewhere"),
+    "tfrecord": Format(
+        "rollmill.store.convert.tfrecord_import", "TFRecord files of SequenceExample or Example, made here or elsewhere"
+    ),
     "pickle": Format("rollmill.store.convert.pickled", "pickled lists of episodes: mappings of numpy arrays"),
 }
 

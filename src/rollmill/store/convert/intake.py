@@ -1,9 +1,11 @@
-"""What importers share: the report, uids that follow from the contents, and guessing an action space from data."""
+"""What importers share: the report, uids that follow from the contents, guessing an action space from data, and a store
+of episodes as other programs have them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +16,14 @@ import numpy as np
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec, Field
 from rollmill.core.slots import OBS
-from rollmill.store.convert.target import new_folder
+from rollmill.store.convert.target import Progress, new_folder
+from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.writer import StoreWriter
+
+TERMINATED = ("terminated", "terminations", "terminals", "dones", "done")
+TRUNCATED = ("truncated", "truncations", "timeouts")
+"""What other programs call these flags, the first one that is there counts."""
 
 
 @dataclass
@@ -123,3 +130,85 @@ def as_numbers(array: Array, count: int, name: str, where: str) -> Array:
     if array.shape not in ((count,), (count, 1)):
         raise StoreError(f"{where}: {name} has shape {list(array.shape)}, expected [{count}] or [{count}, 1]")
     return array.reshape(count)
+
+
+# -------------------------------------------------------------------------------- episodes of other programs
+
+
+@dataclass
+class FoundEpisode:
+    """An episode as another program has written it, its final observation included."""
+
+    observations: dict[str, Array]
+    """``[n + 1, ...]`` by name."""
+    actions: Array
+    rewards: Array
+    terminated: bool
+    truncated: bool
+    repeated: bool
+    """Whether the file lacks the final observation, and the last one stands for it."""
+
+    def layout(self, where: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {
+            name: (check_storable(rows.dtype, rows.shape[1:], f"{where}, observation {name}"), rows.shape[1:])
+            for name, rows in self.observations.items()
+        }
+
+
+def with_final(rows: Array, after: Array | None, count: int, where: str) -> tuple[Array, bool]:
+    """Observations ``[count + 1, ...]`` of an episode, and whether the last of them had to be made up.
+
+    ``after`` holds what came of each action, in files that have it in place of a final observation.
+    """
+    if len(rows) == count:
+        known = after is not None and len(after) == count
+        return np.concatenate([rows, after[-1:] if after is not None and known else rows[-1:]]), not known
+    if len(rows) != count + 1:
+        raise StoreError(f"{where}: {len(rows)} observations for {count} steps; {count + 1} or {count} are needed")
+    return rows, False
+
+
+def store_found(
+    read: Callable[[], Iterator[tuple[str, FoundEpisode]]],
+    target: Path,
+    env_id: str,
+    choices: int | None,
+    source: str,
+    progress: Progress | None,
+) -> Imported:
+    """A new store of the episodes that ``read`` finds, each with its place. It reads twice: what are they, then all."""
+    guess, layout = ActionGuess(choices), None
+    total = 0
+    for where, found in read():
+        guess.where = where
+        guess.take(found.actions)
+        layout = layout or found.layout(where)
+        if found.layout(where) != layout:
+            raise StoreError(f"{where}: observations are {found.layout(where)}, before they were {layout}")
+        total += len(found.rewards)
+    if layout is None:
+        raise StoreError(f"no episode in the files ({source})")
+    done, repeated = Imported(Path(target)), 0
+    with new_store(target, make_schema(env_id, layout, guess.spec(), source)) as writer:
+        for number, (_, found) in enumerate(read()):
+            writer.add_episode(_episode(number, found, guess, done.steps))
+            repeated += found.repeated
+            done.episodes += 1
+            done.steps += len(found.rewards)
+            if progress is not None:
+                progress(done.steps, total)
+    if repeated:
+        done.notes.append(f"{repeated} episodes came without a final observation: the last one is repeated")
+    return done
+
+
+def _episode(number: int, found: FoundEpisode, guess: ActionGuess, before: int) -> Episode:
+    count = len(found.rewards)
+    columns = {OBS + name: rows for name, rows in found.observations.items()}
+    columns["action"] = guess.stored(found.actions)
+    columns["reward"] = found.rewards.astype(np.float32)
+    columns["global_step"] = before + np.arange(count, dtype=np.int64)
+    columns["version"] = np.zeros(count, np.int64)
+    stats = {"final_observation": "repeated"} if found.repeated else {}
+    info = EpisodeInfo(uid=content_uid(number, columns))
+    return Episode(columns, info, found.terminated, found.truncated, stats)

@@ -1,23 +1,25 @@
 """TFRecord files of ``tf.train.SequenceExample``: one record per episode, readable by ``tf.data``.
 
 Context features: ``length``, ``return``, ``terminated``, ``truncated``, ``first_step``, ``seed``, ``uid`` (16 digits),
-``env_id``, ``policy``, ``policy_id``, ``version_min``, ``version_max``, ``worker``, ``lane``. Feature lists: one per
-column and ``step``; observations have one entry more than actions. How each column is written:
+``env_id``, ``policy``, ``policy_id``, ``version_min``, ``version_max``, ``worker``, ``lane``, ``probability``,
+``stats`` (JSON). Feature lists: one per column and ``step``; observations have one entry more than actions. How each
+column is written:
 
 - uint8 arrays: bytes, row-major (``tf.io.decode_raw``)
 - float32, float16: float list
 - bool and integers up to int64: int64 list
 - float64 and uint64: bytes, little-endian, so that nothing is rounded
 
-``features.json`` beside the files says the same for each column, with dtype and shape. Files are 100 to 200 MB, their
-number follows from the data and stands in their names: ``name.tfrecord-00003-of-00074``. One episode at a time is held
-in memory.
+``features.json`` beside the files says the same for each column, with dtype and shape, and ``schema.json`` is that of
+the store, for ``tfrecord_import``. Files are 100 to 200 MB, their number follows from the data and stands in their
+names: ``name.tfrecord-00003-of-00074``. One episode at a time is held in memory.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +32,11 @@ from rollmill.store.convert import sequence_example as wire
 from rollmill.store.convert.target import MAX_FILE_BYTES, Exported, Progress, new_folder, numbered, plan_files
 from rollmill.store.episode import Episode, EpisodeEnd
 from rollmill.store.format.framing import frame
-from rollmill.store.format.schema import Column, StoreSchema
+from rollmill.store.format.schema import Column, StoreSchema, schema_text
 from rollmill.store.reader import Store
 
 FEATURES_FILE = "features.json"
+SCHEMA_FILE = "schema.json"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Options:
 def export_episodes(
     store: Store, episodes: Array, target: Path, options: Options, progress: Progress | None = None
 ) -> Exported:
-    """Write a folder of TFRecord files and ``features.json``."""
+    """Write a folder of TFRecord files, ``features.json`` and ``schema.json``."""
     if options.file_mb <= 0:
         raise StoreError(f"file_mb {options.file_mb} must be positive")
     if not options.name or "/" in options.name:
@@ -61,6 +64,7 @@ def export_episodes(
     steps = 0
     with new_folder(target) as folder:
         (folder / FEATURES_FILE).write_text(json.dumps(describe(store.schema), indent=2) + "\n", encoding="utf-8")
+        (folder / SCHEMA_FILE).write_text(schema_text(store.schema, indent=2), encoding="utf-8")
         for name, positions in zip(names, files):
             with open(folder / name, "wb") as file:
                 for i in map(int, episodes[positions]):
@@ -69,7 +73,7 @@ def export_episodes(
                     steps += int(store.table.length[i])
                     if progress is not None:
                         progress(steps, done.steps)
-    done.files = [done.path / FEATURES_FILE, *(done.path / name for name in names)]
+    done.files = [done.path / name for name in (FEATURES_FILE, *names, SCHEMA_FILE)]
     return done
 
 
@@ -152,6 +156,8 @@ def _context(end: EpisodeEnd) -> dict[str, wire.Pieces]:
     context = {name: wire.int64_feature([value]) for name, value in numbers.items()}
     context["seed"] = wire.int64_feature([] if end.seed is None else [end.seed])
     context["return"] = wire.float_feature(np.array([end.return_]))
-    for name, text in (("uid", f"{end.uid:016x}"), ("env_id", end.env_id), ("policy", end.policy)):
+    texts = {"uid": f"{end.uid:016x}", "env_id": end.env_id, "policy": end.policy, "stats": json.dumps(dict(end.stats))}
+    for name, text in texts.items():
         context[name] = wire.bytes_feature([text.encode("utf-8")])
+    context["probability"] = wire.bytes_feature([] if end.probability is None else [struct.pack("<d", end.probability)])
     return context
