@@ -45,7 +45,7 @@ _DATA = {
     "merge": Verb("data.make:merge", "many stores into one"),
     "split": Verb("data.make:split", "one store into several, or a selection of it"),
     "export": Verb("data.make:export", "to Minari, TFRecord, TFDS, npz, Parquet, LeRobot or mp4"),
-    "import": Verb("data.make:import_", "from Minari, npz or pickled episodes"),
+    "import": Verb("data.make:import_", "from Minari, TFRecord, npz or pickled episodes"),
     "report": Verb("data.report:report", "a page about a store, and its metrics as JSON"),
     "play": Verb("data.report:play", "videos of episodes, with action and reward drawn on"),
 }

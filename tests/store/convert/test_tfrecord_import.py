@@ -283,7 +283,8 @@ def test_what_is_no_tfrecord(tmp_path: Path) -> None:
     (tmp_path / "x.tfrecord").write_bytes(gzip.compress(bytes(100)))
     with pytest.raises(StoreError, match="is compressed: gunzip"):
         import_episodes([str(tmp_path / "x.tfrecord")], tmp_path / "out", ImportOptions())
-    (tmp_path / "x.tfrecord").write_bytes(b"".join(frame([b"\x0a\x00" * 17807 + b"\x0a"])))  # its length is gzip's magic
+    long = b"\x0a\x00" * 17807 + b"\x0a"  # as many bytes as gzip's magic says, read as a length
+    (tmp_path / "x.tfrecord").write_bytes(b"".join(frame([long])))
     with pytest.raises(StoreError, match="neither a SequenceExample"):
         import_episodes([str(tmp_path / "x.tfrecord")], tmp_path / "out", ImportOptions())
     with pytest.raises(StoreError, match=r"none\.tfrecord cannot be read"):
