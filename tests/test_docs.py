@@ -403,6 +403,11 @@ def test_files_named_in_the_text_exist() -> None:
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+def test_decisions_are_numbered_one_by_one() -> None:
+    numbers = [int(path.name[:4]) for path in sorted((DOCS / "decisions").glob("*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
 def test_versions_agree() -> None:
     assert re.search(rf"^version: {re.escape(rollmill.__version__)}$", text_of(ROOT / "CITATION.cff"), re.MULTILINE)
     assert f"## [{rollmill.__version__}]" in text_of(ROOT / "CHANGELOG.md")

@@ -131,6 +131,45 @@ def test_a_child_that_ends_by_itself_is_not_killed(serve: Serve) -> None:
     assert (child.code, child.how_it_ended()) == (3, "ended with exit code 3")
 
 
+FAIL = """
+import sys
+from rollmill.core.child import run_child
+from rollmill.core.errors import ConfigError
+def work(setup, parent):
+    parent.tell('begun', {{}})
+    {what}
+sys.exit(run_child(work))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "kind", "error"),
+    [
+        ("raise KeyError('a bug')", 1, "KeyError", "KeyError: 'a bug'"),
+        ("sys.exit(7)", 1, "SystemExit", "SystemExit: 7"),
+        ("raise ConfigError('wrong')", 2, "ConfigError", "wrong"),
+    ],
+)
+def test_what_goes_wrong_comes_home(folder: Path, what: str, code: int, kind: str, error: str) -> None:
+    (folder / "failing_child_of_test.py").write_text(FAIL.format(what=what))
+    child = Child("failing_child_of_test", None, os.environ)
+    assert child.ends_within(None)
+    begun, failed = child.read_events()
+    assert (begun, child.code) == ({"kind": "begun"}, code)
+    trace = failed.pop("trace")
+    assert failed == {"kind": "failed", "type": kind, "error": error}
+    assert ("in work" in trace) == (kind != "ConfigError"), "an error that explains itself needs no traceback"
+    child.close()
+
+
+def test_work_that_is_done_tells_nothing_more(folder: Path) -> None:
+    (folder / "working_child_of_test.py").write_text(FAIL.format(what="return"))
+    child = Child("working_child_of_test", None, os.environ)
+    assert child.ends_within(None)
+    assert (child.read_events(), child.code) == ([{"kind": "begun"}], 0)
+    child.close()
+
+
 def test_a_crash_leaves_its_stack(serve: Serve) -> None:
     child = serve("print('before', flush=True); os.abort()")
     child.ends_within(None)

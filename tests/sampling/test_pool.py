@@ -17,8 +17,9 @@ from rollmill.core.machine import usable_cores
 from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance
 from rollmill.envs.settings import EnvSettings
+from rollmill.sampling import placement
 from rollmill.sampling import pool as pool_module
-from rollmill.sampling.pool import POLL_INTERVAL, InferenceCore, ProcessPool, choose_inference_core
+from rollmill.sampling.pool import ProcessPool
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 
@@ -119,7 +120,7 @@ def test_the_thread_that_answers_can_have_a_core_to_itself(apart: bool) -> None:
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
 def test_where_every_core_has_a_worker_the_last_one_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = usable_cores()
-    monkeypatch.setattr(pool_module, "SHARED_FROM", 2)
+    monkeypatch.setattr(placement, "SHARED_FROM", 2)
     sampler, pool = sampler_of(mode="async", workers=len(cores), pin_inference=True)
     sampler.start()
     sampler.pool.pin_inference_thread()
@@ -132,38 +133,6 @@ def test_where_every_core_has_a_worker_the_last_one_steps_aside(monkeypatch: pyt
     finally:
         sampler.stop()
     assert usable_cores() == cores
-
-
-@pytest.mark.parametrize(
-    ("workers", "settings", "expected"),
-    [
-        (7, {}, InferenceCore(17, pause=0.0)),  # a core without a worker
-        (8, {}, InferenceCore(17, pause=POLL_INTERVAL)),  # shared with the last worker
-        (9, {}, InferenceCore(17, pause=POLL_INTERVAL)),
-        (8, {"mode": "sync"}, None),  # all wait for the slowest: nobody steps aside
-        (7, {"mode": "sync"}, InferenceCore(17, pause=0.0)),
-        (7, {"affinity": False}, None),
-    ],
-)
-def test_where_the_thread_that_answers_runs(
-    monkeypatch: pytest.MonkeyPatch, workers: int, settings: dict[str, Any], expected: InferenceCore | None
-) -> None:
-    monkeypatch.setattr(pool_module, "usable_cores", lambda: list(range(10, 18)))
-    monkeypatch.setattr(pool_module, "available_cores", lambda: 8)
-    assert choose_inference_core(SamplingSettings(**settings), workers) == expected
-
-
-def test_it_does_not_stay_awake_on_time_that_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that sees 8 cores and may use the time of 4."""
-    monkeypatch.setattr(pool_module, "usable_cores", lambda: list(range(8)))
-    monkeypatch.setattr(pool_module, "available_cores", lambda: 4)
-    assert choose_inference_core(SamplingSettings(), 3) == InferenceCore(3, pause=0.0)
-    assert choose_inference_core(SamplingSettings(), 4) == InferenceCore(4, pause=POLL_INTERVAL)
-
-
-def test_two_cores_are_too_few_to_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "usable_cores", lambda: [0, 1])
-    assert choose_inference_core(SamplingSettings(), 2) is None
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001])

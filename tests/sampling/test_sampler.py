@@ -20,9 +20,10 @@ from rollmill.core.seeds import Seeds
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling import sampler as sampler_module
+from rollmill.sampling.placement import default_workers
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.pool import PoolReport
-from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread, default_workers
+from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread
 from rollmill.sampling.settings import SamplingSettings
 
 MODES = ["serial", "sync", "async"]

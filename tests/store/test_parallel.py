@@ -14,7 +14,8 @@ import pytest
 from running import wait_until
 
 from rollmill.core.errors import StoreError
-from rollmill.store.parallel import cores, map_unordered
+from rollmill.store import parallel
+from rollmill.store.parallel import map_unordered
 
 
 def square(item: int) -> int:
@@ -54,7 +55,16 @@ def test_every_item_has_its_result(workers: int) -> None:
 
 def test_nothing_to_do() -> None:
     assert list(map_unordered(square, [], 3)) == []
-    assert cores() >= 1
+
+
+def test_one_process_for_each_core_that_can_be_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may see more cores than it may use the time of."""
+    monkeypatch.setattr(parallel, "available_cores", lambda: 2)
+    before = spawned()
+    results = map_unordered(square, [1, 2, 3, 4])
+    next(results)
+    assert len([process for process in spawned() if process not in before]) == 2
+    results.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
-from rollmill.sampling.pool import keep_threads_to
+from rollmill.core.machine import keep_threads_to, usable_cores
 
 
 @contextlib.contextmanager
@@ -20,7 +19,7 @@ def machine_as_it_was() -> Iterator[None]:
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     benchmark, random = torch.backends.cudnn.benchmark, torch.random.get_rng_state()
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    cores = usable_cores()
     try:
         yield
     finally:
@@ -28,6 +27,6 @@ def machine_as_it_was() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.benchmark = benchmark
         torch.random.set_rng_state(random)
-        if cores and os.sched_getaffinity(0) != cores:
+        if usable_cores() != cores:
             keep_threads_to(cores)
         free_memory()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmill.core import given
+from rollmill.core.errors import RollmillError, error_text, trace_text
 from rollmill.core.exits import leave
 
 PARENT_CHECK_SECONDS = 2.0
@@ -67,6 +68,30 @@ def begin_child(setup_fd: int) -> tuple[Any, Parent]:
     sys.path[:] = path
     given.receive(own_code)
     return pickle.loads(setup), parent  # noqa: S301
+
+
+def run_child(work: Callable[[Any, Parent], None]) -> int:
+    """What a child's module does when it is run: the work that its parent has sent; returns the exit code.
+
+    What the work raises goes home as an event of the kind ``failed``, with the fields of ``failure``.
+    """
+    setup, parent = begin_child(int(sys.argv[1]))
+    try:
+        work(setup, parent)
+    except BaseException as error:  # noqa: BLE001 - it goes home instead of being lost
+        parent.tell("failed", failure(error))
+        return error.exit_code if isinstance(error, RollmillError) else 1
+    return 0
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """How an error is told: its ``type``, the ``error`` in words, and its ``trace`` unless the words explain it."""
+    explained = isinstance(error, RollmillError)
+    return {
+        "type": type(error).__name__,
+        "error": str(error) if explained else error_text(error),
+        "trace": "" if explained else trace_text(error),
+    }
 
 
 def begin_errand(answer_fd: int) -> tuple[dict[str, Any], Reply]:

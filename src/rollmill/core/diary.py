@@ -21,6 +21,7 @@ from typing import Any
 import rollmill
 from rollmill.core import atomic
 from rollmill.core.errors import RunFolderError
+from rollmill.core.machine import usable_cores
 from rollmill.core.opening import read_json
 from rollmill.core.steps import FRAMES, place
 
@@ -175,7 +176,7 @@ def machine() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(usable_cores()),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
 

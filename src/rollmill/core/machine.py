@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -28,11 +28,24 @@ def usable_cores() -> list[int]:
 _before_pinning: list[int] = []
 
 
+def keep_to(cores: Collection[int]) -> None:
+    """Keep the calling thread, and all that it starts, to these cores; none: leave it as it is."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def keep_threads_to(cores: Collection[int]) -> None:
+    """As ``keep_to``, for every thread of this process."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(int(thread), cores)
+
+
 def pin_to(core: int) -> None:
     """Keep this process, and all that it starts, to one core."""
     _before_pinning[:] = usable_cores()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})
+    keep_to({core})
 
 
 def cores_of_run() -> list[int]:

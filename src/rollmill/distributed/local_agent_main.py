@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from rollmill.core.child import begin_child
+from rollmill.core.child import Parent, run_child
 from rollmill.distributed.messages import Ask, Begin
 from rollmill.distributed.node_agent import NodeAgent
 from rollmill.distributed.weight_buffer import Publication
@@ -49,12 +49,9 @@ def serve(channel: Connection) -> None:
     agent.stop()
 
 
-def main(setup_fd: int) -> int:
-    setup: AgentSetup
-    setup, _parent = begin_child(setup_fd)
+def work(setup: AgentSetup, _parent: Parent) -> None:
     serve(Connection(setup.channel))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(run_child(work))

@@ -191,14 +191,6 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Over:
-    """The sampler ends."""
-
-    refused: bool
-    reason: str
-
-
-@dataclass(frozen=True)
 class Release:
     """To the sampler: these slots were read."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core import given
+from rollmill.core.errors import ConfigError
 from rollmill.core.process import Child
 from rollmill.core.slots import Arena, SharedBlock
 from rollmill.distributed.group_codec import GroupCodec
@@ -32,7 +33,6 @@ from rollmill.distributed.messages import (
     NodeOrder,
     NodeSetup,
     NodeStage,
-    Over,
     Ready,
     Release,
     Tally,
@@ -177,6 +177,10 @@ class NodeAgent:
         self._listen(child)
         with self._change:
             last = f"; it said: {child.last_lines[-1]}" if child.last_lines else ""
+            for event in child.read_events():
+                self._words += event["trace"].splitlines()
+                # Wrong settings will be wrong the next time, too.
+                self._end("refused" if child.code == ConfigError.exit_code else "failed", event["error"])
             self._end("failed", f"its sampler (pid {child.pid}) {child.how_it_ended()}{last}")
         child.close()
 
@@ -200,8 +204,6 @@ class NodeAgent:
                 self._arena = Arena(order.plan.layout, message.slots, block=block)
                 block.close_fd()
                 self._stage = "sampling"
-            elif isinstance(message, Over):
-                self._end("refused" if message.refused else "failed", message.reason)
             self._change.notify_all()
 
     def _say(self, message: object) -> None:

@@ -14,14 +14,13 @@ import os
 import sys
 import threading
 import time
-import traceback
 from multiprocessing.connection import Connection
 
-from rollmill.core.child import begin_child
-from rollmill.core.errors import ConfigError, RollmillError
+from rollmill.core.child import Parent, run_child
+from rollmill.core.errors import ConfigError
 from rollmill.core.process_scope import process_scope
 from rollmill.core.slots import SharedBlock
-from rollmill.distributed.messages import Alive, Counted, Full, NodeSetup, Over, Ready, Release, Tally
+from rollmill.distributed.messages import Alive, Counted, Full, NodeSetup, Ready, Release, Tally
 from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.envs.probe import Probe
 from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread
@@ -33,7 +32,7 @@ COUNT_SECONDS = 0.5
 """Between two messages about what was counted."""
 
 
-class Refused(RollmillError):
+class Refused(ConfigError):
     """This node does not fit the run, and would not the next time."""
 
 
@@ -145,32 +144,13 @@ class NodeSampler:
                     self._alive_at = time.monotonic()
         self._gone = True
 
-    def tell_end(self, refused: bool, reason: str) -> None:
-        with contextlib.suppress(OSError):
-            self._channel.send(Over(refused, reason))
 
-
-def main(setup_fd: int) -> int:
-    setup: NodeSetup
-    setup, _parent = begin_child(setup_fd)
+def work(setup: NodeSetup, _parent: Parent) -> None:
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     with contextlib.suppress(OSError):  # another machine may have other folders; what is missing is said by name
         os.chdir(setup.order.plan.folder)
-    node = NodeSampler(setup)
-    try:
-        node.run()
-    except (Refused, ConfigError) as error:  # wrong settings will be wrong the next time, too
-        node.tell_end(True, str(error))
-        return 1
-    except RollmillError as error:
-        node.tell_end(False, str(error))
-        return 1
-    except Exception as error:  # noqa: BLE001 - it goes home instead of being lost
-        print(traceback.format_exc(), file=sys.stderr, flush=True)
-        node.tell_end(False, f"{type(error).__name__}: {error}")
-        return 1
-    return 0
+    NodeSampler(setup).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(run_child(work))

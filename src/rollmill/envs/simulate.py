@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.fields import Obs
-from rollmill.core.machine import wait_for_turn
+from rollmill.core.machine import pin_to, wait_for_turn
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
@@ -79,8 +79,8 @@ class BareLoop:
 
 def main() -> None:
     setup = json.loads(sys.argv[1])
-    if setup["core"] is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {setup["core"]})
+    if setup["core"] is not None:
+        pin_to(setup["core"])
     wait_for_turn()  # as a worker does: this is the bound, it shall have every advantage
     sys.path[:] = setup["path"]
     # Whatever the env prints goes to stderr: stdout is for the answers.

@@ -27,6 +27,7 @@ from typing import IO, Any
 from rollmill.core.child import die_with_parent
 from rollmill.core.errors import LaunchError, RollmillError
 from rollmill.core.identity import Identity
+from rollmill.core.machine import keep_to
 from rollmill.core.opening import plain_file
 from rollmill.core.run_folder import PAUSED, RunFolder
 from rollmill.launch.display import start_display
@@ -169,8 +170,7 @@ class Job:
     def _start(self, mode: str, log: IO[bytes], stack: ExitStack) -> int:
         command = self._command(mode)
         environment = self._environment(stack)
-        if self.spec.get("cores"):
-            os.sched_setaffinity(0, self.spec["cores"])  # inherited by everything the run starts
+        keep_to(self.spec.get("cores", ()))  # inherited by everything the run starts
         if self._ended_by:
             return 128 + signal.SIGTERM
         if not has_run_folder(self.spec["command"]):

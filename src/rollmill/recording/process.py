@@ -9,10 +9,9 @@ import logging
 import os
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 
-from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, begin_child
+from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, run_child
 from rollmill.core.slots import Arena, SegmentLayout, SharedBlock
 from rollmill.recording.segment_queue import FULL, LEAVE, SegmentQueue
 from rollmill.recording.sink import COUNTS, SegmentSink, SinkPlan
@@ -95,21 +94,14 @@ class RecorderProcess:
         self._queue.counts[:] = [counts[name] for name in COUNTS]
 
 
-def main(setup_fd: int) -> int:
-    setup: RecorderSetup
-    setup, parent = begin_child(setup_fd)
+def work(setup: RecorderSetup, parent: Parent) -> None:
     os.nice(setup.plan.settings.nice)
     log = logging.getLogger("rollmill")
     log.addHandler(_EventLog(parent))
     log.setLevel(logging.INFO)
     log.propagate = False
-    try:
-        RecorderProcess(setup, parent).serve()
-    except Exception:  # noqa: BLE001 - the traceback goes home instead of being lost
-        parent.tell("crash", {"trace": traceback.format_exc()})
-        return 1
-    return 0
+    RecorderProcess(setup, parent).serve()
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(run_child(work))

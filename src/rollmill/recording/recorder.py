@@ -341,7 +341,7 @@ class ProcessRecorder:
             if event["kind"] == "log":
                 log.log(event["level"], "%s", event["text"])
             else:
-                log.error("the recorder failed:\n%s", event["trace"])
+                log.error("the recorder failed:\n%s", event["trace"] or event["error"])
         self._output.write(self._child.read_output())
 
 

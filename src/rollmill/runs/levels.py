@@ -15,13 +15,14 @@ import numpy as np
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Obs
+from rollmill.core.machine import available_cores
 from rollmill.core.opening import read_json
 from rollmill.core.protocols import Env
 from rollmill.envs.levels.store import SOURCE_FILE, Level, LevelStore
 from rollmill.envs.make import check_env_settings, level_store, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.tasks.suite import tasks_of
-from rollmill.store.parallel import cores, map_unordered
+from rollmill.store.parallel import map_unordered
 
 Progress = Callable[[int, int], None]
 CHUNKS_PER_WORKER = 50
@@ -67,7 +68,7 @@ def make_levels(env: EnvSettings, seeds: range, workers: int, progress: Progress
     before = [np.isin(wanted, store.seeds()) for store in stores]
     todo = [wanted[~there] for there in before]
     total, done = sum(map(len, todo)), 0
-    count = min(workers or cores(), max(1, total))
+    count = min(workers or available_cores(), max(1, total))
     size = max(1, total // (count * CHUNKS_PER_WORKER))
     items = [
         (json.dumps(asdict(single)), [int(seed) for seed in part[at : at + size]])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import time
 from collections import deque
@@ -19,11 +18,12 @@ import numpy as np
 
 from rollmill.core.errors import EnvError, RollmillError, WorkerError
 from rollmill.core.fields import Array
-from rollmill.core.machine import available_cores, sleep_exactly, usable_cores
+from rollmill.core.machine import keep_threads_to, keep_to, sleep_exactly
 from rollmill.core.process import MOST_READS, Child, OutputLog, Recent
 from rollmill.core.slots import Arena
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, Fault, NoWatch
 from rollmill.sampling.mailbox import AWAKE_SECONDS, Mailbox, Wakeup
+from rollmill.sampling.placement import Placement
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.sampling.worker import Listener, ProcessSetup, Worker, WorkerPlan
 
@@ -33,14 +33,9 @@ WATCH_SECONDS = 0.5
 STOP_SECONDS = 3.0
 TELL_SECONDS = 5.0
 """Between two lines about workers that are being started."""
-POLL_INTERVAL = 0.00005
-"""How long the inference thread leaves its core to the worker there before it looks again, for each group that is
-still missing: a fraction of the time between two of them."""
 LONGEST_POLL_INTERVAL = 0.0005
 SPIN_POLLS = 50
 """Naps of the shortest kind before it waits for the wakeup."""
-SHARED_FROM = 4
-"""Cores from which on one belongs to the inference thread, even where each has a worker."""
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Environment of workers, where the user's has none of these: libraries that start a thread per core in every worker
@@ -169,7 +164,7 @@ class ProcessPool:
         environment: Mapping[str, str],
         pin_inference: bool = False,
     ) -> None:
-        """``pin_inference``: the inference thread keeps to one core (``choose_inference_core``). It pays where the
+        """``pin_inference``: the inference thread keeps to one core (``sampling.placement``). It pays where the
         network runs on a GPU: each time that thread runs beside a simulator, that one goes on with cold caches, and
         sleeping between two passes costs time.
         """
@@ -185,8 +180,7 @@ class ProcessPool:
         self._poll.register(self._wakeup.fd, select.POLLIN)
         self._next_check = 0.0
         self._stopping = False
-        self._cores = usable_cores() if settings.affinity else []
-        self._inference_core = choose_inference_core(settings, len(plans)) if pin_inference else None
+        self._placement = Placement.of(settings, len(plans), pin_inference)
 
     # -- what the sampler calls ----------------------------------------------------------------
 
@@ -195,11 +189,12 @@ class ProcessPool:
             self._spawn(plan.index)
 
     def pin_inference_thread(self) -> None:
-        if self._inference_core is None:
+        own = self._placement.inference
+        if own is None:
             return
         # Whoever shared that core would not take its turn for microseconds: the scheduler deals out milliseconds.
-        keep_threads_to({*self._cores} - {self._inference_core.core})
-        os.sched_setaffinity(0, {self._inference_core.core})
+        keep_threads_to({*self._placement.cores} - {own.core})
+        keep_to({own.core})
         sleep_exactly()
 
     def post(self, groups: Array) -> None:
@@ -208,7 +203,8 @@ class ProcessPool:
                 self._wakeups[worker].notify()
 
     def wait(self, timeout: float) -> None:
-        if self._inference_core is not None and timeout and self._watch_workers(self._inference_core.pause):
+        own = self._placement.inference
+        if own is not None and timeout and self._watch_workers(own.pause):
             return
         for fd, _ in self._poll.poll(int(timeout * 1000)):
             if fd == self._wakeup.fd:
@@ -263,8 +259,8 @@ class ProcessPool:
             output.close()
         for wakeup in (self._wakeup, *self._wakeups):
             wakeup.close()
-        if self._inference_core is not None:
-            keep_threads_to({*self._cores})
+        if self._placement.inference is not None:
+            keep_threads_to(self._placement.cores)
 
     def wake(self) -> None:
         """End a ``wait`` in another thread (a slot became free)."""
@@ -347,7 +343,7 @@ class ProcessPool:
     # -- processes and pipes -------------------------------------------------------------------
 
     def _spawn(self, index: int) -> None:
-        box, core = self._box, self._core(index)
+        box, placement = self._box, self._placement
         setup = ProcessSetup(
             plan=self._plans[index],
             slots=self._arena.slots,
@@ -356,9 +352,9 @@ class ProcessPool:
             shape=(len(box.command), len(box.phase), len(box.next_episode)),
             main_wakeup=(self._wakeup.fd, self._wakeup.notify_fd),
             own_wakeup=(self._wakeups[index].fd, self._wakeups[index].notify_fd),
-            core=core,
-            awake=self._inference_core is not None,
-            shares_inference_core=self._inference_core is not None and core == self._inference_core.core,
+            core=placement.worker(index),
+            awake=placement.inference is not None,
+            shares_inference_core=placement.beside_inference(index),
             nice=self._settings.nice,
         )
         inherit = {setup.arena[0], setup.mailbox[0], *setup.main_wakeup, *setup.own_wakeup}
@@ -366,9 +362,6 @@ class ProcessPool:
         for fd in (child.events.fd, child.output.fd):
             self._poll.register(fd, select.POLLIN)
         self._children[index] = child
-
-    def _core(self, index: int) -> int | None:
-        return self._cores[index % len(self._cores)] if self._cores else None
 
     def _end(self, index: int, child: Child) -> None:
         child.end()
@@ -410,39 +403,9 @@ class ProcessPool:
             self.report.note_fault(Fault(**event))
         elif kind == "episode":
             self.report.note_episode(event["lane"], event["episode"], event["stats"])
-        elif kind == "fatal" and self._stopping:
-            log.error("while stopping: %s", event["error"])  # the run is over already; let the others end, too
-        elif kind == "fatal":
-            raise EnvError(event["error"])
-        elif kind == "crash":
+        elif kind == "failed" and event["trace"]:  # it is replaced
             log.error("a worker failed:\n%s", event["trace"])
-
-
-@dataclass(frozen=True)
-class InferenceCore:
-    """Where the inference thread runs."""
-
-    core: int
-    pause: float
-    """Shortest sleep in seconds between two looks at what it waits for; 0: the core is its own, and it stays awake."""
-
-
-def choose_inference_core(settings: SamplingSettings, workers: int) -> InferenceCore | None:
-    """A core without a worker when every worker is pinned to one; else the last one, whose worker steps aside.
-
-    None where nobody can step aside: too few cores, or everybody has to wait for the slowest (sync mode).
-    """
-    cores = usable_cores() if settings.affinity else []
-    if workers < len(cores):
-        # A container may see more cores than it may keep busy.
-        return InferenceCore(cores[workers], 0.0 if workers < available_cores() else POLL_INTERVAL)
-    if settings.mode != "async" or len(cores) < SHARED_FROM:
-        return None
-    return InferenceCore(cores[-1], POLL_INTERVAL)
-
-
-def keep_threads_to(cores: set[int]) -> None:
-    """Let all threads of this process run on these cores only, and whatever they start."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.sched_setaffinity(int(thread), cores)
+        elif kind == "failed" and self._stopping:
+            log.error("while stopping: %s", event["error"])  # the run is over already; let the others end, too
+        elif kind == "failed":
+            raise EnvError(event["error"])

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.fields import TASK_FIELD, Array, EnvSpec
-from rollmill.core.machine import available_cores
 from rollmill.core.protocols import Actor, Matchmaker
 from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
@@ -32,6 +31,7 @@ from rollmill.envs.levels.draw import LevelDraws, draws_of
 from rollmill.envs.settings import EnvSettings
 from rollmill.sampling.inference import Inference
 from rollmill.sampling.mailbox import Mailbox
+from rollmill.sampling.placement import default_workers
 from rollmill.sampling.pool import InProcessPool, ProcessPool, WorkerPool
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
@@ -100,7 +100,7 @@ class SamplerPlan:
     workers_before: int = 0
     """Workers of other samplers of the same run (ranks) that come before this one's."""
     pin_inference: bool = False
-    """Give the inference thread a core that others leave or step aside from (``pool.choose_inference_core``)."""
+    """Give the inference thread a core that others leave or step aside from (``sampling.placement``)."""
     on_policy: bool = False
     """Every row of a segment is decided by the weights that are the newest when the segment is taken: groups that have
     filled theirs wait for all others, and go on when the learner has been there. Sync mode's promise."""
@@ -167,11 +167,6 @@ class SamplerPlan:
     @property
     def all_slots(self) -> int:
         return self.slots + self.spare_slots + self.remote_slots
-
-
-def default_workers() -> int:
-    """One worker per core this process may use."""
-    return available_cores()
 
 
 class Sampler:

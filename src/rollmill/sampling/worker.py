@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, begin_child
-from rollmill.core.errors import RollmillError, trace_text
+from rollmill.core.child import PARENT_CHECK_SECONDS, Parent, run_child
 from rollmill.core.exits import leave
 from rollmill.core.machine import pin_to, step_aside, wait_for_turn
 from rollmill.core.seeds import Seeds
@@ -290,30 +288,20 @@ class WorkerProcess:
         return False
 
 
-def main(setup_fd: int) -> int:
-    setup: ProcessSetup
-    setup, parent = begin_child(setup_fd)
+def work(setup: ProcessSetup, parent: Parent) -> None:
     if setup.core is not None:
         pin_to(setup.core)
     os.nice(setup.nice)
     wait_for_turn()
     for fd in (*setup.main_wakeup, *setup.own_wakeup):
         os.set_inheritable(fd, False)
-    try:
-        process = WorkerProcess(setup, parent)
-        gc.collect()
-        gc.freeze()  # what stands by now stays; going through it again and again would evict the simulators' data
-        if setup.shares_inference_core:
-            step_aside()  # only now: on a busy machine, building the envs would time out
-        process.serve()
-    except RollmillError as error:
-        parent.tell("fatal", {"type": type(error).__name__, "error": str(error)})
-        return 3
-    except BaseException as error:  # noqa: BLE001 - the traceback goes home instead of being lost
-        parent.tell("crash", {"trace": trace_text(error)})
-        return 1
-    return 0
+    process = WorkerProcess(setup, parent)
+    gc.collect()
+    gc.freeze()  # what stands by now stays; going through it again and again would evict the simulators' data
+    if setup.shares_inference_core:
+        step_aside()  # only now: on a busy machine, building the envs would time out
+    process.serve()
 
 
 if __name__ == "__main__":
-    leave(main(int(sys.argv[1])))
+    leave(run_child(work))

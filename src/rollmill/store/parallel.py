@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from rollmill.core.errors import RollmillError, StoreError
+from rollmill.core.machine import available_cores
 
 SAFE_PATH = "PYTHONSAFEPATH"
 
@@ -27,20 +28,15 @@ class ProcessDiedError(StoreError):
     """A child process was killed from outside."""
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def map_unordered(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int = 0
 ) -> Iterator[tuple[Item, Result]]:
     """(item, function(item)) for every item, as they are done.
 
-    ``workers`` 0 takes one process per core; 1 works in this process. ``function`` must be importable by name. Errors
-    it raises are raised here. Whoever stops listening ends the processes.
+    ``workers`` 0 takes one process for each core that this one may keep busy; 1 works in this process. ``function``
+    must be importable by name. Errors it raises are raised here. Whoever stops listening ends the processes.
     """
-    count = min(workers or cores(), len(items))
+    count = min(workers or available_cores(), len(items))
     if count <= 1:
         for item in items:
             yield item, function(item)

@@ -129,7 +129,7 @@ def test_failures_in_a_row_end_the_attempts_and_not_the_run(tmp_path: Path, capl
     beside = BackgroundEval(EvaluationSettings(every_frames=1), {})
     for k in range(3):
         assert not beside.gave_up
-        beside._take({"kind": "failed", "error": f"no {k}"})
+        beside._take({"kind": "failed", "error": f"no {k}", "trace": ""})
     assert beside.gave_up
     assert "no 2; 3 in a row, no more are tried" in caplog.text
 

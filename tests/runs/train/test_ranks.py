@@ -15,7 +15,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.runs.settings.train import check
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.ranks import share_cores, share_of, visible_gpus
+from rollmill.runs.train.ranks import share_of, visible_gpus
 
 TWO = ("learning.ranks=2", "learning.device=cpu", "learning.threads=1", "env=toy_target", "sampling.mode=sync")
 LONG = ("stop.frames=100000000", "stop.seconds=600")
@@ -200,14 +200,6 @@ def test_a_rank_gets_its_share(tmp_path: Path) -> None:
     whole = config_of(tmp_path, *TWO, "sampling.workers=6", "learning.batch_size=96")
     share = share_of(whole)
     assert (share.sampling.workers, share.learning.batch_size, share.learning.ranks) == (3, 48, 1)
-
-
-def test_each_rank_has_cores_of_its_own() -> None:
-    cores = os.sched_getaffinity(0)
-    assert share_cores(1) == [frozenset(cores)]
-    shares = share_cores(len(cores))
-    assert sorted(core for share in shares for core in share) == sorted(cores)
-    assert set(share_cores(len(cores) + 1)) == {frozenset()}, "too few: nobody is held to any"
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

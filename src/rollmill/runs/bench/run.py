@@ -39,8 +39,9 @@ from rollmill.runs.settings.train import TrainConfig, segments_per_batch
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.profiler import Profiler
 from rollmill.runs.train.run import train
+from rollmill.sampling.placement import default_workers
 from rollmill.sampling.policies.random import RandomPolicy
-from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
+from rollmill.sampling.sampler import Sampler, SamplerPlan
 
 KINDS = ("sim", "sample", "policy", "learn", "train", "bound")
 WARM_UP_SECONDS = 2.0
@@ -103,7 +104,7 @@ def load_of_others(seconds: float = 1.0) -> float:
 
 
 def bench_sim(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float) -> Measurement:
-    """As many bare simulators as cores, each pinned to one, all at the same time."""
+    """As many bare simulators as cores that can be kept busy, each pinned to one, all at the same time."""
     with contextlib.closing(Simulators(config, environment)) as simulators:
         frames = simulators.frames_per_s(seconds)
     return Measurement("sim", frames, frames / spec.frames_per_step)
@@ -113,7 +114,7 @@ class Simulators:
     """One bare simulator process per core, pinned to it; idle between measurements."""
 
     def __init__(self, config: TrainConfig, environment: Mapping[str, str]) -> None:
-        cores: list[int | None] = [*usable_cores()] or [None] * default_workers()
+        cores: list[int | None] = [*usable_cores()[: default_workers()]] or [None] * default_workers()
         self._all = [_Simulator(config, i, core, environment) for i, core in enumerate(cores)]
         try:
             for simulator in self._all:

@@ -31,7 +31,8 @@ from rollmill.runs.policies.load import load_each
 from rollmill.runs.probing import keeping_info
 from rollmill.runs.settings.sizing import ENVS, GROUPS, SERIAL_ENVS
 from rollmill.runs.settings.train import require_env
-from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
+from rollmill.sampling.placement import default_workers
+from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.care.recover import recover

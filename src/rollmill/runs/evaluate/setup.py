@@ -19,7 +19,8 @@ from rollmill.runs.evaluate.play import EvalPlan, Progress, RecordTarget, play
 from rollmill.runs.evaluate.results import Score, Video
 from rollmill.runs.evaluate.video import Script, ScriptWriter, VideoPlan, file_name, make_videos
 from rollmill.runs.policies.base import LoadedPolicy
-from rollmill.sampling.sampler import SamplerPlan, default_workers
+from rollmill.sampling.placement import default_workers
+from rollmill.sampling.sampler import SamplerPlan
 from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 

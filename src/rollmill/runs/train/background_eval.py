@@ -103,7 +103,7 @@ class BackgroundEval(Observer):
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "failed":
-            self._fail(str(event["error"]))
+            self._fail(event["trace"] or event["error"])
             return
         self.done += 1
         self._failed_in_a_row = 0

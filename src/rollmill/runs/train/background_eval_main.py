@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.child import begin_child
+from rollmill.core.child import Parent, failure, run_child
 from rollmill.core.exits import leave
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.evaluate.setup import EvalSetup
@@ -23,15 +21,12 @@ from rollmill.runs.policies.load import load_policy
 from rollmill.runs.train.background_eval import EvaluatorSetup
 
 
-def main(setup_fd: int) -> int:
-    setup: EvaluatorSetup
-    setup, parent = begin_child(setup_fd)
+def work(setup: EvaluatorSetup, parent: Parent) -> None:
     os.nice(setup.nice)
     os.set_inheritable(setup.orders_fd, False)
     with os.fdopen(setup.orders_fd, encoding="utf-8") as orders:
         for line in orders:
             parent.tell(*_answer(json.loads(line)))
-    return 0
 
 
 def _answer(order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -40,8 +35,7 @@ def _answer(order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     try:
         score = _evaluate(order)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is told
-        print(traceback.format_exc(), file=sys.stderr)
-        return "failed", {"frames": order["frames"], "error": f"{type(error).__name__}: {error}"}
+        return "failed", failure(error)
     finally:
         Path(order["checkpoint"]).unlink(missing_ok=True)
     found = {"summary": score.summary(), "by_task": score.by_task(), "suite_score": score.suite_score}
@@ -67,4 +61,4 @@ def _evaluate(order: Mapping[str, Any]) -> Score:
 
 
 if __name__ == "__main__":
-    leave(main(int(sys.argv[1])))
+    leave(run_child(work))

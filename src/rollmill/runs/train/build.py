@@ -34,10 +34,10 @@ from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segmen
 from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.runs.train.cluster import node_sampling, remote_slots
 from rollmill.runs.train.matches import Matches
+from rollmill.sampling.placement import Placement
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.policies.warmup import WarmupPolicy
-from rollmill.sampling.pool import choose_inference_core
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ def _on_gpu(
     torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
     model = build_model(plan.spec, config.model).to(device)
     seed = seeds.branch("actions", 0).integer()
-    place = choose_inference_core(plan.settings, plan.workers)
+    place = Placement.of(plan.settings, plan.workers, plan.pin_inference).inference
     pause = None if place is None else place.pause
     policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), pause=pause)
     sampler = Sampler(plan, [policy])

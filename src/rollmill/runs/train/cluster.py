@@ -335,7 +335,7 @@ class Cluster:
         deaths = self._deaths.add()
         rest = min(LONGEST_REST, 0.5 * 2.0 ** min(deaths - 1, 8))
         self._retry_at = time.monotonic() + rest
-        said = [str(event.get("error") or event.get("trace")) for event in events]
+        said = [str(event["trace"] or event["error"]) for event in events]
         for text in said:
             log.error("the gateway failed: %s", text)
         self._problem = said[0].strip().splitlines()[-1] if said else f"the gateway {child.how_it_ended()}"

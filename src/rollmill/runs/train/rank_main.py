@@ -8,17 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import traceback
 
 from rollmill.core.checkpoints import load_checkpoint
-from rollmill.core.child import Parent, begin_child
-from rollmill.core.errors import RollmillError
+from rollmill.core.child import Parent, run_child
+from rollmill.core.machine import keep_to
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.train.ranks import RankSetup, share_of
 
 
 def follow(setup: RankSetup, parent: Parent) -> None:
     """Build this rank's parts, join the others, and train with them until rank 0 says it is over."""
+    keep_to(setup.cores)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     from rollmill.core.stopping import Interrupt
     from rollmill.learning.ranks import TorchRanks
     from rollmill.runs.lifecycle import Life
@@ -43,23 +44,5 @@ def follow(setup: RankSetup, parent: Parent) -> None:
     ranks.close()
 
 
-def main(setup_fd: int) -> int:
-    setup: RankSetup
-    setup, parent = begin_child(setup_fd)
-    if setup.cores:
-        os.sched_setaffinity(0, setup.cores)
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
-    try:
-        follow(setup, parent)
-    except Exception as error:  # noqa: BLE001 - it goes home to rank 0 instead of being lost
-        trace = traceback.format_exc()
-        kind = type(error).__name__
-        parent.tell("failed", {"type": kind, "error": str(error) or kind, "trace": trace})
-        if not isinstance(error, RollmillError):
-            print(trace, file=sys.stderr, flush=True)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(run_child(follow))

@@ -21,8 +21,10 @@ from rollmill.core import errors
 from rollmill.core.errors import ConfigError, RankError, RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.janitor import SCRATCH_VARIABLE
+from rollmill.core.machine import keep_to, usable_cores
 from rollmill.core.process import Child, Lines
 from rollmill.runs.settings.train import TrainConfig
+from rollmill.sampling.placement import share_cores
 
 if TYPE_CHECKING:
     from rollmill.learning.ranks import Ranks, TorchRanks
@@ -88,7 +90,7 @@ class _Handle:
     child: Child
     ready: bool = False
     failure: dict[str, Any] = field(default_factory=dict)
-    """What it said before it ended: type of the error, its text, its traceback."""
+    """What it said before it ended (``core.child.failure``)."""
 
     def listen(self) -> None:
         """Take in what has been said."""
@@ -106,7 +108,8 @@ class _Handle:
         pid = self.child.pid
         if self.failure:
             found = getattr(errors, self.failure["type"], RankError)
-            log.debug("rank %d:\n%s", self.rank, self.failure["trace"])
+            if trace := self.failure["trace"]:
+                log.error("rank %d:\n%s", self.rank, trace)
             return found(f"rank {self.rank} (pid {pid}) failed: {self.failure['error']}")
         how = self.child.how_it_ended()
         return RankError(
@@ -124,7 +127,7 @@ class RankProcesses:
         self._handles: list[_Handle] = []
         self._readers: list[threading.Thread] = []
         self._line: TorchRanks | None = None
-        self._cores_before: set[int] = set()
+        self._cores_before: list[int] = []
 
     def start(self, spec: EnvSpec, checkpoint: Path | None) -> None:
         """Start the processes and return at once: they build their parts while rank 0 builds its own."""
@@ -143,9 +146,8 @@ class RankProcesses:
         for rank in range(1, s.ranks):
             setup = RankSetup(self._config, spec, rank, checkpoint, place, cuda, cores[rank])
             self._spawn(setup, {GPUS_VARIABLE: gpus[rank]} if gpus else {})
-        if cores[0]:
-            self._cores_before = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, cores[0])
+        self._cores_before = usable_cores()
+        keep_to(cores[0])
 
     def join(self, run: OnlineRun) -> None:
         """Return when all ranks are built, connected, and hold the weights of this one."""
@@ -190,8 +192,7 @@ class RankProcesses:
         self._handles.clear()
         if self._line is not None:
             self._line.close(abandon=not patience)
-        if self._cores_before:
-            os.sched_setaffinity(0, self._cores_before)
+        keep_to(self._cores_before)
 
     # -- processes -----------------------------------------------------------------------------
 
@@ -228,16 +229,6 @@ def _log_output(rank: int, output: Lines) -> None:
             known = level in levels
             log.log(levels[level] if known else logging.INFO, "rank %d: %s", rank, rest if known else text)
     output.close()
-
-
-# -- cores and GPUs ---------------------------------------------------------------------------------
-
-
-def share_cores(count: int) -> list[frozenset[int]]:
-    """The cores of each rank: equal shares, none in common; empty sets where there are too few, or none are known."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    each = len(cores) // count
-    return [frozenset(cores[rank * each : (rank + 1) * each]) for rank in range(count)]
 
 
 def visible_gpus(device: str, count: int) -> list[str]:

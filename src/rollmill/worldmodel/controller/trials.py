@@ -18,7 +18,8 @@ from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena
 from rollmill.envs.settings import EnvSettings
-from rollmill.sampling.sampler import Sampler, SamplerPlan, default_workers
+from rollmill.sampling.placement import default_workers
+from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.worldmodel.controller.model import ControllerAgent
 from rollmill.worldmodel.controller.settings import ControllerSettings
