@@ -303,7 +303,7 @@ def weights(folder: Path, _options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _bytes_of(spec: Any, model: Any) -> int:
-    from rollmill.distributed.board import weight_bytes
+    from rollmill.distributed.acting import weight_bytes
     from rollmill.models.acting.weights import tensors_of
     from rollmill.models.actor_critic import build_model
 

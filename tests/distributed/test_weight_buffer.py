@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rollmill.distributed.board import BufferBoard, weight_bytes, weight_views
+from rollmill.distributed.acting import BufferBoard, weight_bytes, weight_views
 from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.models.acting.weights import tensors_of
 

@@ -18,7 +18,7 @@ from rollmill.core import given
 from rollmill.core.fields import Array
 from rollmill.core.seeds import Seeds
 from rollmill.core.slots import Arena, SegmentLayout
-from rollmill.distributed.board import weight_bytes, weight_views
+from rollmill.distributed.acting import weight_bytes, weight_views
 from rollmill.distributed.gateway import Gateway
 from rollmill.distributed.link import Link
 from rollmill.distributed.messages import Admitted, Ended, NodePlan, Said, Slots, State

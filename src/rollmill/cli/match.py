@@ -11,7 +11,6 @@ from rollmill.cli.options import Json, keep_stdout
 from rollmill.cli.progress import ProgressLine
 from rollmill.reports.html.document import place_for
 from rollmill.runs.match.options import MatchOptions
-from rollmill.runs.match.page import write_page_of
 from rollmill.runs.match.run import match as play_match
 
 
@@ -34,7 +33,7 @@ def match(players: tuple[str, ...], /, options: MatchOptions, json_: Json = Fals
     if options.out is not None:
         found.write(options.out)
     if page is not None:
-        write_page_of(found, page)
+        found.write_page(page)
     if json_:
         print(json.dumps({**found.to_dict(), **({"page": str(page)} if page is not None else {})}, allow_nan=False))
     else:

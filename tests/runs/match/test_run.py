@@ -13,7 +13,6 @@ from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.evaluate.play import Metrics
 from rollmill.runs.match.options import MatchOptions
-from rollmill.runs.match.page import write_page_of
 from rollmill.runs.match.results import MatchResult
 from rollmill.runs.match.run import match
 
@@ -167,6 +166,6 @@ def test_files_are_tried_before_the_games(tmp_path: Path) -> None:
 def test_a_page_of_another_kind_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("mine")
-    made = write_page_of(play(BOLD, TIMID, games=2), page)
+    made = play(BOLD, TIMID, games=2).write_page(page)
     assert page.read_text() == "mine"
     assert made == tmp_path / "page-match.html"

@@ -16,6 +16,7 @@ from rollmill.core.errors import RunFolderError
 from rollmill.core.fields import Array
 from rollmill.core.text import columns
 from rollmill.pbt.ratings import CONFIDENCE, Ratings, rate, wilson
+from rollmill.reports.run.match import MatchPage, write_match
 
 SURPRISE = 0.1
 """A pair whose share of points is so far from what ratings say, and outside its interval, is pointed out."""
@@ -240,6 +241,23 @@ class MatchResult:
             atomic.write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
         except OSError as error:
             raise RunFolderError(f"{path}: the result cannot be written: {error.strerror or error}") from error
+
+    def write_page(self, path: Path) -> Path:
+        """Write it as a page and return where that is; RunFolderError where that is impossible."""
+        order, table = self.order, self.table
+        page = MatchPage(
+            title=f"Match of {len(order)} players in {self.env}",
+            about=f"{self.games:,} games of {table.steps:,} steps in all, seed {self.seed}; every pair has played both "
+            "seatings of the same games.",
+            names=[self.names[k] for k in order],
+            elo=[float(self.ratings.elo[k]) for k in order],
+            margin=[float(self.ratings.margin[k]) for k in order],
+            head=RATING_HEAD,
+            rows=self.rating_rows(),
+            shares=[[None if k == j else table.share(k, j) for j in order] for k in order],
+            sentences=[f"{said}." for said in self.sentences()],
+        )
+        return write_match(path, page)
 
 
 RATING_HEAD = ("player", "Elo", f"{CONFIDENCE:.0%} interval", "better than the next", "points", "games", "margin")

@@ -98,7 +98,7 @@ class Cluster:
         self._environment, self._folder = dict(environment), folder
         sampler = parts.sampler
         (board,) = parts.boards
-        from rollmill.distributed.board import weight_bytes, weight_views
+        from rollmill.distributed.acting import weight_bytes, weight_views
 
         self._board = board
         self._weights = WeightBuffer(weight_bytes(board.tensors), len(config.env.variables))
