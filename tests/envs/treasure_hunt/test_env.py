@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -11,7 +12,7 @@ from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.envs.make import check_env_settings
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.treasure_hunt.env import TreasureHuntEnv, TreasureHuntVector
-from rollmill.envs.treasure_hunt.map import CELL
+from rollmill.envs.treasure_hunt.map import CELL, CELLS, centres
 from rollmill.envs.treasure_hunt.observation import END, FREE, TREASURES, VISITS, unpack
 from rollmill.envs.treasure_hunt.render import (
     AGENT,
@@ -27,7 +28,24 @@ from rollmill.envs.treasure_hunt.render import (
     ZOOM,
 )
 from rollmill.envs.treasure_hunt.rewards import TERMS
-from rollmill.envs.treasure_hunt.world import VIEW, WINDOW
+from rollmill.envs.treasure_hunt.world import COOLDOWN, VIEW, WINDOW
+
+EAST, WEST, FLASH = 0, 4, 8
+BOOST, GOAL, START = 0, 1, 2
+"""Sites."""
+
+
+def stay_at(env: TreasureHuntEnv, site: int, east: float = 0.0) -> tuple[Any, ...]:
+    """Put the agent onto a site, or so many units east of it; returns a step in which it does not move."""
+    env.world.position[0] = env.world.map.positions[site] + (east, 0)
+    env.world.cooldown[0] = COOLDOWN
+    return env.step(FLASH)
+
+
+def hunt(**settings: Any) -> TreasureHuntEnv:
+    env = TreasureHuntEnv(**settings)
+    env.reset(seed=0)
+    return env
 
 
 def test_observations_are_in_their_space() -> None:
@@ -79,11 +97,172 @@ def test_the_vector_by_name() -> None:
     assert named["mask"].tolist() == [1] * 16
 
 
+def test_what_is_taken_is_seen_no_more() -> None:
+    env = hunt(treasure_num=2)
+    obs, *_ = stay_at(env, 3, east=600)
+    assert obs["maps"][TREASURES].any()
+    obs, *_ = stay_at(env, 3)
+    named = unpack(obs)
+    assert not named["treasures"].any()
+    assert named["treasure_present"].tolist() == [0, 1] + [0] * 11
+    assert named["treasure_distance"][0] == 1
+    assert named["treasure_distance"][1] < 1
+    named = unpack(stay_at(env, BOOST, east=600)[0])
+    assert (named["buff_present"], named["buff_distance"]) == (1, pytest.approx(1 / 256))
+    named = unpack(stay_at(env, BOOST)[0])
+    assert (named["buff_present"], named["buff_distance"]) == (0, 1)
+
+
+def test_places_of_the_vector_are_those_of_the_settings() -> None:
+    """Where others than sites 1 and 2 are end and start, those two can hold treasures, and come last."""
+    env = hunt(start=5, end=9, treasure_id=[2, 15])
+    obs, info = env.reset(seed=0)
+    named, world = unpack(obs), env.world
+    assert info["position"].tolist() == world.map.positions[5].tolist()
+    assert np.flatnonzero(named["treasure_present"]).tolist() == [10, 11], "3, 4, 6, 7, 8, 10 to 15, then 2"
+    between = world.map.between[5]
+    np.testing.assert_allclose(named["treasure_distance"][10:12], between[[15, 2]] / 256, rtol=1e-6)
+    assert named["end_distance"] == pytest.approx(between[9] / 256)
+    assert stay_at(env, 9)[2], "the end"
+
+
+def test_what_is_far_is_at_the_border_of_its_range() -> None:
+    env = hunt(end=3)
+    farthest = env.world.map.distances[3].argmax()
+    env.world.position[0] = centres(np.array(np.unravel_index(farthest, (CELLS, CELLS))))
+    env.world.cooldown[0] = COOLDOWN
+    obs, *_ = env.step(FLASH)
+    assert env.world.site_distances()[0, 3] > 256
+    assert unpack(obs)["end_distance"] == 1
+
+
+@pytest.mark.parametrize("kind", ["treasures", "end"])
+def test_the_window_ends_25_cells_from_the_agent(kind: str) -> None:
+    env = hunt(treasure_id=[10]) if kind == "treasures" else hunt(end=10, treasure_num=0)
+    row, column = env.world.map.sites[10]
+    for down, right in ((25, 0), (-25, 0), (0, 25), (0, -25), (26, 0), (-26, 0), (0, 26), (0, -26)):
+        env.world.position[0] = centres(np.array((row - down, column - right)))  # a wall, maybe
+        env.world.cooldown[0] = COOLDOWN
+        marks = np.argwhere(unpack(env.step(FLASH)[0])[kind]).tolist()
+        assert marks == ([[25 + down, 25 + right]] if max(abs(down), abs(right)) == 25 else [])
+
+
 def test_the_mask_forbids_a_flash_that_is_not_ready() -> None:
-    env = TreasureHuntEnv()
-    env.reset(seed=0)
+    env = hunt()
     obs, *_ = env.step(8)
     assert obs[MASK_FIELD].tolist() == [1] * 8 + [0] * 8
+    env.world.cooldown[0] = 2
+    assert env.step(0)[0][MASK_FIELD].tolist() == [1] * 8 + [0] * 8
+    assert env.step(0)[0][MASK_FIELD].tolist() == [1] * 16
+
+
+# -- ends, and what is told about them -------------------------------------------------------------
+
+
+def test_the_end_terminates_and_only_then_there_is_a_score() -> None:
+    env = hunt(treasure_num=2)
+    _, _, terminated, truncated, info = stay_at(env, 4)
+    assert (terminated, truncated, info["score"]) == (False, False, 0)
+    _, _, terminated, truncated, info = stay_at(env, GOAL)
+    assert (terminated, truncated) == (True, False)
+    assert info["score"] == info["episode_stats"]["score"] == pytest.approx(150 + 0.2 * (2000 - 2) + 100)
+
+
+def test_the_end_on_the_last_step_is_the_end() -> None:
+    env = hunt(treasure_num=1, max_step=2)
+    stay_at(env, 3)
+    _, _, terminated, truncated, info = stay_at(env, GOAL)
+    assert (terminated, truncated) == (True, False)
+    assert info["episode_stats"]["score"] == 250
+
+
+def test_time_that_runs_out_truncates_and_scores_nothing() -> None:
+    for env in (
+        hunt(treasure_num=1, max_step=2),
+        hunt(treasure_num=1, max_episode_steps=2),
+        hunt(max_step=2, max_episode_steps=3),
+    ):
+        *_, terminated, truncated, _ = stay_at(env, 3)
+        assert (terminated, truncated) == (False, False)
+        *_, terminated, truncated, info = stay_at(env, 3)
+        assert (terminated, truncated) == (False, True)
+        assert (info["score"], info["episode_stats"]["score"]) == (0, 0)
+
+
+def test_statistics_of_an_episode() -> None:
+    env = hunt(treasure_num=3, max_step=9)
+    env.step(FLASH)
+    for site in (4, BOOST, 5):
+        stay_at(env, site)
+    env.world.position[0] = env.world.map.positions[START]
+    walls = 0
+    while not walls:
+        walls = env.step(WEST)[4]["hit_wall"]
+    stats = stay_at(env, GOAL)[4]["episode_stats"]
+    told = {name: value for name, value in stats.items() if not name.startswith("reward_")}
+    assert told == {
+        "score": stats["score"],
+        "reached_end": 1,
+        "treasures": 2,
+        "treasures_placed": 3,
+        "treasures_missed": 1,
+        "buffs": 1,
+        "flashes": 1,
+        "wall_hits": 1,
+    }
+
+
+def test_the_info_of_a_step() -> None:
+    env = TreasureHuntEnv(treasure_num=2)
+    _, info = env.reset(seed=0)
+    nothing = {name: 0 for name in info if name != "position"}
+    start = env.world.map.positions[START]
+    assert info.pop("position").tolist() == start.tolist()
+    assert info == nothing
+
+    def told(info: dict[str, Any]) -> dict[str, Any]:
+        """What is not 0, without the position."""
+        assert info.keys() == {"position", *nothing}
+        assert info["position"].tolist() == env.world.position[0].tolist()
+        return {name: value for name, value in info.items() if name != "position" and value}
+
+    info = next(info for k in range(8) if (info := env.reset(seed=0) and env.step(FLASH + k)[4])["hit_wall"])
+    assert told(info) == {"step_no": 1, "flash_count": 1, "cooldown": COOLDOWN, "hit_wall": True}
+    info = told(stay_at(env, BOOST)[4])
+    assert info == {"step_no": 2, "flash_count": 1, "cooldown": COOLDOWN - 1, "buff_count": 1, "buff_time": 50}
+    info = told(env.step(EAST)[4])
+    assert info.pop("distance") == env.world.position[0, 0] - env.world.map.positions[BOOST][0]
+    assert info == {"step_no": 3, "flash_count": 1, "cooldown": COOLDOWN - 2, "buff_count": 1, "buff_time": 49}
+    info = told(stay_at(env, 4)[4])
+    assert (info["treasure_count"], info["step_no"]) == (1, 4)
+
+
+def test_nothing_of_a_hunt_is_left_in_the_next_one() -> None:
+    """Neither in its world nor in what is told and seen, with the step in which it begins as after ``reset``."""
+    env, fresh = (TreasureHuntVector(1, treasure_num=3, max_step=5) for _ in range(2))
+    seen, info = fresh.reset(seed=0)
+    env.reset(seed=0)
+    env.step(np.array([FLASH + EAST]))
+    for site in (3, BOOST):
+        env.world.position[0] = env.world.map.positions[site]
+        env.step(np.array([FLASH]))
+    while not env.step(np.array([WEST]))[3]:
+        pass
+    assert env.world.hits[0] or env.world.flashes[0]
+    begun, *_, told = env.step(np.array([EAST]))
+    for name in seen:
+        np.testing.assert_array_equal(begun[name], seen[name], name)
+    assert told.keys() == info.keys()
+    for name in info:
+        np.testing.assert_array_equal(told[name], info[name], name)
+    for name, value in vars(fresh.world).items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(getattr(env.world, name), value, name)
+
+
+def test_a_step_before_the_first_reset_is_refused() -> None:
+    with pytest.raises(gym.error.ResetNeeded, match="reset"):
+        TreasureHuntVector(1).step(np.array([0]))
 
 
 def test_the_same_seed_gives_the_same_hunt() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.fields import Array
-from rollmill.envs.treasure_hunt.map import CELL, CELLS
+from rollmill.envs.treasure_hunt.map import CELL, CELLS, centres
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import BUFF_STEPS, COOLDOWN, VIEW, Moved, World
 
@@ -193,6 +193,19 @@ def test_treasures_and_the_end_are_taken_within_reach() -> None:
     assert hunt.world.score(moved.at_end)[0] == pytest.approx(score)
 
 
+@pytest.mark.parametrize("reach", [200.0, 500.0, 1400.0])
+@pytest.mark.parametrize("inside", [True, False])
+def test_things_are_taken_within_reach_and_not_beyond(reach: float, inside: bool) -> None:
+    hunt = Hunt(reach=reach, treasure_num=1)
+    hunt.world.cooldown[0] = COOLDOWN
+    for site in (0, 3, 1):
+        x, y = hunt.world.map.positions[site]
+        hunt.put(x + 0.6 * reach + (0 if inside else 1), y - 0.8 * reach)
+        moved = hunt.step(FLASH)
+        found = {0: moved.got_buff[0], 3: moved.got[0, 3], 1: moved.at_end[0]}
+        assert found == {thing: inside and thing == site for thing in found}
+
+
 def test_time_runs_out() -> None:
     hunt = Hunt(max_step=5)
     for _ in range(4):
@@ -229,5 +242,7 @@ def test_random_starts_for_a_first_part_of_the_run() -> None:
     world = World(HuntSettings(random_start=0.3), 40)
     world.reset(np.arange(40), np.random.default_rng(0), 0.1)
     assert len(np.unique(world.cell, axis=0)) > 30
+    assert world.map.free[tuple(world.cell.T)].all()
+    np.testing.assert_array_equal(world.position, centres(world.cell))
     world.reset(np.arange(40), np.random.default_rng(0), 0.3)
     assert len(np.unique(world.cell, axis=0)) == 1

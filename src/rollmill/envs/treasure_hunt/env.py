@@ -104,18 +104,18 @@ class TreasureHuntVector(gym.vector.VectorEnv):
             raise gym.error.ResetNeeded("call reset() before the first step()")
         over = self._over
         moved = self.world.step(np.asarray(actions), self._rng)
+        moved.forget(over)
         distances = self.world.site_distances()
         reward = self.rewards.step(moved, distances, self.progress)
-        terminated, truncated = moved.at_end & ~over, moved.timed_out & ~over
-        info = self._info(moved)
-        ended = terminated | truncated
-        if ended.any():
-            info["episode_stats"], info["_episode_stats"] = self._stats(moved, ended), ended
-        if over.any():  # these were over before: whatever has just happened to them does not count
+        ended = moved.at_end | moved.timed_out
+        if over.any():
             reward[over] = 0.0
             distances = self._begin(np.flatnonzero(over))
+        info = self._info(moved)
+        if ended.any():
+            info["episode_stats"], info["_episode_stats"] = self._stats(moved, ended), ended
         self._over = ended
-        return self._observer.look(distances), reward, terminated, truncated, info
+        return self._observer.look(distances), reward, moved.at_end, moved.timed_out, info
 
     def _change_map(self, level: bytes | None) -> None:
         """Draw the map of this episode, or take the one that was kept."""

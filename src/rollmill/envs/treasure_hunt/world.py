@@ -45,6 +45,11 @@ class Moved:
     at_end: Array  # bool
     timed_out: Array  # bool
 
+    def forget(self, lanes: Array) -> None:
+        """Leave out what has happened in these lanes (``[n]`` bool): their hunts were over before."""
+        for array in vars(self).values():
+            array[lanes] = 0
+
 
 class World:
     """``lanes`` hunts."""
