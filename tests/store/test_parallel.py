@@ -39,11 +39,11 @@ def runs(process: psutil.Process) -> bool:
 
 
 def spawned() -> list[psutil.Process]:
-    """Children of this process that ``multiprocessing`` has started; tests before may have left others to end."""
+    """Children of this process that work on items; tests before may have left others to end."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += [child] if "spawn_main" in " ".join(child.cmdline()) else []
+            found += [child] if parallel.__name__ in child.cmdline() else []
     return found
 
 
@@ -78,8 +78,19 @@ def test_a_bug_comes_home_with_its_traceback() -> None:
         list(map_unordered(trouble, ["bug", "bug"], 2))
 
 
+def loud(item: int) -> int:
+    print("x" * 500_000)
+    return item
+
+
+def test_what_is_printed_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert sorted(map_unordered(loud, [1, 2, 3], 2)) == [(1, 1), (2, 2), (3, 3)]
+    assert "process 0: xxx" in caplog.text
+
+
 def test_a_process_that_dies_is_named_with_its_item() -> None:
-    with pytest.raises(StoreError, match=r"exit code 9\) while it was at die"):
+    with pytest.raises(StoreError, match="exit code 9 while it was at die"):
         list(map_unordered(trouble, ["die", "die"], 2))
 
 
@@ -96,14 +107,14 @@ def test_whoever_stops_listening_ends_the_processes() -> None:
 PARENT = """
 import sys, time
 from rollmill.store.parallel import map_unordered
-if __name__ == "__main__":
-    for _ in map_unordered(abs, [1, 2, 3], 2):
-        print("ready", flush=True)
-        sys.stdin.readline()
+for _ in map_unordered(abs, [1, 2, 3], 2):
+    print("ready", flush=True)
+    sys.stdin.readline()
 """
 
 
 def test_children_of_a_killed_parent_leave(tmp_path: Path) -> None:
+    """Of a script without ``if __name__``: the children do not run it again."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

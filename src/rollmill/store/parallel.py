@@ -1,24 +1,20 @@
 """A function over many items in several processes; results come as they are ready.
 
-Each process has a pipe of its own to this one. When this process dies, however it dies, its children read the end of
-the pipe and leave. When a child dies, the item it was at is named.
+Each process has a pipe of its own to this one. When a process dies, the item it was at is named.
 """
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
-import signal
-import traceback
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, TypeVar
 
-from rollmill.core.errors import RollmillError, StoreError
+from rollmill.core.child import Parent, run_child
+from rollmill.core.errors import RollmillError, StoreError, trace_text
 from rollmill.core.machine import available_cores
-
-SAFE_PATH = "PYTHONSAFEPATH"
+from rollmill.core.process import Child, OutputLog
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,51 +37,37 @@ def map_unordered(
         for item in items:
             yield item, function(item)
         return
-    children = [_Child(function) for _ in range(count)]
+    children = [_Worker(function, number) for number in range(count)]
     try:
         waiting = list(reversed(items))
         for child in children:
             child.give(waiting.pop())
-        busy = {child.pipe: child for child in children}
+        busy = list(children)
         while busy:
-            for ready in wait(list(busy)):
-                child = busy[ready]  # type: ignore[index]
-                item, result = child.take()
+            ready = wait([child.pipe for child in busy] + [c.output.fd for c in busy if not c.output.ended])
+            for child in list(busy):
+                if child.output.fd in ready:
+                    child.log_output()
+                if child.pipe not in ready:
+                    continue
+                yield child.take()
                 if waiting:
                     child.give(waiting.pop())
                 else:
-                    del busy[child.pipe]
-                yield item, result
+                    busy.remove(child)
     finally:
         for child in children:
-            child.end()
+            child.stop()
 
 
-@contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Have a spawned Python not look for modules in the current folder, as ``process.module_command`` does."""
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SAFE_PATH]
-        else:
-            os.environ[SAFE_PATH] = before
-
-
-class _Child(Generic[Item, Result]):
+class _Worker(Child, Generic[Item, Result]):
     """One process and the item it is at."""
 
-    def __init__(self, function: Callable[[Item], Result]) -> None:
-        # spawn: a fork would copy the locks of threads that do not exist in the child, and the other pipes' ends.
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, function), daemon=True)
-        with _safe_path():
-            self._process.start()
+    def __init__(self, function: Callable[[Item], Result], number: int) -> None:
+        self.pipe, theirs = Pipe()
+        super().__init__(__name__, (function, theirs.fileno()), os.environ, {theirs.fileno()})
         theirs.close()
+        self._log = OutputLog(f"process {number}")
         self._item: Item
 
     def give(self, item: Item) -> None:
@@ -104,22 +86,29 @@ class _Child(Generic[Item, Result]):
             raise answer
         return self._item, answer
 
+    def log_output(self) -> None:
+        """Take what it has printed: a full pipe would hold it up."""
+        self._log.write(self.read_output())
+
     def _died(self) -> StoreError:
-        self._process.join()
         return ProcessDiedError(
-            f"a process ended (exit code {self._process.exitcode}) while it was at {self._item}; "
+            f"a process {self.how_it_ended()} while it was at {self._item}; "
             "if the machine is short of memory, use fewer workers"
         )
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.pipe.close()
-        self._process.terminate()
-        self._process.join()
+        self.end()
+        self.log_output()
+        self._log.close()
+        self.close()
 
 
-def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
-    """What a child does until its parent closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends us
+def _serve(setup: tuple[Callable[[Any], Any], int], _parent: Parent) -> None:
+    """What a process does until its parent closes the pipe."""
+    function, fd = setup
+    os.set_inheritable(fd, False)  # a simulator that it leaves behind must not hold the pipe open
+    pipe = Connection(fd)
     while True:
         try:
             item = pipe.recv()
@@ -130,6 +119,10 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
             answer = (False, function(item))
         except RollmillError as error:
             answer = (True, StoreError(str(error)))
-        except Exception:  # noqa: BLE001 - goes home with its traceback and is raised there
-            answer = (True, RuntimeError(f"in a process of its own:\n{traceback.format_exc()}"))
+        except Exception as error:  # noqa: BLE001 - goes home with its traceback and is raised there
+            answer = (True, RuntimeError(f"in a process of its own:\n{trace_text(error)}"))
         pipe.send(answer)
+
+
+if __name__ == "__main__":
+    sys.exit(run_child(_serve))
