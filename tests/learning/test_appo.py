@@ -10,12 +10,12 @@ from running import assert_same
 
 from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import MASK_FIELD
-from rollmill.learning import step
 from rollmill.learning.appo import Appo
 from rollmill.learning.batch import load_batch
 from rollmill.learning.guards import ValueCollapseError
 from rollmill.learning.losses import masked_mean, ppo_policy_loss, value_loss
 from rollmill.learning.normalise import normalise_advantages
+from rollmill.learning.step import METRICS
 from rollmill.learning.targets import gae
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
@@ -429,17 +429,17 @@ def test_buttons_and_mixed_actions_are_learnt(kind: str) -> None:
     assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.4, "of 2 at best; both begin near 1"
 
 
-def test_a_metric_of_rows_is_the_column_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the column at its place: those of another order would all be numbers, too."""
-    learner = Rig(*KINDS["mlp"]).learner
-    batch = load_batch(
-        Rig(*KINDS["mlp"]).collect(), learner.settings, learner.policy_id, learner.version, learner.device
-    )
+def test_a_metric_of_rows_is_the_mean_of_its_name() -> None:
+    """Not the column at another's place: all of them would be numbers, too."""
+    rig = Rig(*KINDS["mlp"])
+    learner = rig.learner
+    batch = load_batch(rig.collect(), learner.settings, learner.policy_id, learner.version, learner.device)
     pieces = learner._prepare(batch)
-    _, usual = learner._step.losses(pieces, learner.model)
-    names = step.ROW_METRICS
-    monkeypatch.setattr(step, "ROW_METRICS", names[::-1])
-    _, turned = learner._step.losses(pieces, learner.model)
-    assert turned[: len(names)].tolist() == usual[: len(names)].flip(0).tolist()
-    assert turned[len(names) :].tolist() == usual[len(names) :].tolist()
-    assert len(set(usual.tolist())) > 6, "columns that can be told apart"
+    learner._step.entropy_weight.fill_(0.5)
+    loss, sums = learner._step.losses(pieces, learner.model)
+    found = dict(zip(METRICS[:-1], sums.tolist(), strict=True))
+    s = learner.settings
+    assert found["loss"] == pytest.approx(loss.item())
+    parts = found["policy_loss"] + s.value_coefficient * found["value_loss"] - 0.5 * found["entropy"]
+    assert found["loss"] == pytest.approx(parts, rel=1e-4, abs=1e-4)
+    assert len(set(found.values())) > 6, "columns that can be told apart"

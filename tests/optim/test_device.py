@@ -3,7 +3,7 @@ import torch
 
 from rollmill.core.errors import ConfigError
 from rollmill.optim import device
-from rollmill.optim.device import autocast, matmul_dtype
+from rollmill.optim.device import matmul_dtype
 
 CPU = torch.device("cpu")
 
@@ -16,9 +16,3 @@ def test_bfloat16_is_taken_where_the_hardware_has_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "has_fast_bfloat16", lambda: True)
     assert matmul_dtype("auto", CPU) is matmul_dtype("bfloat16", CPU) is torch.bfloat16
     assert matmul_dtype("float32", CPU) is None
-
-
-@pytest.mark.parametrize(("dtype", "expected"), [(None, torch.float32), (torch.bfloat16, torch.bfloat16)])
-def test_matrices_are_multiplied_in_that_type(dtype: torch.dtype | None, expected: torch.dtype) -> None:
-    with autocast(CPU, dtype):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is expected

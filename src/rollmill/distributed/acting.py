@@ -64,5 +64,5 @@ def build_actor(plan: NodePlan, weights: WeightBuffer, lanes: int, seed: int) ->
     found = weight_bytes(tensors_of(model))
     if found != plan.weight_bytes:
         raise ValueError(f"the network has {found:,} bytes here, and {plan.weight_bytes:,} at the learner")
-    autocast = torch.bfloat16 if plan.bfloat16 else None
-    return TorchPolicy(model, BufferBoard(weights), lanes, seed, autocast=autocast)
+    dtype = torch.bfloat16 if plan.bfloat16 else None
+    return TorchPolicy(model, BufferBoard(weights), lanes, seed, dtype=dtype)

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import Array
 from rollmill.core.shapes import BYTES, Shape, check_shape
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
-from rollmill.learning.guards import Alarms, explain_non_finite
+from rollmill.learning.guards import Alarms, explain_non_finite, stopped_by_nan
 from rollmill.learning.metrics import Sums
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.ranks import Ranks, SingleRank, require_equal, rows_and_lag, shared_moments
@@ -192,10 +191,7 @@ class Appo:
             _, sums = self._step.losses(minibatch, self.model)
         terms = dict(zip(METRICS[:-1], sums.tolist(), strict=True))
         place = self._ranks_say(explain_non_finite(self.model, minibatch, terms))
-        raise NonFiniteError(
-            f"NaN or infinity while learning (policy {self.policy_id}, batch {self.version + 1}, optimizer step "
-            f"{self.optimizer_steps + 1}): first seen in {place}. The weights were not changed by this step."
-        )
+        raise stopped_by_nan(self, f"first seen in {place}", self.optimizer_steps + 1)
 
     def _ranks_say(self, place: str) -> str:
         """All ranks have come here, for gradients are shared; where it began is what one of them knows."""

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollmill.core.errors import ConfigError, NonFiniteError
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, Array, EnvSpec
 from rollmill.core.imports import import_object
 from rollmill.core.shapes import BYTES, Shape, check_shape
 from rollmill.learning.batch import Batch, load_batch
+from rollmill.learning.guards import stopped_by_nan
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
@@ -108,10 +109,8 @@ class CustomLearner:
         torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or math.inf)
         if not math.isfinite(float(norm)):
-            raise NonFiniteError(
-                f"NaN or infinity while learning (policy {self.policy_id}, batch {self.version + 1}): the loss is "
-                f"{float(loss):g}, the norm of its gradient {float(norm):g}. The weights were not changed by this step."
-            )
+            said = f"the loss is {float(loss):g}, the norm of its gradient {float(norm):g}"
+            raise stopped_by_nan(self, said)
         self.optimizer.step()
         return float(norm)
 

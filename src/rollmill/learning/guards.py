@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from rollmill.core.errors import RollmillError
+from rollmill.core.errors import NonFiniteError, RollmillError
+from rollmill.core.protocols import Learner
 from rollmill.learning.batch import Pieces
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.optim import finite
@@ -26,6 +27,16 @@ def explain_non_finite(model: ActorCritic, pieces: Pieces, terms: Mapping[str, f
     inputs = {f"observation {name!r}": x for name, x in pieces.obs.items()}
     inputs |= {name: getattr(pieces, name) for name in ("reward", "log_prob", "value", "action", "advantage")}
     return finite.explain_non_finite(model, lambda: model.unroll(pieces.obs, pieces.first, pieces.state), inputs, terms)
+
+
+def stopped_by_nan(
+    learner: Learner, what: str, optimizer_step: int | None = None, kept: str = "The weights were"
+) -> NonFiniteError:
+    """The error that ends learning; ``what`` is known of the place, and what was ``kept`` as it was before the step."""
+    step = "" if optimizer_step is None else f", optimizer step {optimizer_step}"
+    return finite.non_finite(
+        f"while learning (policy {learner.policy_id}, batch {learner.version + 1}{step})", what, kept
+    )
 
 
 class Alarms:

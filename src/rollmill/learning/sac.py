@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from rollmill.core.errors import ConfigError, NonFiniteError
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.shapes import BYTES, FLOATS, Shape, check_shape
 from rollmill.core.slots import OBS
 from rollmill.learning.experience import Experience, Sequences, Transitions
+from rollmill.learning.guards import stopped_by_nan
 from rollmill.learning.metrics import Sums
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.sac_step import METRICS, NORMS, GraphSacStep, SacStep
@@ -174,10 +175,7 @@ class Sac:
         found = (f"{group}: {bad}" for group, tensors in groups.items() if (bad := first_bad_place(tensors)))
         loss = row[METRICS.index("critic_loss" if name == "critics" else "policy_loss")]
         place = next(found, f"the loss or the gradient of the {name} (loss {loss:g})")
-        raise NonFiniteError(
-            f"NaN or infinity while learning (policy {self.policy_id}, batch {self.version + 1}, optimizer step "
-            f"{self.optimizer_steps + 1}): first seen in {place}. The {name} was not changed by this step."
-        )
+        raise stopped_by_nan(self, f"first seen in {place}", self.optimizer_steps + 1, kept=f"The {name} was")
 
     def counts(self) -> dict[str, float]:
         """Of the replay buffer, in rows."""

@@ -11,6 +11,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,15 +27,30 @@ from rollmill.learning.settings import LearningSettings
 from rollmill.learning.targets import vtrace
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.models.memory import RecurrentMemory
+from rollmill.models.precision import autocast
 from rollmill.optim.adam import Optimizer
 
-ROW_METRICS = (
-    *("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "ratio_deviation", "value_mean"),
-)
-"""Means over the rows that count: the columns of these names in ``Step.losses``."""
 
-METRICS = (*ROW_METRICS, "target", "error", "target_square", "error_square", "grad_norm")
+class RowMetrics(NamedTuple):
+    """What is reported as means over the rows that count (``learn/<name>``), each ``[T, B]``."""
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+    clip_fraction: Tensor
+    ratio_deviation: Tensor
+    value_mean: Tensor
+
+
+METRICS = (*RowMetrics._fields, "target", "error", "target_square", "error_square", "grad_norm")
 """What ``gradients`` returns, in this order."""
+
+
+def learning_dtype(settings: LearningSettings) -> torch.dtype | None:
+    """The type that matrices are multiplied in (``learning.precision``); None: float32."""
+    return torch.bfloat16 if settings.precision == "bfloat16" else None
 
 
 class Step:
@@ -113,9 +129,7 @@ class Step:
     def losses(self, pieces: Pieces, model: ActorCritic) -> tuple[Tensor, Tensor]:
         """(loss, ``METRICS`` but the last as ``[n]``) of some pieces, each the sum over the rows that count."""
         s, knobs, head, valid = self.settings, self.knobs, model.head, pieces.valid
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=s.precision == "bfloat16", cache_enabled=self.compact
-        ):
+        with autocast(self.device, learning_dtype(s), cache=self.compact):
             output = model.unroll(pieces.obs, pieces.first, pieces.state)
         steps = pieces.reward.shape[0]
         params, values = output.params[:steps].float(), output.value.float()
@@ -131,18 +145,17 @@ class Step:
         loss = policy + knobs.value_coefficient * value - self.entropy_weight * explore
         predicted = self.model.denormalise(values[:steps].detach(), rows)
         kl, clipped, deviation = ratio_metrics(log_ratio.detach(), knobs.clip)
-        columns = {
-            "loss": loss,
-            "policy_loss": policy,
-            "value_loss": value,
-            "entropy": entropy,
-            "kl": kl,
-            "clip_fraction": clipped,
-            "ratio_deviation": deviation,
-            "value_mean": predicted,
-        }
-        means = [columns[name].detach() for name in ROW_METRICS]
-        metrics = row_sums([*means, target.detach(), target - predicted], valid)
+        means = RowMetrics(
+            loss=loss,
+            policy_loss=policy,
+            value_loss=value,
+            entropy=entropy,
+            kl=kl,
+            clip_fraction=clipped,
+            ratio_deviation=deviation,
+            value_mean=predicted,
+        )
+        metrics = row_sums([*(x.detach() for x in means), target.detach(), target - predicted], valid)
         return torch.where(valid, loss, 0.0).sum(), metrics
 
     def _targets(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rollmill.core.errors import MESSAGE_CHARACTERS, CheckpointError
 from rollmill.core.fields import Array
-from rollmill.core.shapes import ARRAY, BYTES, FLOATS, Shape
+from rollmill.core.shapes import ARRAY, BYTES, FLOATS, Shape, check_shape
 from rollmill.core.text import cut
 
 WEIGHTS_SHAPE: Shape = {str: ARRAY}
@@ -23,7 +23,7 @@ WEIGHTS_SHAPE: Shape = {str: ARRAY}
 OPTIMIZER_SHAPE: Shape = {str: {str: ARRAY}}
 """The shape of ``optimizer_state``."""
 POLICY_SHAPE: Shape = {"states": FLOATS, "generator": BYTES}
-"""The shape of a policy's state: memories of all lanes, and the generator that draws actions."""
+"""The shape of ``policy_state``."""
 
 
 class HasState(Protocol):
@@ -103,6 +103,18 @@ def load_tensor(target: Tensor, values: Array) -> None:
     if tuple(values.shape) != tuple(target.shape):
         raise CheckpointError(f"an array of shape {list(values.shape)} does not fit {list(target.shape)}")
     target.copy_(_tensor(values))
+
+
+def policy_state(states: Tensor, generator: torch.Generator) -> dict[str, Any]:
+    """What a policy that acts has to remember: the memories of all lanes, and the generator that draws actions."""
+    return {"states": to_numpy(states), "generator": to_numpy(generator.get_state())}
+
+
+def load_policy_state(state: Mapping[str, Any], states: Tensor, generator: torch.Generator) -> None:
+    """The inverse of ``policy_state``."""
+    check_shape(state, POLICY_SHAPE)
+    load_tensor(states, state["states"])
+    load_generator(generator.set_state, state["generator"])
 
 
 def _tensor(array: Array) -> Tensor:

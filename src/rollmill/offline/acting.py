@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rollmill.core.fields import Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
+from rollmill.models.precision import autocast
 from rollmill.offline.model import SequencePolicy
-from rollmill.optim.device import autocast
 
 
 class TargetPolicy(Policy):
@@ -30,7 +30,7 @@ class TargetPolicy(Policy):
         targets: Sequence[float] | Array,
         seed: int,
         deterministic: bool = False,
-        autocast: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._model = model.eval()
         self._device = next(model.parameters()).device
@@ -41,7 +41,7 @@ class TargetPolicy(Policy):
         self._last = torch.zeros((lanes, *field.shape), dtype=dtype, device=self._device)
         self._memory = model.trunk.memory(lanes)
         self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._deterministic, self._autocast = deterministic, autocast
+        self._deterministic, self._dtype = deterministic, dtype
 
     def act(self, request: ActRequest) -> PolicyOutput:
         return self.decide(request.obs, request.first, request.lanes, request.reward)
@@ -53,7 +53,7 @@ class TargetPolicy(Policy):
         begins, where = self._tensor(first), self._tensor(lanes)
         left = torch.where(begins, self._targets[where], self._left[where] - self._tensor(reward))
         self._left[where] = left
-        with autocast(self._device, self._autocast):
+        with autocast(self._device, self._dtype):
             params = self._model.step(seen, self._last[where], left, begins, where, self._memory)
         action, log_prob = self._model.head.decide(
             params.float(), seen.get("action_mask"), self._generator, self._deterministic

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from typing import Literal
 
@@ -35,11 +34,6 @@ def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype | No
     if precision == "bfloat16" and not fast:
         raise ConfigError("fit.precision=bfloat16: this machine is slower with it; use auto or float32")
     return torch.bfloat16 if fast and precision != "float32" else None
-
-
-def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
-    """Multiplies matrices in ``dtype`` as long as it is entered; None changes nothing."""
-    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def free_memory() -> None:

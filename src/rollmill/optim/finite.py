@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from rollmill.core.errors import NonFiniteError
+
 
 def explain_non_finite(
     model: nn.Module,
@@ -33,6 +35,11 @@ def explain_non_finite(
     if place := first_bad_place(gradients):
         return f"the gradient of {place}; a lower learning rate may help"
     return "no single place (it vanished when the step was repeated)"
+
+
+def non_finite(when: str, what: str, kept: str = "The weights were") -> NonFiniteError:
+    """The error that stops a run: ``when`` it was noticed, ``what`` is known of it, and what was ``kept`` from it."""
+    return NonFiniteError(f"NaN or infinity {when}: {what}. {kept} not changed by this step.")
 
 
 def first_bad_place(tensors: Mapping[str, Tensor]) -> str:

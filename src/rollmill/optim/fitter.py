@@ -18,11 +18,10 @@ from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.errors import NonFiniteError
+from rollmill.models.precision import autocast
 from rollmill.models.saving import load_optimizer, load_weights, optimizer_state, weights_of
 from rollmill.optim.adam import Optimizer
-from rollmill.optim.device import autocast
-from rollmill.optim.finite import explain_non_finite
+from rollmill.optim.finite import explain_non_finite, non_finite
 from rollmill.optim.replicas import Model, Replicas
 from rollmill.optim.schedules import WarmupCosine
 
@@ -52,7 +51,7 @@ class Fitter(ABC, Generic[Model, Batch]):
         self, replicas: Replicas[Model], optimizer: Optimizer, plan: FitPlan, dtype: torch.dtype | None = None
     ) -> None:
         """``dtype``: the type that matrices are multiplied in; None: float32."""
-        self.replicas, self.optimizer, self.plan, self.autocast = replicas, optimizer, plan, dtype
+        self.replicas, self.optimizer, self.plan, self.dtype = replicas, optimizer, plan, dtype
         self.model = replicas.networks[0]
         self.device = next(self.model.parameters()).device
         self.step = 0
@@ -135,7 +134,7 @@ class Fitter(ABC, Generic[Model, Batch]):
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """Entered where the network is called."""
-        return autocast(self.device, self.autocast)
+        return autocast(self.device, self.dtype)
 
     def _set_rate(self) -> float:
         rate = self.plan.rate.at(self.step, self.progress)
@@ -147,10 +146,7 @@ class Fitter(ABC, Generic[Model, Batch]):
         place = explain_non_finite(
             self.model, lambda: self.piece_loss(self.model, batch, 0, self.samples(batch)), self.inputs(batch)
         )
-        raise NonFiniteError(
-            f"NaN or infinity at optimizer step {self.step + 1:,}: first seen in {place}. "
-            "The weights were not changed by this step."
-        )
+        raise non_finite(f"at optimizer step {self.step + 1:,}", f"first seen in {place}")
 
     # -- metrics -------------------------------------------------------------------------------
 

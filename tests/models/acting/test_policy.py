@@ -216,7 +216,7 @@ def test_the_likeliest_continuous_action_is_the_mean() -> None:
 
 def test_bfloat16_stays_inside_the_network() -> None:
     model = network(memory="gru")
-    policy = TorchPolicy(copy.deepcopy(model), WeightBoard(model), LANES, 0, autocast=torch.bfloat16)
+    policy = TorchPolicy(copy.deepcopy(model), WeightBoard(model), LANES, 0, dtype=torch.bfloat16)
     plain = policy_of(model)
     for step in range(3):
         answer, exact = policy.act(request_of([0, 1], step)), plain.act(request_of([0, 1], step))

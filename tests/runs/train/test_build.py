@@ -14,8 +14,9 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.slots import Arena, SegmentLayout
 from rollmill.envs.make import make_env
+from rollmill.learning.step import learning_dtype
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.build import HostGather, Parts, autocast_dtype, build_parts
+from rollmill.runs.train.build import HostGather, Parts, build_parts
 
 SPEC = EnvSpec("x", (Field("obs", "float32", (3,)),), ActionSpec("discrete", nvec=(4,), start=(0,)))
 
@@ -133,7 +134,7 @@ def test_parts_fit_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("float32", None), ("bfloat16", torch.bfloat16)])
 def test_the_precision_of_acting(tmp_path: Path, precision: str, dtype: torch.dtype | None) -> None:
-    assert autocast_dtype(config_of(tmp_path, f"learning.precision={precision}").learning) == dtype
+    assert learning_dtype(config_of(tmp_path, f"learning.precision={precision}").learning) == dtype
 
 
 def test_serial_mode_has_one_learner_thread() -> None:

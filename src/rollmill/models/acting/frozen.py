@@ -17,9 +17,8 @@ from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import ActRequest, PolicyOutput
-from rollmill.core.shapes import check_shape
 from rollmill.models.actor_critic import ActorCritic
-from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor, load_weights, weights_of
+from rollmill.models.saving import load_policy_state, load_weights, policy_state, weights_of
 
 Weights = Mapping[str, Array]
 
@@ -78,12 +77,10 @@ class FrozenNetworks:
 
     def state(self) -> dict[str, Any]:
         """Memory and randomness, for a checkpoint; the weights lie in the pool."""
-        return {"states": self._states.cpu().numpy().copy(), "generator": self._generator.get_state().numpy()}
+        return policy_state(self._states, self._generator)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        check_shape(state, POLICY_SHAPE)
-        load_tensor(self._states, state["states"])
-        load_generator(self._generator.set_state, state["generator"])
+        load_policy_state(state, self._states, self._generator)
 
 
 def _checksum(weights: Weights) -> str:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import GroupRows, InPlacePolicy
-from rollmill.core.shapes import check_shape
 from rollmill.core.slots import Arena
 from rollmill.models.acting.mirror import Mirror
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
-from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor
+from rollmill.models.precision import autocast
+from rollmill.models.saving import load_policy_state, policy_state
 
 WARM_UP_STEPS = 3
 """Plain steps before a graph is recorded: libraries choose their algorithms and allocate in them."""
@@ -61,7 +61,7 @@ class GraphPolicy(InPlacePolicy):
         groups: int,
         seed: int,
         deterministic: bool = False,
-        autocast: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
         pause: float | None = None,
     ) -> None:
         """``pause``: seconds between two looks whether the GPU is done; 0 stays awake, which needs a core of its own.
@@ -72,17 +72,17 @@ class GraphPolicy(InPlacePolicy):
         self._cuda = self._device.type == "cuda"
         self._groups = groups
         self._deterministic = deterministic
-        self._autocast = autocast
+        self._dtype = dtype
         self._generator = torch.Generator(self._device).manual_seed(seed)
         # A priority above the learner's: the few small kernels of a decision must not queue behind its large ones.
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._cuda else None  # type: ignore[no-untyped-call]
         self._pause = pause
         self._done = torch.cuda.Event(blocking=pause is None) if self._cuda else None  # type: ignore[no-untyped-call]
-        if autocast is not None:
+        if dtype is not None:
             # Kept in the type they are used in: autocast would convert all weights again for every decision.
             for module in self._model.modules():
                 if isinstance(module, (nn.Linear, nn.Conv2d, nn.RNNBase)):
-                    module.to(autocast)
+                    module.to(dtype)
         self._recordings: list[Recording] = []
         self._states = self._remembered = torch.zeros(0)
         self._lane_numbers = torch.zeros(0)
@@ -179,7 +179,7 @@ class GraphPolicy(InPlacePolicy):
         sources = slots.clamp(max=mirror.spare - 1)
         obs = mirror.take(slots, sources, rows, closing)
         before = self._states[lanes]
-        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+        with autocast(self._device, self._dtype):
             output = self._model.step(obs, mirror.first(sources, rows), before)
         action, log_prob = head.decide(output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic)
         value = self._model.denormalise(output.value.float(), obs)
@@ -225,9 +225,7 @@ class GraphPolicy(InPlacePolicy):
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"states": self._states.cpu().numpy().copy(), "generator": self._generator.get_state().numpy()}
+        return policy_state(self._states, self._generator)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        check_shape(state, POLICY_SHAPE)
-        load_tensor(self._states, state["states"])
-        load_generator(self._generator.set_state, state["generator"])
+        load_policy_state(state, self._states, self._generator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,17 +10,17 @@ from torch import Tensor
 
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.core.protocols import ActRequest, Policy, PolicyOutput
-from rollmill.core.shapes import check_shape
 from rollmill.models.acting.weights import Board
 from rollmill.models.actor_critic import ActorCritic
-from rollmill.models.saving import POLICY_SHAPE, load_generator, load_tensor
+from rollmill.models.precision import autocast
+from rollmill.models.saving import load_policy_state, policy_state
 
 
 class TorchPolicy(Policy):
     """Acts with its own copy of the network, so that learning may change the original meanwhile.
 
     ``lanes``: lanes of the whole run, for the recurrent states. ``deterministic`` takes the mode of
-    every distribution instead of sampling.
+    every distribution instead of sampling. ``dtype``: the type that matrices are multiplied in; None: float32.
     """
 
     version = -1  # nothing taken over yet: the first decision does, whatever version is on the board
@@ -33,7 +32,7 @@ class TorchPolicy(Policy):
         lanes: int,
         seed: int,
         deterministic: bool = False,
-        autocast: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._model = model.eval()
         self._board = board
@@ -41,7 +40,7 @@ class TorchPolicy(Policy):
         self._states = self._remembered = model.initial_state(lanes)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._deterministic = deterministic
-        self._autocast = autocast
+        self._dtype = dtype
         self.state_size = model.state_size
 
     def refresh(self) -> int:
@@ -63,7 +62,7 @@ class TorchPolicy(Policy):
         obs = {name: self._tensor(array) for name, array in request.obs.items()}
         lanes = torch.from_numpy(request.lanes)
         before = self._states[lanes] if self.state_size else self._states
-        with self._precision():
+        with autocast(self._device, self._dtype):
             output = self._model.step(obs, self._tensor(request.first), before)
         if self.state_size:
             self._states[lanes] = output.state.float()
@@ -77,18 +76,11 @@ class TorchPolicy(Policy):
             state=before.cpu().numpy() if self.state_size else None,
         )
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self._autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, self._autocast)
-
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def state(self) -> dict[str, Any]:
-        return {"states": self._states.cpu().numpy().copy(), "generator": self._generator.get_state().numpy()}
+        return policy_state(self._states, self._generator)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        check_shape(state, POLICY_SHAPE)
-        load_tensor(self._states, state["states"])
-        load_generator(self._generator.set_state, state["generator"])
+        load_policy_state(state, self._states, self._generator)

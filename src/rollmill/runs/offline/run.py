@@ -233,7 +233,7 @@ class OfflineRun:
         asked = tuple(target for target in targets if target is not None)
         deterministic = self.task.config.evaluation.deterministic
         return OfflinePolicy(
-            name=name, network=model, targets=asked, autocast=self.fitter.autocast, deterministic=deterministic
+            name=name, network=model, targets=asked, dtype=self.fitter.dtype, deterministic=deterministic
         )
 
     def _judged(self, policy: LoadedPolicy, name: str, episodes: int) -> list[Row]:

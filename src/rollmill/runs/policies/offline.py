@@ -123,7 +123,7 @@ class OfflinePolicy(LoadedPolicy):
     """
 
     network: Network | None = None
-    autocast: torch.dtype | None = None
+    dtype: torch.dtype | None = None
     config: OfflineConfig | None = None
     device: str = "auto"
     last: bool = False
@@ -134,14 +134,14 @@ class OfflinePolicy(LoadedPolicy):
         check_spec(self.spec, spec, str(self.path or self.name))
 
     def build(self, spec: EnvSpec, schedule: EpisodeSchedule, seed: int, targets: Sequence[float] = ()) -> Policy:
-        network, autocast = self.network, self.autocast
+        network, dtype = self.network, self.dtype
         if network is None:
-            network, autocast = self._read()
+            network, dtype = self._read()
         lanes = targets or [0.0] * (schedule.envs * spec.agents)
         if isinstance(network, ValuePolicy):
             still = self.deterministic or network.deterministic
-            return TorchPolicy(network.policy, WeightBoard(network.policy), len(lanes), seed, still, autocast)
-        return TargetPolicy(network, lanes, seed, self.deterministic, autocast)
+            return TorchPolicy(network.policy, WeightBoard(network.policy), len(lanes), seed, still, dtype)
+        return TargetPolicy(network, lanes, seed, self.deterministic, dtype)
 
     def _read(self) -> tuple[Network, torch.dtype | None]:
         assert self.config is not None

@@ -20,7 +20,7 @@ from rollmill.learning.custom import LearnerParts, build_custom
 from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.learning.ranks import Ranks, SingleRank
 from rollmill.learning.sac import build_sac
-from rollmill.learning.settings import LearningSettings
+from rollmill.learning.step import learning_dtype
 from rollmill.models.acting.frozen import FrozenNetworks
 from rollmill.models.acting.graph import GraphPolicy
 from rollmill.models.acting.mirror import Mirror
@@ -124,7 +124,7 @@ def build_parts(
     for k, board in enumerate(boards):
         seed = own.branch("actions", k).integer()
         copy = build_model(spec, config.model).to(device)
-        actor: Policy = TorchPolicy(copy, board, lanes, seed, autocast=autocast_dtype(config.learning))
+        actor: Policy = TorchPolicy(copy, board, lanes, seed, dtype=learning_dtype(config.learning))
         if config.learning.algorithm == "sac":
             actor = WarmupPolicy(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
         actors.append(actor)
@@ -197,14 +197,10 @@ def _on_gpu(
     seed = seeds.branch("actions", 0).integer()
     place = Placement.of(plan.settings, plan.workers, plan.pin_inference).inference
     pause = None if place is None else place.pause
-    policy = GraphPolicy(model, board, plan.groups, seed, autocast=autocast_dtype(config.learning), pause=pause)
+    policy = GraphPolicy(model, board, plan.groups, seed, dtype=learning_dtype(config.learning), pause=pause)
     sampler = Sampler(plan, [policy])
     gather = DeviceGather(sampler, policy.mirror)
     return Parts(plan.spec, sampler, [policy], learners, plan.segments_per_batch, gather, ranks, device, [board])
-
-
-def autocast_dtype(settings: LearningSettings) -> torch.dtype | None:
-    return torch.bfloat16 if settings.precision == "bfloat16" else None
 
 
 class HostGather:
