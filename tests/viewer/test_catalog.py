@@ -42,6 +42,20 @@ def test_a_run_is_told_by_its_files(root: Path) -> None:
     assert run["id"] == id_of(run["name"])
 
 
+def test_a_metric_of_few_rows_is_listed(root: Path) -> None:
+    run = root / "sweep" / "sparse"
+    write_run(run, online(), [0.0] * 1000, metric="learn/loss")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    for k in (333, 501, 777):
+        lines[k] = json.dumps({**json.loads(lines[k]), "eval/return": float(k)})
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    catalog = Catalog(root, Index(None))
+    look(catalog)
+    (found,) = (run for run in catalog.to_dict()["runs"] if run["name"] == "sweep/sparse")
+    assert "eval/return" in found["metrics"]
+    assert found["spark"] == [[3340, 333], [5020, 501], [7780, 777]]
+
+
 def test_only_what_has_changed_is_told_again(root: Path) -> None:
     catalog = Catalog(root, Index(None))
     first = look(catalog)

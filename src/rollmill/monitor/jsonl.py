@@ -115,6 +115,12 @@ def new_name(metric: str) -> str:
     return f"variable/{own}" if own != metric else _OLD_METRICS.get(metric, metric)
 
 
+def old_names(metric: str) -> list[str]:
+    """What version 0.1 called a metric of today, where that was otherwise."""
+    own = metric.removeprefix("variable/")
+    return [f"dial/{own}"] if own != metric else [old for old, new in _OLD_METRICS.items() if new == metric]
+
+
 def _number(value: float) -> float | int | None:
     if isinstance(value, int):
         return int(value)

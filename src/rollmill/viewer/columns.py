@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rollmill.core.fields import Array
 from rollmill.core.opening import check_within, read_lines
-from rollmill.monitor.jsonl import new_name
+from rollmill.monitor.jsonl import new_name, old_names
 from rollmill.viewer.index import Stamp, stamp_of
 
 MEMORY_BYTES = 64_000_000
 """Of columns that are kept."""
+_KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)": ?[-0-9]')
+"""A name in a row whose value is a number."""
 
 
 class Columns:
@@ -30,68 +33,99 @@ class Columns:
 
     def read(self, path: Path, names: Sequence[str]) -> list[Array]:
         """Float64 ``[rows]`` for each name; empty ones where there is no such file. Frames pass what float32 holds."""
-        table = self._table(path)
-        rows = len(next(iter(table.values()), ()))
-        missing = np.full(rows, np.nan)
-        return [table.get(name, missing) for name in names]
-
-    def names(self, path: Path) -> list[str]:
-        """Of all columns of a file."""
-        return list(self._table(path))
-
-    def _table(self, path: Path) -> dict[str, Array]:
         stamp = stamp_of(path)
         if stamp is None:
-            return {}
+            return [np.empty(0) for _ in names]
+        known = self._known(path, stamp)
+        missing = [name for name in names if name not in known]
+        if missing:
+            check_within(path, self._root)
+            known = known | read_columns(path, missing, stamp[1])
+            if len({len(column) for column in known.values()}) > 1:  # another file stands there by now
+                known = read_columns(path, names, stamp[1])
+            self._keep(path, stamp, known)
+        return [known[name] for name in names]
+
+    def _known(self, path: Path, stamp: Stamp) -> dict[str, Array]:
         with self._lock:
             kept = self._kept.get(path)
-            if kept is not None and kept[0] == stamp:
-                self._kept.move_to_end(path)
-                return kept[1]
-        check_within(path, self._root)
-        table = read_columns(path)
+            if kept is None or kept[0] != stamp:
+                return {}
+            self._kept.move_to_end(path)
+            return kept[1]
+
+    def _keep(self, path: Path, stamp: Stamp, table: dict[str, Array]) -> None:
         with self._lock:
             self._drop(path)
             self._kept[path] = (stamp, table)
             self._bytes += _size(table)
             while self._bytes > self._most and len(self._kept) > 1:
                 self._drop(next(iter(self._kept)))
-        return table
 
     def _drop(self, path: Path) -> None:
         kept = self._kept.pop(path, None)
         self._bytes -= _size(kept[1]) if kept else 0
 
 
-def read_columns(path: Path) -> dict[str, Array]:
-    """All columns of a file of metrics; lines that are no rows are left out."""
-    found: dict[str, list[float]] = {}
-    count = 0
+def read_columns(path: Path, names: Sequence[str], size: int) -> dict[str, Array]:
+    """Columns of the first ``size`` bytes of a file of metrics; lines that are no rows are left out.
+
+    Only the numbers that are asked for are looked at: a row has many more, and there are many rows.
+    """
+    return columns_in(_whole_rows(path, size), names)
+
+
+def _whole_rows(path: Path, size: int) -> Iterable[bytes]:
     for line in read_lines(path):
-        if not line.endswith(b"\n"):
-            continue
-        try:
-            row = json.loads(line)  # numbers alone are taken from it, so that no depth and no size does harm
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(row, dict):
-            continue
-        for name, value in row.items():
-            if isinstance(value, int | float):
-                column = found.setdefault(name, [])
-                column += [math.nan] * (count - len(column))
-                column.append(_number(value))
-        count += 1
-    for column in found.values():
-        column += [math.nan] * (count - len(column))
-    return {new_name(name): np.array(column) for name, column in found.items()}
+        size -= len(line)
+        if size < 0:
+            return
+        if line.endswith(b"\n") and is_row(line[:-1]):
+            yield line[:-1]
 
 
-def _number(value: float) -> float:
+def is_row(line: bytes) -> bool:
+    """Whether a line without its end is a row of metrics, as far as can be seen at its ends."""
+    return line.startswith(b"{") and line.endswith(b"}")
+
+
+def columns_in(rows: Iterable[bytes], names: Sequence[str]) -> dict[str, Array]:
+    """``rows``: lines of a file of metrics, without their ends."""
+    found: list[list[float]] = [[] for _ in names]
+    keys = [[json.dumps(own).encode() + b":" for own in (name, *old_names(name))] for name in names]
+    for row in rows:
+        for column, spellings in zip(found, keys):
+            column.append(_number(row, spellings))
+    columns = (np.array(column, np.float64) for column in found)
+    return {name: np.where(np.isfinite(column), column, np.nan) for name, column in zip(names, columns)}
+
+
+def _number(row: bytes, spellings: Sequence[bytes]) -> float:
+    """What stands behind a key, up to the next comma or the end of the row."""
+    for key in spellings:
+        at = row.find(key)
+        if at >= 0:
+            at += len(key)
+            try:
+                return float(row[at : row.find(b",", at)])
+            except ValueError:  # null, or a word
+                return math.nan
+    return math.nan
+
+
+def names_in(rows: Iterable[bytes]) -> list[str]:
+    """Names of all metrics that have a number in any row, in the order in which they come."""
+    found: dict[bytes, None] = {}
+    for row in rows:
+        found.update(dict.fromkeys(_KEY.findall(row)))
+    return list(dict.fromkeys(new_name(name) for key in found for name in _text(key)))
+
+
+def _text(key: bytes) -> list[str]:
     try:
-        return float(value)
-    except OverflowError:  # an integer that no float holds
-        return math.nan
+        return [json.loads(b'"%s"' % key)]
+    except ValueError:  # no text at all
+        return []
 
 
 def _size(table: dict[str, Array]) -> int:

@@ -57,11 +57,11 @@ def export(catalog: Catalog, folder: Path, episodes: int) -> Copied:
     answers: dict[str, Any] = {"json": {"/api/runs": catalog.to_dict()}}
     answers |= {kind: {} for kind in ("binary", "pictures", "columns", "checkpoints")}
     for run in catalog.runs.values():
-        names = columns.names(RunFolder(run.folder).metrics)
+        names = run.shown["metrics"]
         found = columns.read(RunFolder(run.folder).metrics, names)
         answers["columns"][run.id] = {name: packed([column]) for name, column in zip(names, found)}
         answers["checkpoints"][run.id] = checkpoint_steps(RunFolder(run.folder), catalog.root)
-        answers["json"] |= _of_run(run, catalog.root, columns)
+        answers["json"] |= _of_run(run, catalog.root)
     for name, launched in catalog.experiments.items():
         answers["json"][f"/api/experiment?name={quote_plus(name)}"] = experiment(launched, catalog.root)
         if (launched / LEDGER).is_file():
@@ -78,17 +78,16 @@ def export(catalog: Catalog, folder: Path, episodes: int) -> Copied:
     return Copied(folder / PAGE, len(catalog.runs), copied, len(text.encode()))
 
 
-def _of_run(run: RunEntry, root: Path, columns: Columns) -> dict[str, Any]:
+def _of_run(run: RunEntry, root: Path) -> dict[str, Any]:
     """What the pages of populations and clusters ask for, where a run is one."""
     found: dict[str, Any] = {}
     if (run.folder / LEDGER).is_file():
         found[f"/api/population?run={run.id}"] = population(run.folder, root)
     if (run.folder / PAYOFF_FILE).is_file():
         found[f"/api/selfplay?run={run.id}"] = selfplay(run.folder, root)
-    folder = RunFolder(run.folder)
-    names = columns.names(folder.metrics)
+    names = run.shown["metrics"]
     if any(name.startswith(PREFIX) for name in names):
-        found[f"/api/cluster?run={run.id}"] = cluster(folder, root, names)
+        found[f"/api/cluster?run={run.id}"] = cluster(RunFolder(run.folder), root, names)
     return found
 
 

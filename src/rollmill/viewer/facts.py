@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rollmill.core.config.old_names import read_saved
 from rollmill.core.diary import new_names
 from rollmill.core.errors import RollmillError
 from rollmill.core.opening import plain_file, read_json
 from rollmill.core.run_folder import RunFolder
-from rollmill.core.steps import position
 from rollmill.launch.compare.gather import Found, found_of
 from rollmill.launch.listing import RETURNS
 from rollmill.launch.progress import number_of, parsed_row
 from rollmill.monitor.jsonl import new_name
+from rollmill.viewer.columns import columns_in, is_row, names_in
 
 SPARK = 40
-"""Points of the small curve in the table of runs: rows at even distances."""
+"""Points of the small curve in the table of runs, at least, where there are so many."""
 MOST_BYTES = 1_000_000_000
 """Of a file of metrics that is read."""
 
@@ -81,22 +83,27 @@ def metrics_of(path: Path) -> dict[str, Any]:
     with open(path, "rb", opener=plain_file) as file:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             return {"problem": f"{path.name} has more than {MOST_BYTES / 1e9:g} GB and is not read"}
-        lines = file.read().split(b"\n")[:-1]  # the last piece has no line end
-    last = next((row for line in reversed(lines) if (row := parsed_row(line + b"\n")) is not None), None)
+        rows = [line for line in file.read().split(b"\n")[:-1] if is_row(line)]  # the last piece has no line end
+    last = next((row for line in reversed(rows) if (row := parsed_row(line + b"\n")) is not None), None)
     if last is None:
         return {}
-    every = max(1, len(lines) // SPARK)
-    rows = [row for line in lines[::-every][::-1] if (row := parsed_row(line + b"\n")) is not None]
-    metric = next((name for name in RETURNS if any(name in row for row in rows)), "")
-    points = [(position(row), number_of(row, metric)) for row in rows]
-    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float)))
+    names = names_in(rows)
     return {
         "last": {new_name(name): number_of(last, name) for name in last},
         "unit": _text(last.get("unit")) or "frames",
-        "rows": len(lines),
-        "metrics": [new_name(name) for name in names],
-        "spark": [[x, y] for x, y in points if y is not None],
+        "rows": len(rows),
+        "metrics": names,
+        "spark": _spark(rows, next((name for name in RETURNS if name in names), RETURNS[0])),
     }
+
+
+def _spark(rows: Sequence[bytes], metric: str) -> list[list[float]]:
+    """Points [step, value] at even distances, the last one among them."""
+    frames, steps, values = columns_in(rows, ["frames", "step", metric]).values()
+    at = steps if np.isnan(frames).all() else frames
+    known = np.flatnonzero(np.isfinite(at) & np.isfinite(values))
+    shown = known[:: -max(1, len(known) // SPARK)][::-1]
+    return [[x, y] for x, y in zip(at[shown].tolist(), values[shown].tolist())]
 
 
 def found_in(folder: Path, facts: Mapping[str, Any]) -> Found:

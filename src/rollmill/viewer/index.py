@@ -18,7 +18,7 @@ from typing import Any
 
 log = logging.getLogger("rollmill")
 
-VERSION = 3
+VERSION = 4
 """Of what is kept; another one begins anew. To be raised with every change of what ``viewer.facts`` makes of a file."""
 _LARGEST = 2**63 - 1
 """Integer of SQLite."""

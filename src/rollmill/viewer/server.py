@@ -178,8 +178,8 @@ class Viewer:
         return as_json(population(folder, self.catalog.root))
 
     def _cluster(self, request: Request) -> Response:
-        run = RunFolder(self._one(request).folder)
-        return as_json(cluster(run, self.catalog.root, self._columns.names(run.metrics)))
+        run = self._one(request)
+        return as_json(cluster(RunFolder(run.folder), self.catalog.root, run.shown["metrics"]))
 
     def _moment(self, request: Request) -> Response:
         run = self._one(request)

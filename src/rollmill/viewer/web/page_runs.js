@@ -178,7 +178,7 @@ function stateCell(runs) {
   return h("span", { class: FACES[worst ?? runs[0].state] ?? "" }, states(runs));
 }
 
-// The last return, and how it came to be: a small curve of rows at even distances, of every run of the group.
+// The last return, and how it came to be: a small curve of values at even distances, of every run of the group.
 function returnCell(runs) {
   const found = values(runs, "return");
   const points = runs.flatMap((run) => run.spark);
