@@ -24,7 +24,7 @@ from rollmill.launch.compare.aggregate import band, common
 from rollmill.launch.compare.statistics import iqm
 from rollmill.launch.progress import read_curve
 from rollmill.launch.records import Attempt, LaunchRecords
-from rollmill.reports.html.plots import short
+from rollmill.reports.html.plots import Plot, short, spread, ticks
 from rollmill.reports.html.tables import number
 from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.export import export
@@ -184,6 +184,33 @@ def test_numbers_look_as_in_the_reports(browser: Any, server: Serving) -> None:
     assert found == [[number(value), short(value)] for value in values]
 
 
+AXES = """async (ranges) => { const { scale } = await import("rollmill/plot"), { short } = await import("rollmill/format");
+  return ranges.map(([low, high, log]) => {
+    const [x, y] = [scale([low, high], false, 0), scale([low, high], log, 0.05)];
+    return [x.ticks(5).map(short), y.ticks(4).map(short), [x.low, x.high, y.low, y.high]];
+  }); }"""
+
+
+def test_axes_are_those_of_the_reports(browser: Any, server: Serving) -> None:
+    """The same numbers stand beside the same values, though one is drawn in the browser and one is in the page."""
+    rng = np.random.default_rng(2)
+    ends = [(0, 1), (0, 0), (5, 5), (-3, -3), (1, 1), (1000, 1000), (0, 500), (-21.0, 21.0), (1e-9, 3e-9), (7, 7 + 1e-15)]
+    scales = 10.0 ** rng.integers(-7, 9, 200)
+    ends += [(a * k, (a + w) * k) for a, w, k in zip(rng.normal(size=200), rng.exponential(size=200), scales)]
+    ranges = [(float(low), float(high), bool(low > 0 and k % 2)) for k, (low, high) in enumerate(ends)]
+    ranges += [(1, 10, True), (1, 1, True), (1000, 1000, True), (0.3, 40, True), (1e-6, 1e6, True), (2, 3, True)]
+    with opened(browser, server.link) as (page, _):
+        page.locator("table.runs tbody a").first.wait_for()
+        found = page.evaluate(AXES, ranges)
+    for (low, high, log), (below, beside, limits) in zip(ranges, found):
+        plot = Plot((low, high), spread((low, high), log), log=log)
+        x_low, x_high = plot.x_range
+        assert below == [short(value) for value in ticks(x_low, x_high)], (low, high)
+        assert beside == [short(value) for value in plot.y_ticks], (low, high, log)
+        y_range = [10**value for value in plot.y_range] if log else plot.y_range
+        np.testing.assert_allclose(limits, [x_low, x_high, *y_range], rtol=1e-9, atol=1e-300)
+
+
 def test_axes_smoothing_and_marks(browser: Any, server: Serving) -> None:
     view = "#curves?metrics=episode/return,time/seconds&x=seconds&smooth=0.6&single=1&logy=1&stat=iqm&filter=gamma-0.99"
     with opened(browser, server.link + view) as (page, complaints):
@@ -277,17 +304,6 @@ def test_text_of_others_stays_text(browser: Any, server: Serving) -> None:
         assert complaints == []
 
 
-@pytest.mark.parametrize("width", [1300, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_cut_off_at_the_side(browser: Any, server: Serving, width: int, scheme: str) -> None:
-    size = {"width": width, "height": 800}
-    for view in ("runs", "curves?metrics=episode/return"):
-        with opened(browser, f"{server.link}#{view}", viewport=size, color_scheme=scheme) as (page, complaints):
-            page.locator("table.runs a, .chart .entry").first.wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert complaints == []
-
-
 def test_the_door_is_closed_without_the_token(browser: Any, server: Serving) -> None:
     page = browser.new_page()
     answer = page.goto(f"http://127.0.0.1:{server.port}/")
@@ -375,6 +391,72 @@ def test_the_filter_of_episodes_is_the_stores(browser: Any, recorded: Serving) -
         page.locator(".note", has_text="2 of 3 episodes").wait_for()
         assert page.locator("table.episodes tbody tr").count() == 2
         assert complaints == []
+
+
+# -- wide and narrow --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Something for every page to show."""
+    root = tmp_path_factory.mktemp("everything") / "runs"
+    launched(root / "grid", gammas=[0.9 + k / 1000 for k in range(10)], seeds=2)
+    for k, name in enumerate(("a_run_of_a_longer_name", "b")):
+        write_run(root / "exp" / name, online(k), [float(k) for k in range(40)])
+        counting_store(root / "exp" / name / "data", (9, 15, 4))
+        counting_store(root / "exp" / name / "eval" / "newest", (4, 5, 6, 7, 8, 9))
+    population_run(root / "pop" / "three")
+    cluster_run(root / "cl" / "two")
+    selfplay_run(root / "play" / "one")
+    with serving(root) as found:
+        yield found
+
+
+VIEWS = {
+    "runs": ("runs", "table.runs a"),
+    "curves": ("curves?metrics=episode/return", ".chart .entry"),
+    "two plots": ("curves?metrics=episode/return,time/seconds&single=1", ".chart .entry"),
+    "compare": ("compare?runs={grid/g0.9-s0},{grid/g0.909-s0}", "section"),
+    "compare alike": ("compare?runs={exp/a_run_of_a_longer_name},{exp/b}", "section:last-of-type"),
+    "data": ("data?store={exp/b/data}", "table.episodes a"),
+    "episodes": ("play?e={exp/b/data}:1,{exp/b/data}:0", "canvas.frame"),
+    "experiments": ("experiments", ".chart .entry"),
+    "populations": ("populations?run={pop/three}", ".chart .entry"),
+    "games": ("populations?run={play/one}", "table.matrix td"),
+    "clusters": ("clusters", ".chart .entry"),
+}
+BROKEN = """() => [...document.querySelectorAll("#view td, #view th.brief, #view button, #view .entry")].filter((e) => {
+  if (!e.textContent.trim() || e.textContent.length > 20 || !e.checkVisibility()) return false;
+  const range = document.createRange();
+  range.selectNodeContents(e);
+  const rects = [...range.getClientRects()].filter((r) => r.width > 1);
+  const height = Math.max(...rects.map((r) => r.bottom)) - Math.min(...rects.map((r) => r.top));
+  return height > 1.8 * Math.max(...rects.map((r) => r.height));
+}).map((e) => e.textContent)"""
+"""A few letters that stand in more than one line."""
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_page_fits_wide_and_narrow(browser: Any, everything: Serving, view: str) -> None:
+    told = everything.ask("/api/runs").json
+    address, there = VIEWS[view]
+    for known in (*told["runs"], *told["stores"]):
+        address = address.replace(f"{{{known['name']}}}", known["id"])
+    with opened(browser, f"{everything.link}#{address}") as (page, complaints):
+        page.locator(there).first.wait_for()
+        for width, scheme in ((400, "light"), (1300, "dark"), (1900, "light")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(BROKEN) == []
+        assert complaints == []
+
+
+def test_a_plot_alone_has_the_whole_width(browser: Any, everything: Serving) -> None:
+    size = {"width": 1900, "height": 900}
+    with opened(browser, f"{everything.link}#curves?metrics=episode/return", viewport=size) as (page, _):
+        page.locator(".chart .entry").first.wait_for()
+        assert page.locator(".plot canvas").first.bounding_box()["width"] > 1400
 
 
 # -- side by side, and launches ---------------------------------------------------------------------------------------
@@ -499,6 +581,30 @@ def test_how_nodes_stand(browser: Any, tmp_path: Path) -> None:
         assert "1 anew" in Path(found.value.path()).read_text()
         page.locator("pre", has_text="node local-1 is gone").wait_for()
         assert complaints == []
+
+
+def test_more_groups_than_colours_can_be_told_apart(browser: Any, tmp_path: Path) -> None:
+    """Dashes of lines and marks of points stand in the legend, in the list of groups and in the file, too."""
+    experiment = tmp_path / "runs" / "grid"
+    launched(experiment, gammas=[0.9 + k / 1000 for k in range(10)], seeds=2)
+    signs = "elements => elements.map(e => [...e.attributes].map(a => a.value).slice(1).join(' '))"
+    with serving(tmp_path / "runs") as server:
+        with opened(browser, f"{server.link}#curves?metrics=episode/return") as (page, complaints):
+            page.locator(".legend .entry").nth(9).wait_for()
+            legend, groups = (page.locator(f"{where} svg.key > *").evaluate_all(signs) for where in (".legend", ".side"))
+            assert len(set(legend)) == 10
+            assert groups[:10] == legend
+            drawn = page.evaluate("document.querySelector('.plot').chart.plot.lines.map(({hue, dash}) => hue + dash)")
+            assert len(set(drawn)) == 10
+            with page.expect_download() as found:
+                page.get_by_role("button", name="SVG").click()
+            keys = Path(found.value.path()).read_text().partition('class="key"')[2]
+            assert complaints == []
+        assert keys.count("stroke-dasharray") == 2, "groups nine and ten"
+        with opened(browser, f"{server.link}#experiments") as (page, complaints):
+            page.locator(".legend .entry").nth(9).wait_for()
+            assert len(set(page.locator(".legend svg.key > *").evaluate_all(signs))) == 10
+            assert complaints == []
 
 
 # -- the copy without a server ------------------------------------------------------------------------------------

@@ -99,22 +99,22 @@ class Plot:
         self.width, self.height = size
         self._log = log
         low, high = (math.log10(y_range[0]), math.log10(y_range[1])) if log else y_range
-        self._x_range, self._y_range = _widened(*x_range), _widened(low, high)
-        y_low, y_high = self._y_range
-        self._y_ticks = log_ticks(10**y_low, 10**y_high) if log else ticks(y_low, y_high, count=4)
-        self._left = max(46, 10 + LETTER * max(len(short(value)) for value in self._y_ticks))
+        self.x_range, self.y_range = _widened(*x_range), _widened(low, high)
+        y_low, y_high = self.y_range
+        self.y_ticks = log_ticks(10**y_low, 10**y_high) if log else ticks(y_low, y_high, count=4)
+        self._left = max(46, 10 + LETTER * max(len(short(value)) for value in self.y_ticks))
         self._right, self._top, self._bottom = 12, 18 if y_title else 10, 36 if x_title else 24
         self._label = label
         self._parts: list[Html] = []
         self._titles(x_title, y_title)
 
     def x(self, value: float) -> float:
-        low, high = self._x_range
+        low, high = self.x_range
         value = min(max(value, low), high)
         return self._left + (value - low) / (high - low) * (self.width - self._left - self._right)
 
     def y(self, value: float) -> float:
-        low, high = self._y_range
+        low, high = self.y_range
         if self._log:
             value = math.log10(value) if value > 0 else low
         value = min(max(value, low), high)
@@ -140,13 +140,13 @@ class Plot:
     ) -> Plot:
         """Draw grid lines and numbers; ``x_labels`` instead of numbers below, ``names`` instead of those left."""
         left, right = self._left, self.width - self._right
-        for value, text in names or [(value, short(value)) for value in self._y_ticks]:
+        for value, text in names or [(value, short(value)) for value in self.y_ticks]:
             y = self.y(value)
             self._path("grid", f"M{left} {y:.1f}H{right}")
             self._text(left - 6, y + 4, text, "tick", "end")
         floor = self.height - self._bottom
         if x_labels is None:
-            x_labels = [(value, short(value)) for value in ticks(*self._x_range, count=5)]
+            x_labels = [(value, short(value)) for value in ticks(*self.x_range, count=5)]
         for value, text in x_labels:
             self._text(self.x(value), floor + 15, text, "tick", "middle")
         self._path("axis", f"M{left} {floor}H{right}")

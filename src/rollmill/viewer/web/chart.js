@@ -2,7 +2,7 @@
 
 import { h, replace, save } from "rollmill/dom";
 import { number } from "rollmill/format";
-import { colour } from "rollmill/plot";
+import { colour, key } from "rollmill/plot";
 
 const DOUBLE = 250; // ms in which a second click may come
 const charts = new Set();
@@ -29,7 +29,7 @@ export class Chart {
     this.listen();
   }
 
-  // ``rows``: a function that gives the numbers as CSV; ``legend``: [{text, hue, values: x -> text}].
+  // ``rows``: a function that gives the numbers as CSV; ``legend``: [{text, hue, dash, mark, value: x -> text}].
   show(plot, legend, rows) {
     Object.assign(this, { plot, legend, rows });
     this.readout(null);
@@ -51,8 +51,7 @@ export class Chart {
   }
 
   saveSvg() {
-    const legend = this.legend.map(({ text, hue }) => ({ text, hue }));
-    save(`${this.file()}.svg`, this.plot.file(this.canvas.clientWidth, this.canvas.clientHeight, this.title, legend), "image/svg+xml");
+    save(`${this.file()}.svg`, this.plot.file(this.canvas.clientWidth, this.canvas.clientHeight, this.title, this.legend), "image/svg+xml");
     this.redraw();
   }
 
@@ -110,10 +109,7 @@ export class Chart {
 
   // What the colours mean, and the values below the cursor.
   readout(x) {
-    const keys = this.legend.map(({ text, hue, value }) => {
-      const key = h("span", { class: "key", style: { background: `var(${hue})` } });
-      return h("span", { class: "entry" }, key, text, x === null || !value ? "" : h("b", {}, ` ${value(x)}`));
-    });
+    const keys = this.legend.map((entry) => h("span", { class: "entry" }, key(entry), entry.text, x === null || !entry.value ? "" : h("b", {}, ` ${entry.value(x)}`)));
     replace(this.keys, x === null ? "" : h("span", { class: "entry" }, `${this.plot?.xTitle ?? ""} ${number(x)}`), keys);
   }
 }

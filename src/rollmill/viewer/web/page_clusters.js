@@ -89,7 +89,7 @@ export class ClustersPage {
     const marks = seats.flatMap((seat) => restarts(table_, seat)).map(([x, seat]) => ({ x, text: `${seat} anew`, hue: "--warn" }));
     const high = Math.max(0, ...lines.flatMap(({ y }) => y));
     const chart = new Chart({ title });
-    chart.show(new Plot({ lines, marks, xTitle: "frames", yRange: [0, high * 1.05 || 1] }), lines.map(({ seat, hue, x, y }) => ({ text: `seat ${seat}`, hue, value: (at) => number(valueAt(x, y, at)) })),
+    chart.show(new Plot({ lines, marks, xTitle: "frames", yRange: [0, high * 1.05 || 1] }), lines.map(({ seat, hue, dash, x, y }) => ({ text: `seat ${seat}`, hue, dash, value: (at) => number(valueAt(x, y, at)) })),
       () => csv(lines.map(({ seat, x, y }) => [`seat ${seat}`, x, y])));
     return chart;
   }
@@ -99,7 +99,7 @@ export class ClustersPage {
     const high = Math.max(0, ...lines.flatMap(({ y }) => y));
     const chart = new Chart({ title: "Lost, refused, restarted", note: "Counted since the run (segments: the session) began." });
     chart.show(new Plot({ lines: lines.map((line) => ({ ...line, ...stairs(line.x, line.y, line.x.at(-1)) })), xTitle: "frames", yRange: [0, high * 1.05 || 1] }),
-      lines.map(({ text, hue, y }) => ({ text: `${text}: ${whole(y.at(-1))}`, hue })), () => csv(lines.map(({ text, x, y }) => [text, x, y])));
+      lines.map(({ text, hue, dash, y }) => ({ text: `${text}: ${whole(y.at(-1))}`, hue, dash })), () => csv(lines.map(({ text, x, y }) => [text, x, y])));
     return chart;
   }
 }

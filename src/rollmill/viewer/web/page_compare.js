@@ -3,7 +3,8 @@
 import { h, replace } from "rollmill/dom";
 import { text, valueOf } from "rollmill/filter";
 import { duration, number, whole } from "rollmill/format";
-import { look, Plot } from "rollmill/plot";
+import { textClass } from "rollmill/parts";
+import { key, look, Plot } from "rollmill/plot";
 import { Chart } from "rollmill/chart";
 import { ask } from "rollmill/source";
 import { differing, metrics, state } from "rollmill/runs";
@@ -41,7 +42,7 @@ export class ComparePage {
     const runs = this.ids.map((id) => state.runs.get(id));
     replace(this.names, [...state.runs.values()].map((run) => h("option", { value: run.name })));
     replace(this.chosen, runs.map((run, k) => h("button", { type: "button", title: "take it away", onclick: () => this.set(this.ids.filter((id) => id !== run.id)) },
-      h("span", { class: "key", style: { background: `var(${look(k).hue})` } }), `${run.name} ×`)));
+      key(look(k)), `${run.name} ×`)));
     this.note.textContent = runs.length < 2 ? "Choose two to six runs." : "";
     replace(this.tables, runs.length ? [this.settings(runs), this.facts(runs), this.code(runs)] : "");
     await this.curves(runs);
@@ -61,7 +62,7 @@ export class ComparePage {
   settings(runs) {
     const keys = differing(runs);
     const rows = keys.map((key) => [key, ...runs.map((run) => text(valueOf(run, key, state.common)))]);
-    return section("Settings that differ", runs, rows.length ? rows : [["no setting differs, the seed apart", ...runs.map(() => "")]]);
+    return rows.length ? section("Settings that differ", runs, rows) : h("section", {}, h("h2", {}, "Settings that differ"), h("p", {}, "None, the seed apart."));
   }
 
   facts(runs) {
@@ -96,7 +97,7 @@ export class ComparePage {
     });
     const chart = new Chart({ title: name });
     const csv = () => ["run,frames,value", ...lines.flatMap(({ run, x, y }) => x.map((at, k) => `"${run.name.replaceAll('"', '""')}",${at},${y[k]}`))].join("\n");
-    chart.show(new Plot({ lines, xTitle: "frames" }), lines.map(({ run, hue }) => ({ text: run.name, hue })), csv);
+    chart.show(new Plot({ lines, xTitle: "frames" }), lines.map(({ run, hue, dash }) => ({ text: run.name, hue, dash })), csv);
     return chart;
   }
 
@@ -129,7 +130,7 @@ function gap(differences, rules) {
 
 // A table with a column for each run; ``marked``: rows that stand out.
 function section(title, runs, rows, marked = () => false) {
-  const head = h("tr", {}, h("th", { class: "l" }), runs.map((run, k) => h("th", { class: "l" }, h("span", { class: "key", style: { background: `var(${look(k).hue})` } }), run.name)));
-  const body = rows.map(([name, ...cells]) => h("tr", {}, h("td", { class: "l" }, name), cells.map((cell) => h("td", { class: marked(cells) ? "l differs" : "l" }, cell))));
+  const head = h("tr", {}, h("th", { class: "l" }), runs.map((run, k) => h("th", { class: textClass(run.name) }, key(look(k)), run.name)));
+  const body = rows.map(([name, ...cells]) => h("tr", {}, h("td", { class: textClass(name) }, name), cells.map((cell) => h("td", { class: `${textClass(cell)}${marked(cells) ? " differs" : ""}` }, cell))));
   return h("section", {}, h("h2", {}, title), h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body))));
 }

@@ -5,7 +5,7 @@ import { h, replace } from "rollmill/dom";
 import { parse } from "rollmill/filter";
 import { counted, number, whole } from "rollmill/format";
 import { choice, filterBox, tick } from "rollmill/parts";
-import { look, Plot } from "rollmill/plot";
+import { key, look, Plot } from "rollmill/plot";
 import { Moment } from "rollmill/moment";
 import { grouped, metrics, state } from "rollmill/runs";
 import { checkpoints } from "rollmill/source";
@@ -84,7 +84,7 @@ export class CurvesPage {
     const seen = new Set(shown.map((group) => group.key));
     replace(this.list, groups.map((group, k) => h("li", {}, h("label", { title: group.runs.map((run) => run.name).join("\n") },
       h("input", { type: "checkbox", checked: seen.has(group.key), onchange: (event) => this.hide(group.key, !event.target.checked) }),
-      h("span", { class: "key", style: { background: `var(${look(k).hue})` } }), group.name, h("span", { class: "muted" }, ` n = ${group.runs.length}`)))));
+      key(look(k)), group.name, h("span", { class: "muted" }, ` n = ${group.runs.length}`)))));
     groups.forEach((group, k) => (group.look = look(k)));
     const left = groups.length - MOST_GROUPS;
     replace(this.note, !this.all && left > 0 ? [`The first ${MOST_GROUPS} of ${counted(groups.length, "group")} are drawn. `,
@@ -132,7 +132,7 @@ export class CurvesPage {
     const parts = { lines: [], bands: [], marks: this.flags.marks ? this.marksOf(groups, tables) : [] };
     for (const group of drawn) this.shapes(group, parts);
     const options = { xTitle: AXES.find(([key]) => key === this.x)[1], xRange: this.range, logX: this.flags.logx, logY: this.flags.logy };
-    const legend = drawn.map((group) => ({ text: words(group), hue: group.look.hue, value: (x) => number(valueAt(group.x, group.middle, x)) }));
+    const legend = drawn.map((group) => ({ text: words(group), ...group.look, value: (x) => number(valueAt(group.x, group.middle, x)) }));
     chart.show(new Plot({ ...parts, ...options }), legend, () => csv(drawn, name, this.x));
     chart.note.textContent = this.honesty(name, groups, drawn);
   }

@@ -63,7 +63,7 @@ export class DataPage {
     const all = column("whole");
     const parts = [[1, "--accent", "whole episodes"], [0, "--c1", "partial ones: a part of their return is missing"]].map(([whole_, hue, text]) => {
       const own = [...all.keys()].filter((k) => all[k] === whole_);
-      return { x: own.map((k) => this.points.x[k]), y: own.map((k) => this.points.y[k]), hue, text, alpha: 0.5 };
+      return { x: own.map((k) => this.points.x[k]), y: own.map((k) => this.points.y[k]), hue, mark: "disc", text, alpha: 0.5 };
     }).filter(({ x }) => x.length);
     const near = this.query.get("near");
     const marks = near ? [{ x: Number(near), text: "here" }] : [];

@@ -6,7 +6,7 @@ import { text } from "rollmill/filter";
 import { counted, duration, number, short, whole } from "rollmill/format";
 import { choice, table } from "rollmill/parts";
 import { Parallel } from "rollmill/parallel";
-import { look, Plot } from "rollmill/plot";
+import { Plot, pointLook } from "rollmill/plot";
 import { ask, isCopy } from "rollmill/source";
 import { state } from "rollmill/runs";
 
@@ -107,11 +107,11 @@ export class ExperimentsPage {
     const groups = [...new Set(timed.map((run) => run.group))];
     const points = groups.map((group, k) => {
       const own = timed.filter((run) => run.group === group);
-      return { x: own.map((run) => run.seconds), y: own.map((run) => run.score), hue: look(k).hue, radius: 4 };
+      return { x: own.map((run) => run.seconds), y: own.map((run) => run.score), ...pointLook(k), radius: 4 };
     });
     const chart = new Chart({ title: "Score over seconds of training", height: 320 });
     const csv = () => ["group,run,seconds,score", ...timed.map((run) => [run.group, run.run, run.seconds, run.score].map(quoted).join(","))].join("\n");
-    chart.show(new Plot({ points, xTitle: "seconds" }), groups.map((group, k) => ({ text: group, hue: look(k).hue })), csv);
+    chart.show(new Plot({ points, xTitle: "seconds" }), groups.map((group, k) => ({ text: group, ...pointLook(k) })), csv);
     this.charts.push(chart);
     return chart.element;
   }

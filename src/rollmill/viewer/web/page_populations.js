@@ -108,7 +108,7 @@ export class PopulationsPage {
     const logY = Math.min(...values) > 0 && Math.max(...values) > 20 * Math.min(...values);
     const chart = new Chart({ title: key, note: `What the weights of every member were trained with; bold: those of member ${found.best}.${logY ? " Logarithmic axis." : ""}` });
     const order = [...lines.keys()].sort((a, b) => (a === found.best) - (b === found.best));
-    chart.show(new Plot({ lines: order.map((k) => lines[k]), xTitle: OF_MEMBER, logY }), lines.map(({ hue }, k) => ({ text: `member ${k}`, hue })),
+    chart.show(new Plot({ lines: order.map((k) => lines[k]), xTitle: OF_MEMBER, logY }), lines.map(({ hue, dash }, k) => ({ text: `member ${k}`, hue, dash })),
       () => ["member,weights of,frames,value", ...found.members.flatMap(({ way }, k) => way.map(([holder, at, settings]) => [k, holder, at, settings[key]].join(",")))].join("\n"));
     return chart;
   }

@@ -37,8 +37,15 @@ export function tick(label, changed, hint = null) {
   return { element: h("label", { title: hint }, box, ` ${label}`), box };
 }
 
+const BRIEF = 24; // characters that stand in one line, however narrow the page
+
+// The classes of a cell with text: what is short is not broken into lines, a name least of all.
+export function textClass(cell) {
+  return (cell.textContent ?? cell).length < BRIEF ? "l brief" : "l";
+}
+
 // A table in a card of its own; the first ``left`` columns are text.
 export function table(head, rows, left) {
-  const cells = (tag, row) => row.map((cell, k) => h(tag, { class: k < left ? "l" : "" }, cell));
+  const cells = (tag, row) => row.map((cell, k) => h(tag, { class: k < left ? textClass(cell) : "" }, cell));
   return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, h("tr", {}, cells("th", head))), h("tbody", {}, rows.map((row) => h("tr", {}, cells("td", row))))));
 }

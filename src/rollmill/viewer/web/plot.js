@@ -6,12 +6,29 @@ import { h, svg } from "rollmill/dom";
 import { short } from "rollmill/format";
 
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
+const MARKS = ["disc", "ring", "square", "cross"]; // of points, where lines have dashes
 const HUES = 8;
+const LARGEST = 1e300;
+const [KEY_WIDTH, KEY_HEIGHT] = [22, 10]; // of a legend's samples
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
 
-// The colour of line k, and its dashes: from the ninth on, hues come again.
+// How line k looks: from the ninth on, hues come again with other dashes.
 export function look(k) {
   return { hue: `--c${k % HUES}`, dash: DASHES[Math.floor(k / HUES) % DASHES.length] };
+}
+
+// How points of kind k look: hues come again with other marks.
+export function pointLook(k) {
+  return { hue: `--c${k % HUES}`, mark: MARKS[Math.floor(k / HUES) % MARKS.length] };
+}
+
+// A sample of a line, as wide as all its dashes; of a point, where ``mark`` says how it looks.
+export function key({ hue, dash, mark }, hueOf = (name) => `var(${name})`) {
+  const [x, y] = [KEY_WIDTH / 2, KEY_HEIGHT / 2];
+  const shape = mark ? { dots: [x, y], fill: hue, mark, radius: 4 } : { path: [0, y, KEY_WIDTH, y], stroke: hue, width: 2.5, dash };
+  const sample = svg("svg", { class: "key", width: KEY_WIDTH, height: KEY_HEIGHT, "aria-hidden": "true" });
+  onFile(sample, shape, hueOf);
+  return sample;
 }
 
 export function colour(name, on = document.documentElement) {
@@ -19,7 +36,7 @@ export function colour(name, on = document.documentElement) {
 }
 
 export class Plot {
-  // lines: [{x, y, hue, dash, width, alpha}], bands: [{x, low, high, hue}], points: [{x, y, hue}], marks: [{x, text}];
+  // lines: [{x, y, hue, dash, width, alpha}], bands: [{x, low, high, hue}], points: [{x, y, hue, mark}], marks: [{x, text}];
   // xNames, yNames: [[value, words], ...] instead of numbers.
   constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, yRange = null, xNames = null, yNames = null, logX = false, logY = false }) {
     Object.assign(this, { lines, bands, points, marks, xTitle, xNames, yNames, logX, logY });
@@ -92,8 +109,8 @@ export class Plot {
       if (path.length === 2) shapes.push({ dots: path, fill: hue, alpha, radius: 3 });
       else shapes.push({ path, stroke: hue, width: thick, dash, alpha });
     }
-    for (const { x, y, hue, radius = 2.5, alpha = 0.7 } of this.points) {
-      shapes.push({ dots: this.places(x, y), fill: hue, alpha, radius });
+    for (const { x, y, hue, mark, radius = 2.5, alpha = 0.7 } of this.points) {
+      shapes.push({ dots: this.places(x, y), fill: hue, mark, alpha, radius });
     }
     return shapes;
   }
@@ -162,7 +179,7 @@ export class Plot {
     for (const shape of this.shapes(width, height)) onCanvas(pen, shape);
   }
 
-  // The plot as a file that stands alone, on white whatever the page is; ``legend``: [{text, hue}].
+  // The plot as a file that stands alone, on white whatever the page is; ``legend``: [{text, hue, dash, mark}].
   file(width, height, title, legend) {
     const paper = h("span", { class: "paper", hidden: true });
     document.body.append(paper);
@@ -180,10 +197,10 @@ export class Plot {
     const plot = svg("g", { transform: "translate(0 20)" });
     this.shapes(width, height).forEach((shape) => onFile(plot, shape, hueOf));
     root.append(plot);
-    legend.forEach(({ text, hue }, k) => {
+    legend.forEach((entry, k) => {
       const y = height + 32 + 16 * k;
-      root.append(svg("rect", { x: 12, y: y - 9, width: 10, height: 10, fill: hueOf(hue) }));
-      root.append(svg("text", { x: 28, y, "font-family": "sans-serif", "font-size": 11 }, text));
+      root.append(svg("g", { transform: `translate(12 ${y - 9})` }, key(entry, hueOf)));
+      root.append(svg("text", { x: 18 + KEY_WIDTH, y, "font-family": "sans-serif", "font-size": 11 }, entry.text));
     });
     return new XMLSerializer().serializeToString(root);
   }
@@ -201,11 +218,13 @@ function onCanvas(pen, shape) {
     pen.textAlign = { start: "left", middle: "center", end: "right" }[shape.anchor];
     pen.fillText(shape.text, shape.x, shape.y);
   } else if (shape.dots) {
-    pen.fillStyle = colour(shape.fill);
+    pen.fillStyle = pen.strokeStyle = colour(shape.fill);
+    pen.lineWidth = STROKE;
     for (let k = 0; k < shape.dots.length; k += 2) {
       pen.beginPath();
-      pen.arc(shape.dots[k], shape.dots[k + 1], shape.radius, 0, 2 * Math.PI);
-      pen.fill();
+      trace(pen, shape.mark, shape.dots[k], shape.dots[k + 1], shape.radius);
+      if (isOutline(shape.mark)) pen.stroke();
+      else pen.fill();
     }
   } else {
     pen.beginPath();
@@ -221,6 +240,25 @@ function onCanvas(pen, shape) {
   }
 }
 
+const STROKE = 1.5; // of marks that are outlines
+const isOutline = (mark) => mark === "ring" || mark === "cross";
+
+function trace(pen, mark, x, y, r) {
+  if (mark === "square") pen.rect(x - r, y - r, 2 * r, 2 * r);
+  else if (mark === "cross") {
+    for (const slope of [-1, 1]) {
+      pen.moveTo(x - r, y - slope * r);
+      pen.lineTo(x + r, y + slope * r);
+    }
+  } else pen.arc(x, y, r, 0, 2 * Math.PI);
+}
+
+function outlined(mark, x, y, r, paint, round) {
+  if (mark === "square") return svg("rect", { x: round(x - r), y: round(y - r), width: 2 * r, height: 2 * r, ...paint });
+  if (mark === "cross") return svg("path", { d: `M${round(x - r)} ${round(y - r)}l${2 * r} ${2 * r}m${-2 * r} 0l${2 * r} ${-2 * r}`, ...paint });
+  return svg("circle", { cx: round(x), cy: round(y), r, ...paint });
+}
+
 function onFile(parent, shape, hueOf) {
   const opacity = shape.alpha ?? 1;
   const round = (value) => value.toFixed(1);
@@ -229,9 +267,10 @@ function onFile(parent, shape, hueOf) {
     const attributes = { x, y, "text-anchor": anchor, fill: hueOf("--muted"), "font-family": "sans-serif", "font-size": 11 };
     parent.append(svg("text", attributes, shape.text));
   } else if (shape.dots) {
+    const hue = hueOf(shape.fill);
+    const paint = isOutline(shape.mark) ? { fill: "none", stroke: hue, "stroke-width": STROKE } : { fill: hue };
     for (let k = 0; k < shape.dots.length; k += 2) {
-      const place = { cx: round(shape.dots[k]), cy: round(shape.dots[k + 1]), r: shape.radius };
-      parent.append(svg("circle", { ...place, fill: hueOf(shape.fill), opacity }));
+      parent.append(outlined(shape.mark, shape.dots[k], shape.dots[k + 1], shape.radius, { ...paint, opacity }, round));
     }
   } else if (shape.path?.length) {
     let d = "";
@@ -268,15 +307,14 @@ function extent(columns, log) {
   return [low, high];
 }
 
-// How values become shares of an axis; ``room``: share of the range that stays free at either end.
-function scale([from, to], log, room) {
-  let [low, high] = from <= to ? [from, to] : log ? [1, 10] : [0, 1];
+// How values become shares of an axis; ``room``: share of the range that stays free at either end. From here on the rules
+// are those of the reports (reports/html/plots.py), so that an axis looks the same in both; a test holds them together.
+export function scale([from, to], log, room) {
   const forth = log ? Math.log10 : (value) => value;
   const back = log ? (value) => 10 ** value : (value) => value;
-  [low, high] = [forth(low), forth(high)];
-  if (!(high > low)) [low, high] = [low - (log ? 0.1 : Math.abs(low) * 0.1 || 1), high + (log ? 0.1 : Math.abs(high) * 0.1 || 1)];
-  const margin = (high - low) * room;
-  [low, high] = [low - margin, high + margin];
+  const [least, most] = (from <= to ? [from, to] : log ? [1, 10] : [0, 1]).map(forth);
+  const margin = (most - least) * room;
+  const [low, high] = widened(least - margin, most + margin);
   return {
     low: back(low),
     high: back(high),
@@ -286,14 +324,26 @@ function scale([from, to], log, room) {
   };
 }
 
-// About ``count`` round numbers: steps of 1, 2 or 5.
+// A range of some width that is finite, so that it can be divided by.
+function widened(from, to) {
+  const [low, high] = [Math.max(from, -LARGEST), Math.min(to, LARGEST)];
+  if (high > low && ![low, high].includes(low + (high - low) / 2)) return [low, high];
+  const margin = Math.abs(low) * 0.1 || 1;
+  return [low - margin, high + margin];
+}
+
+// About ``count`` round numbers: steps of 1, 2 or 5; two at least if there is room.
 function linearTicks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough * 0.999);
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(k * step);
-  return found.length ? found : [low];
+  const power = rough > 0 && Number.isFinite(rough) ? 10 ** Math.floor(Math.log10(rough)) : 0;
+  if (power === 0) return [low];
+  const sizes = [1, 2, 5, 10].map((k) => k * power);
+  for (let chosen = sizes.findIndex((size) => size >= rough * 0.999); chosen >= 0; chosen -= 1) {
+    const [step, found] = [sizes[chosen], []];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9 && found.length < 3 * count + 3; k += 1) found.push(k * step);
+    if (found.length > 1 || (chosen === 0 && found.length)) return found;
+  }
+  return [low];
 }
 
 // Powers of ten, finer where they are few.
@@ -304,7 +354,7 @@ function logTicks(low, high, count) {
     found = [];
     for (let power = first; power <= last; power += 1) found.push(...steps.map((k) => k * 10 ** power));
     found = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
-    if (found.length >= Math.min(count, 4)) return found.filter((_, k) => k % Math.ceil(found.length / (2 * count)) === 0);
+    if (found.length >= count) return found.filter((_, k) => k % Math.ceil(found.length / (2 * count)) === 0);
   }
   return found.length > 1 ? found : linearTicks(low, high, count);
 }
