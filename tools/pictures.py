@@ -14,6 +14,7 @@ import io
 import json
 import os
 import pty
+import re
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,7 @@ from rollmill.envs.treasure_hunt.reference import GuidedPlayer
 from rollmill.envs.treasure_hunt.render import draw
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import World
+from rollmill.reports.html.style import STYLE
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -48,6 +50,8 @@ CHROMIUM_FLAGS = (
 )
 WIDTH, HEIGHT = 1100, 820
 COLUMNS = 100
+COLOURS = 128
+"""Of the picture of a page."""
 SHORT_PATHS = "([long, short]) => { document.body.innerHTML = document.body.innerHTML.replaceAll(long, short) }"
 """An image is not to show where it was made."""
 
@@ -162,13 +166,26 @@ def pages() -> None:
             _photograph(browser, path, name, (str(DEMO.resolve()), "runs/demo"))
 
 
+def save_page(path: Path, screenshot: bytes) -> None:
+    """Few colours make a small file. Those of the style sheet stay what they are: a ground that covers the page, and thin
+    lines that cover little of it. All others become the nearest of what is left."""
+    shot = Image.open(io.BytesIO(screenshot)).convert("RGB")
+    seen, place = np.unique(np.asarray(shot).reshape(-1, 3), axis=0, return_inverse=True)
+    styled = {bytes.fromhex(colour) for colour in re.findall(r"#([0-9a-f]{6})\b", STYLE)} & set(map(bytes, seen))
+    others = shot.quantize(COLOURS - len(styled)).getpalette() or []
+    palette = np.array([*b"".join(sorted(styled)), *others], np.uint8).reshape(-1, 3)
+    distances = [((seen.astype(int) - colour) ** 2).sum(1) for colour in palette.astype(int)]
+    small = Image.fromarray(np.argmin(distances, axis=0).astype(np.uint8)[place.ravel()].reshape(shot.height, shot.width))
+    small.putpalette(palette.tobytes())
+    small.save(path, optimize=True)
+
+
 def _photograph(browser: Any, path: Path, name: str, shorter: tuple[str, str], part: str = "") -> None:
     """The top of a page, or a part of it, as ``docs/images/NAME.png``; ``shorter``: (a path, what is shown for it)."""
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
     page.goto(path.as_uri())
     page.evaluate(SHORT_PATHS, list(shorter))
-    shot = Image.open(io.BytesIO(page.locator(part).screenshot() if part else page.screenshot()))
-    shot.convert("RGB").quantize(128).save(IMAGES / f"{name}.png", optimize=True)
+    save_page(IMAGES / f"{name}.png", page.locator(part).screenshot() if part else page.screenshot())
     page.close()
 
 
@@ -253,10 +270,7 @@ def shoot_viewer(runs: Path) -> None:
                 page.locator(ready).first.wait_for()
                 page.wait_for_function(DRAWN)
                 page.evaluate(RENAME, [socket.gethostname(), "node7"])
-                shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-                # The colours of thin lines are rare, and must not be taken for others.
-                small = shot.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-                small.save(IMAGES / f"viewer_{name}_{scheme}.png", optimize=True)
+                save_page(IMAGES / f"viewer_{name}_{scheme}.png", page.screenshot())
             page.close()
         server.terminate()
 
@@ -287,8 +301,7 @@ def targets() -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
         page.goto((DEMO / "comparison.html").as_uri())
         plot = page.locator("h2", has_text="Asked for and achieved").locator("xpath=following::*[name()='svg'][1]")
-        shot = Image.open(io.BytesIO(plot.screenshot()))
-        shot.convert("RGB").quantize(64).save(IMAGES / "targets.png", optimize=True)
+        save_page(IMAGES / "targets.png", plot.screenshot())
 
 
 def drawings() -> None:

@@ -374,6 +374,7 @@ def test_from_a_point_of_a_curve_to_its_episodes(browser: Any, recorded: Serving
         page.locator(".chart .entry").first.wait_for()
         box = page.locator(".plot").bounding_box()
         page.mouse.click(box["x"] + box["width"] * 0.55, box["y"] + 100)
+        page.locator("p", has_text="was played by version 1. No checkpoint of that time is left.").wait_for()
         page.get_by_role("link", name="episodes recorded there (data)").click()
         page.wait_for_url("**near=*")
         page.locator("table.episodes tbody tr").first.wait_for()
@@ -546,6 +547,8 @@ def test_whose_weights_went_where(browser: Any, tmp_path: Path) -> None:
             tree.get_by_role("button", name="CSV").click()
         copies = Path(found.value.path()).read_text().splitlines()
         assert copies == ["round,frames,member,from", "1,1000,2,0", "2,2000,0,1", "2,2000,2,1"]
+        places = page.evaluate("document.querySelector('.plot').chart.plot.points[0].x")
+        assert places == [1000, 2000 - 0.012 * 2000, 2000], "copies of one round stand beside each other"
         row = page.locator("section", has_text="Members").locator("tbody tr").nth(2).inner_text()
         assert row.split() == ["2", "-", "20", "2", "0.1", "→", "0.005"]
         assert page.locator(".chart", has_text="learning.learning_rate").locator(".entry").count() == 3

@@ -40,7 +40,7 @@ from rollmill.viewer.episodes import (
     table,
 )
 from rollmill.viewer.experiments import attempt_log, experiment
-from rollmill.viewer.moment import checkpoint_steps, moment
+from rollmill.viewer.moment import checkpoint_steps, moment, played_at
 from rollmill.viewer.page import modules, page, policy
 from rollmill.viewer.populations import population
 from rollmill.viewer.selfplay import selfplay
@@ -188,7 +188,8 @@ class Viewer:
         at = steps if np.isnan(frames).all() else frames
         known = np.isfinite(at) & np.isfinite(times)
         place = _number(request, "frames")
-        return as_json(moment(folder, self.catalog.root, place, at[known], times[known]))
+        played = played_at(self._stores(folder.data), int(place)) if folder.data in run.stores else None
+        return as_json(moment(folder, self.catalog.root, place, at[known], times[known], played))
 
     def _launched(self, request: Request) -> Path:
         folder = self.catalog.experiments.get(request.query_params.get("name", ""))

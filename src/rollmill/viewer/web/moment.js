@@ -1,4 +1,4 @@
-// A place of a curve: the episodes that were recorded there, the checkpoint that played them, and what the log said.
+// A place of a curve: the episodes that were recorded there, the checkpoint nearest to who played them, and what the log said.
 
 import { h, replace } from "rollmill/dom";
 import { counted, number, whole } from "rollmill/format";
@@ -35,12 +35,21 @@ export class Moment {
   async fill(body, run, frames) {
     try {
       const found = await ask(`/api/moment?run=${run.id}&frames=${Math.round(frames)}`);
-      const played = found.checkpoint === null ? "No checkpoint of that time is left."
-        : ["The last checkpoint before that: ", h("code", {}, `rollmill watch ${state.root}/${run.name}@${found.checkpoint}`), `. All that are left: ${found.checkpoints.map(whole).join(", ")}.`];
-      replace(body, h("p", {}, played), found.time === null ? "" : h("p", { class: "note" }, `about ${new Date(1000 * found.time).toLocaleString()}; the log of two minutes:`),
+      const watch = () => [h("code", {}, `rollmill watch ${state.root}/${run.name}@${found.checkpoint}`), `. All that are left: ${found.checkpoints.map(whole).join(", ")}.`];
+      replace(body, h("p", {}, played(found), " ", found.checkpoint === null ? "No checkpoint of that time is left." : [nearest(found), watch()]), found.time === null ? "" : h("p", { class: "note" }, `about ${new Date(1000 * found.time).toLocaleString()}; the log of two minutes:`),
         h("pre", {}, found.log.join("\n") || "(the log says nothing then)"), found.more ? h("p", { class: "note" }, `${counted(found.more, "more line")} in log.txt`) : "");
     } catch (error) {
       replace(body, h("p", { class: "bad" }, error.message));
     }
   }
+}
+
+function played({ played: found }) {
+  if (found === null) return "";
+  const versions = found.first === found.last ? `version ${whole(found.first)}` : `versions ${whole(found.first)} to ${whole(found.last)}`;
+  return `An episode that was under way there was played by ${versions}${found.policy ? ` of policy ${found.policy}` : ""}.`;
+}
+
+function nearest({ version }) {
+  return version === null ? "The last checkpoint before that: " : `The checkpoint whose version comes nearest (${whole(version)}): `;
 }

@@ -12,6 +12,7 @@ import { ask } from "rollmill/source";
 import { state } from "rollmill/runs";
 
 const MOST_DECISIONS = 200;
+const NEAR = 0.012; // of the axis, between two copies of a round
 const OF_MEMBER = "frames of a member";
 
 // A member that is a run of its own has its ledger elsewhere: in the folder of the experiment.
@@ -76,10 +77,11 @@ export class PopulationsPage {
     const members = found.members.length;
     const height = (member) => members - 1 - member; // the first one on top
     const chart = new Chart({ title: "Lineage", height: Math.max(140, 22 * members + 60),
-      note: `Dashed: weights go from one member to another, the dot says to whom. Bold: the way of the weights that member ${found.best} has now.` });
+      note: `Dashed: weights go from one member to another, the dot says to whom; those of one round stand beside each other. Bold: the way of the weights that member ${found.best} has now.` });
     const copies = found.moves.filter((move) => move.from !== null);
-    const lines = copies.map((move) => ({ x: [move.frames, move.frames], y: [height(move.from), height(move.member)], hue: "--muted", dash: [3, 3], width: 1 }));
-    const points = [{ x: copies.map((move) => move.frames), y: copies.map((move) => height(move.member)), hue: "--muted", radius: 3 }];
+    const places = beside(copies, found.frames);
+    const lines = copies.map((move, k) => ({ x: [places[k], places[k]], y: [height(move.from), height(move.member)], hue: "--muted", dash: [3, 3], width: 1 }));
+    const points = [{ x: places, y: copies.map((move) => height(move.member)), hue: "--muted", radius: 3 }];
     const way = stairs([0, ...found.frames], found.line.map(height), found.frames.at(-1));
     lines.push({ ...way, hue: "--accent", width: 3 });
     const yNames = found.members.map((_, k) => [height(k), String(k)]);
@@ -129,4 +131,14 @@ export class PopulationsPage {
       left > 0 ? h("p", { class: "note" }, `${whole(left)} earlier ones are not shown; population.jsonl in the run's folder has them.`) : "",
       found.stays.length ? h("p", { class: "note" }, `In the last round: ${found.stays.map(([member, why]) => `member ${member} stays: ${why}`).join("; ")}.`) : "");
   }
+}
+
+// Where copies are drawn: the last one of a round at its end, the others before it, so that none hides another.
+function beside(copies, rounds) {
+  return copies.map((move, k) => {
+    const at = rounds.indexOf(move.frames);
+    const behind = copies.slice(k + 1).filter((other) => other.round === move.round).length;
+    const several = copies.filter((other) => other.round === move.round).length;
+    return move.frames - behind * Math.min(NEAR * rounds.at(-1), (0.5 * (move.frames - (rounds[at - 1] ?? 0))) / several);
+  });
 }
