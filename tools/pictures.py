@@ -167,15 +167,17 @@ def pages() -> None:
 
 
 def save_page(path: Path, screenshot: bytes) -> None:
-    """Few colours make a small file. Those of the style sheet stay what they are: a ground that covers the page, and thin
-    lines that cover little of it. All others become the nearest of what is left."""
+    """Few colours make a small file. Those of the style sheet stay what they are: a ground that covers the page, thin
+    lines that cover little of it. All others become the nearest of what is left.
+    """
     shot = Image.open(io.BytesIO(screenshot)).convert("RGB")
     seen, place = np.unique(np.asarray(shot).reshape(-1, 3), axis=0, return_inverse=True)
     styled = {bytes.fromhex(colour) for colour in re.findall(r"#([0-9a-f]{6})\b", STYLE)} & set(map(bytes, seen))
     others = shot.quantize(COLOURS - len(styled)).getpalette() or []
     palette = np.array([*b"".join(sorted(styled)), *others], np.uint8).reshape(-1, 3)
     distances = [((seen.astype(int) - colour) ** 2).sum(1) for colour in palette.astype(int)]
-    small = Image.fromarray(np.argmin(distances, axis=0).astype(np.uint8)[place.ravel()].reshape(shot.height, shot.width))
+    numbers = np.argmin(distances, axis=0).astype(np.uint8)[place.ravel()]
+    small = Image.fromarray(numbers.reshape(shot.height, shot.width))
     small.putpalette(palette.tobytes())
     small.save(path, optimize=True)
 
