@@ -34,6 +34,7 @@ from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.launch.settings import LaunchSettings
+from rollmill.reports.html.style import STYLE
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.runs.settings.train import TrainConfig, check
@@ -394,6 +395,16 @@ def test_images_are_used_and_small() -> None:
     assert {path.name for path in (DOCS / "figures").iterdir() if f"figures/{path.name}" not in text} == set()
     assert all(path.stat().st_size < 1_000_000 for path in images)
     assert sum(path.stat().st_size for path in images) < 4_000_000
+
+
+def test_pictures_of_pages_have_the_colours_of_the_style_sheet() -> None:
+    """Fewer colours make smaller files; the ground, most of each picture, is still that of the page."""
+    image = pytest.importorskip("PIL.Image")
+    light, dark = re.findall(r"--page: (#\w{6});", STYLE)[:2]
+    for path in (DOCS / "images").glob("*.png"):
+        with image.open(path) as picture:
+            found = "#" + bytes(picture.convert("RGB").getpixel((3, 3))).hex()
+        assert found == (dark if path.stem.endswith("_dark") else "#ffffff" if path.stem == "targets" else light), path
 
 
 def test_files_named_in_the_text_exist() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experimenting import online, write_run
-from running import wait_until
+from running import LIMIT_SECONDS, wait_until
 
 pytest.importorskip("uvicorn")
 from browsing import opened
@@ -29,6 +29,7 @@ from rollmill.reports.html.tables import number
 from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.export import export
 from rollmill.viewer.index import Index
+from rollmill.viewer.server import STREAMS
 
 GAMMAS = (0.9, 0.95, 0.99)
 STATS = """async ([rows, statistic, rules]) => {
@@ -293,6 +294,41 @@ def test_a_run_that_is_under_way_grows_by_itself(browser: Any, server: Serving) 
 
         wait_until(lambda: last() == 223456)
         assert complaints == []
+
+
+HIDE = """hidden => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_more_tabs_than_a_browser_has_connections(browser: Any, tmp_path: Path) -> None:
+    """Tabs that nobody sees hold no stream; who comes back to one finds what is new."""
+    folder = tmp_path / "runs" / "exp" / "run"
+    write_run(folder, online(), [1.0, 2.0])
+    context = browser.new_context()
+    context.set_default_timeout(1000 * LIMIT_SECONDS)
+    with serving(tmp_path / "runs") as server:
+        pages = [context.new_page() for _ in range(8)]
+        for page in pages:
+            page.goto(server.link)
+            page.locator("table.runs td", has_text="20").first.wait_for()
+            page.evaluate(HIDE, True)
+        with open(folder / "metrics.jsonl", "a") as text:
+            text.write(json.dumps({"frames": 123456, "episode/return": 77.5}) + "\n")
+        pages[0].evaluate(HIDE, False)
+        pages[0].locator("table.runs td", has_text="123,456").wait_for()
+        context.close()
+
+
+def test_a_tab_too_many_says_so_and_is_told_later(browser: Any, server: Serving) -> None:
+    others = [server.follow() for _ in range(STREAMS)]
+    with opened(browser, server.link) as (page, _):
+        page.locator("#status.bad", has_text="too many tabs are open").wait_for()
+        assert page.locator("table.runs tbody a").count(), "what there is, is shown"
+        for other in others:
+            other.close()
+        page.locator("#status:not(.bad)").wait_for()
 
 
 def test_text_of_others_stays_text(browser: Any, server: Serving) -> None:

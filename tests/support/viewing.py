@@ -64,6 +64,21 @@ class Serving:
             found = connection.getresponse()
             return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
 
+    def follow(self) -> http.client.HTTPConnection:
+        """A stream of news, as every tab has one; waits until there is room for one more."""
+
+        def let_in() -> http.client.HTTPConnection | None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            connection.request("GET", "/api/events", headers={"Cookie": self.cookie})
+            answer = connection.getresponse()
+            if answer.status == 200 and answer.readline().startswith(b"data:"):
+                return connection
+            connection.close()
+            return None
+
+        found: http.client.HTTPConnection = wait_until(let_in, what="the server to tell one more of news")
+        return found
+
     def runs(self) -> dict[str, Any]:
         """Name -> what the table of runs says of it; looked at anew."""
         self.catalog._due = 0.0

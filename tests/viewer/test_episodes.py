@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import struct
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from viewing import Answer, Serving, counting_store, serving
 
 from rollmill.reports.store.report import write_report
 from rollmill.store.reader import Store
+from rollmill.viewer.episodes import MOST_FRAMES, MOST_ROWS, PIXELS
 
 LENGTHS = (5, 70, 200)
 
@@ -99,11 +101,33 @@ def test_every_frame_is_that_of_its_step(server: Serving, number: int) -> None:
     assert server.ask(f"/api/frames?store={store}&episode={number}&part={part}").code == 422
 
 
+def test_as_many_as_a_page_asks_for_and_no_more(tmp_path: Path) -> None:
+    """Rows of the table, and frames of a part by their number and by their size."""
+    root, side = tmp_path / "runs", math.isqrt(PIXELS // 3)
+    counting_store(root / "many", (1,) * (MOST_ROWS + 3))
+    counting_store(root / "long", (40,))
+    counting_store(root / "large", (MOST_FRAMES,), size=(side, side))
+    with serving(root) as server:
+        found = server.ask(f"/api/episodes?store={store_of(server, 'many')}&count=999999").json
+        assert (len(found["numbers"]), found["fitting"]) == (MOST_ROWS, MOST_ROWS + 3), "what is left out is counted"
+        for name, size in (("long", (16, 12 * MOST_FRAMES)), ("large", (side, 3 * side))):
+            part = server.ask(f"/api/frames?store={store_of(server, name)}&episode=0&part=1")
+            assert png_size(part.body) == size
+
+
+def png_size(file: bytes) -> tuple[int, int]:
+    """Width and height, from the head of a PNG file."""
+    width, height = struct.unpack_from(">II", file, 16)
+    return width, height
+
+
 @pytest.mark.parametrize(
     ("address", "code"),
     [
         ("/api/episodes?store=nobody", 404),
-        ("/api/episode?store={}&episode=99", 422),
+        ("/api/episode?store={}&episode=99", 404),
+        ("/api/episode?store={}", 404),
+        ("/api/frames?store={}&episode=-1&part=0", 404),
         ("/api/episode?store={}&episode=x", 400),
         ("/api/frames?store={}&episode=0&part=-1", 422),
         ("/api/frames?store={}&episode=0&part=0&image=../../secret", 422),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("uvicorn")
-from viewing import Serving, serving
+from viewing import Serving, cluster_run, counting_store, population_run, selfplay_run, serving
 
-from rollmill.viewer.server import MOST_RUNS
+from rollmill.reports.html.serving import Door, Pass
+from rollmill.viewer.server import MOST_RUNS, REQUESTS, STREAMS, Guard
 
 SECRET = b"the secret of the house"
 
@@ -29,6 +32,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     for seed in range(3):
         write_run(root / "runs" / "exp" / f"run-s{seed}", online(seed), [1.5, 2.5, float(seed)])
     (root / "runs" / "exp" / "run-s0" / "leak").symlink_to(root / "secret.txt")
+    counting_store(root / "runs" / "exp" / "run-s0" / "data", (3, 5))
+    population_run(root / "runs" / "pop" / "three")
+    cluster_run(root / "runs" / "cl" / "two")
+    selfplay_run(root / "runs" / "play" / "one")
     with serving(root / "runs") as found:
         yield found
 
@@ -69,8 +76,9 @@ def test_what_a_browser_may_do(server: Serving) -> None:
 
 def test_runs_and_their_columns(server: Serving) -> None:
     found = server.ask("/api/runs").json
-    ids = [run["id"] for run in found["runs"]]
-    assert [run["name"] for run in found["runs"]] == ["exp/run-s0", "exp/run-s1", "exp/run-s2"]
+    runs = [run for run in found["runs"] if run["experiment"] == "exp"]
+    ids = [run["id"] for run in runs]
+    assert [run["name"] for run in runs] == ["exp/run-s0", "exp/run-s1", "exp/run-s2"]
     assert server.ask(f"/api/runs?since={found['revision']}").json["runs"] == []
     body = server.ask(f"/api/columns?name=frames&name=episode/return&runs={','.join(ids)}").body
     (size,) = struct.unpack_from("<I", body)
@@ -101,6 +109,51 @@ def test_questions_without_an_answer(server: Serving, address: str, code: int) -
     assert server.ask(address).code == code
 
 
+def test_requests_under_way_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than there may be is told to come again; when one has ended, the next one is let in."""
+
+    async def asked(guard: Guard) -> list[int]:
+        codes: list[int] = []
+
+        async def send(message: Any) -> None:
+            codes.append(message["status"]) if message["type"] == "http.response.start" else None
+
+        await guard({"type": "http", "method": "GET", "query_string": b"", "headers": []}, None, send)
+        return codes
+
+    async def scenario() -> None:
+        go, inside = asyncio.Event(), 0
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal inside
+            inside += 1
+            await go.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        door = Door()
+        monkeypatch.setattr(door, "ask", lambda *_: Pass())
+        guard = Guard(slow, door)
+        under_way = [asyncio.create_task(asked(guard)) for _ in range(REQUESTS)]
+        while inside < REQUESTS:
+            await asyncio.sleep(0)
+        assert await asked(guard) == [503]
+        go.set()
+        assert await asyncio.gather(*under_way) == [[200]] * REQUESTS
+        assert await asked(guard) == [200]
+
+    asyncio.run(scenario())
+
+
+def test_a_tab_too_many_is_told_of_nothing(server: Serving) -> None:
+    streams = [server.follow() for _ in range(STREAMS)]
+    refused = server.ask("/api/events")
+    assert (refused.code, refused.body) == (503, b"503: 16 tabs are open already\n")
+    streams.pop().close()
+    streams.append(server.follow())
+    for stream in streams:
+        stream.close()
+
+
 WORDS = st.sampled_from(
     ["..", "/", "%2e%2e", "%2f", "\\", "etc/passwd", "secret.txt", "exp", "run-s0", "leak", "\0", "%00", "~"]
 )
@@ -108,7 +161,7 @@ WORDS = st.sampled_from(
 QUESTIONS = (
     *("columns?name=frames&runs", "checkpoints?runs", "moment?frames=1&run", "population?run", "cluster?run"),
     *("episodes?store", "scatter?store", "checks?store", "episode?episode=0&store", "frames?episode=0&part=0&store"),
-    *("experiment?name", "attempt?number=1&run=run-s0&name", "attempt?number=1&name=exp&run"),
+    *("selfplay?run", "experiment?name", "attempt?number=1&run=run-s0&name", "attempt?number=1&name=exp&run"),
 )
 
 
@@ -122,6 +175,43 @@ def test_no_address_leads_out(server: Serving, parts: list[str], start: str) -> 
     assert SECRET not in answer.body
     assert b"root:" not in answer.body
     assert answer.code in (200, 400, 404)
+
+
+NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([2**63, -(2**63) - 1, "1e999", "-0", "0x1", "1_0"]))
+FILTERS = st.builds(
+    "{}{}{}".format,
+    st.sampled_from(["return_min", "length_max", "top", "partial", "global_step_min", "seed", "policy", "env", "x", ""]),
+    st.sampled_from(["=", "<", "==", ""]),
+    st.one_of(NUMBERS, st.sampled_from(["no", "10%", "-5%", "1e400%", "best"]), WORDS, st.text(max_size=4)),
+)
+HOSTILE = st.one_of(NUMBERS.map(str), FILTERS, st.lists(FILTERS, max_size=3).map(" ".join), WORDS, st.text(max_size=8))
+PARTS = {
+    **dict.fromkeys(("episodes", "scatter"), ("store", "filter", "sort", "near", "start", "count")),
+    "episode": ("store", "episode"),
+    "frames": ("store", "episode", "part", "image"),
+    "moment": ("run", "frames"),
+    "columns": ("runs", "name"),
+    **dict.fromkeys(("population", "cluster", "selfplay", "checkpoints"), ("run", "runs", "name")),
+}
+"""What is asked of those who are really there."""
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_known_ids_with_hostile_words_do_no_harm(server: Serving, data: st.DataObject) -> None:
+    """An answer, or a sentence about what is wrong with the question: never a fault of the server."""
+    known = server.catalog.to_dict()
+    what = data.draw(st.sampled_from(sorted(PARTS)))
+    ids = {"store": known["stores"][0]["id"]} | dict.fromkeys(("run", "runs"), data.draw(st.sampled_from(known["ids"])))
+    words = {name: ids[name] for name in PARTS[what] if name in ids}
+    others = [name for name in PARTS[what] if name not in ids]
+    usual = {"episode": "1", "part": "0", "image": "", "frames": "1", "name": "frames"}
+    words |= {name: usual[name] for name in others if name in usual and data.draw(st.booleans())}
+    words |= data.draw(st.dictionaries(st.sampled_from(others or ["name"]), HOSTILE, min_size=1))
+    answer = server.ask(f"/api/{what}?{urlencode(words)}")
+    assert answer.code in (200, 400, 404, 422), (words, answer.body)
+    assert SECRET not in answer.body
+    assert b"root:" not in answer.body
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -91,14 +91,15 @@ class Question:
     sort: str = ""
     start: int = 0
     count: int = MOST_ROWS
-    near: int | None = None
+    near: float | None = None
     """A global step: the episodes that were under way there, the others by their distance."""
 
     def select(self, store: Store) -> Array:
         """Numbers of all episodes that fit, in the order that is asked for."""
         found = Filter.parse(self.words.split()).select(store.table)
         if self.near is not None:
-            first, last = store.table["global_step_first"][found], store.table["global_step_last"][found]
+            names = ("global_step_first", "global_step_last")
+            first, last = (store.table[name][found].astype(np.float64) for name in names)
             distance = np.maximum(0, np.maximum(first - self.near, self.near - last))
             return np.asarray(found[np.argsort(distance, kind="stable")])
         column = self.sort.removeprefix("-")

@@ -221,7 +221,8 @@ class Viewer:
         return binary(({"names": names, "rows": len(columns[0])}, [column.tobytes() for column in columns]))
 
     def _episode(self, request: Request) -> Response:
-        head, tracks = episode(self._store(request), _whole(request, "episode", -1))
+        store = self._store(request)
+        head, tracks = episode(store, _episode_number(store, request))
         return binary((head, [track.tobytes() for track in tracks]))
 
     def _frames(self, request: Request) -> Response:
@@ -229,7 +230,7 @@ class Viewer:
         image = shown_image(store, asked)
         if image is None:
             raise Refused(404, "this store holds no images")
-        found = frames(store, _whole(request, "episode", -1), image, _whole(request, "part", -1))
+        found = frames(store, _episode_number(store, request), image, _whole(request, "part", -1))
         return Response(found, media_type="image/png")
 
     async def _events(self, request: Request) -> Response:
@@ -296,6 +297,13 @@ def _whole(request: Request, name: str, default: int) -> int:
         raise Refused(400, f"{name} must be a whole number") from None
 
 
+def _episode_number(store: Store, request: Request) -> int:
+    number = _whole(request, "episode", -1)
+    if not 0 <= number < len(store):
+        raise Refused(404, "there is no such episode")
+    return number
+
+
 def _number(request: Request, name: str) -> float:
     try:
         found = float(request.query_params.get(name, "")[:40])
@@ -314,7 +322,7 @@ def question(request: Request) -> Question:
         request.query_params.get("sort", ""),
         _whole(request, "start", 0),
         _whole(request, "count", MOST_ROWS),
-        None if near is None else int(near),
+        near,
     )
 
 

@@ -106,8 +106,7 @@ async function start() {
   window.addEventListener("hashchange", () => safely(show));
   await look();
   document.querySelector("h1").textContent = state.root;
-  follow((revision) => revision !== state.revision && look(),
-    (alive) => (alive ? tell() : tell("the server does not answer; what is shown is from before")));
+  follow((revision) => revision !== state.revision && look(), tell);
 }
 
 start();

@@ -7,6 +7,7 @@ export const isCopy = answers !== null;
 const MISSING = "this is a copy without a server, and what you ask for is not in it";
 const BATCH = 200; // runs of one question about columns
 const NAMES = 16; // columns of one question
+const AGAIN = 2000; // ms until a tab that was refused asks again
 
 export async function ask(path) {
   if (isCopy) {
@@ -56,15 +57,29 @@ export async function numbersOf(path) {
   return { head, numbers: new Float64Array(buffer, 4 + headBytes) };
 }
 
-// Call ``tell`` whenever something has changed; ``alive`` says whether the server answers.
-export function follow(tell, alive) {
+// Call ``tell`` whenever something has changed; ``problem`` says why nothing is told, or "" where all is well. A tab that
+// nobody sees lets go of its stream: browsers have six connections to a server, and a seventh tab would wait for ever.
+export function follow(tell, problem) {
   if (isCopy) return;
-  const events = new EventSource("/api/events");
-  events.onmessage = (event) => {
-    alive(true);
-    tell(Number(event.data));
+  let events = null;
+  const open = () => {
+    events?.close();
+    events = document.hidden ? null : new EventSource("/api/events");
+    if (events !== null) listen(events);
   };
-  events.onerror = () => alive(false);
+  const listen = (stream) => {
+    stream.onmessage = (event) => {
+      problem("");
+      tell(Number(event.data));
+    };
+    stream.onerror = () => {
+      const refused = stream.readyState === EventSource.CLOSED; // else the browser tries again by itself
+      problem(refused ? "too many tabs are open: this one is told of nothing new" : "the server does not answer; what is shown is from before");
+      if (refused && stream === events) setTimeout(() => stream === events && open(), AGAIN);
+    };
+  };
+  document.addEventListener("visibilitychange", open);
+  open();
 }
 
 // The address of a picture.
