@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -141,7 +142,9 @@ def test_requests_under_way_are_counted(monkeypatch: pytest.MonkeyPatch) -> None
         assert await asyncio.gather(*under_way) == [[200]] * REQUESTS
         assert await asked(guard) == [200]
 
-    asyncio.run(scenario())
+    # In a thread of its own: tests before this one may have left an event loop running in this one.
+    with ThreadPoolExecutor(1) as aside:
+        aside.submit(asyncio.run, scenario()).result()
 
 
 def test_a_tab_too_many_is_told_of_nothing(server: Serving) -> None:
