@@ -7,7 +7,6 @@ Which scenarios there are and what is changed in them: ``scenarios``. How button
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,13 @@ from rollmill.core.fields import Array, EnvSpec, Obs
 from rollmill.core.protocols import StepReturn
 from rollmill.envs.vizdoom.engine import Call, Engine
 from rollmill.envs.vizdoom.game import (
-    BUFFERS,
     FAULTS,
+    Clock,
     View,
     check_least,
-    check_names,
     configure,
     import_extras,
     screen_fields,
-    screen_resolution,
-    screen_size,
     set_controls,
     show,
 )
@@ -97,17 +93,13 @@ class DoomEnv:
         vizdoom, _ = import_extras()
         check_least(1, frame_skip=frame_skip, width=width, height=height)
         check_least(0, timeout=timeout or 0, fps=fps)
-        check_names("buffers", buffers, BUFFERS)
-        check_names("game_variables", game_variables, vizdoom.GameVariable.__members__)
-        screen = screen_size(render_width, render_height, wide_aspect_ratio)
-        resolution = screen_resolution(vizdoom, *screen)
         short_name, rules, cfg = find_scenario(scenario, Path(vizdoom.scenarios_path))
         self._game = configure(vizdoom, rules, cfg)
-        show(vizdoom, self._game, resolution, buffers, visible)
+        screen = render_width, render_height, wide_aspect_ratio
+        show(vizdoom, self._game, screen, buffers, game_variables, visible)
         controls = set_controls(
             vizdoom, self._game, buttons or rules.buttons, actions or rules.actions, delta_steps, delta_max
         )
-        self._game.set_available_game_variables([vizdoom.GameVariable.__members__[name] for name in game_variables])
         self.spec = EnvSpec(
             name=f"doom_{short_name}",
             observation=screen_fields((height, width), buffers, len(game_variables)),
@@ -124,8 +116,7 @@ class DoomEnv:
             name: vizdoom.GameVariable.__members__[variable] for name, variable in rules.statistics.items()
         }
         self._presses = controls.presses
-        self._tic_seconds = 1 / fps if fps else 0.0
-        self._next_tic = 0.0
+        self._clock = Clock(fps)
         self._act: Callable[[list[float], int], float] = self._act_in_time if fps else self._game.make_action
         self._medkit_reward = rules.medkit_reward
         self._reward_scale = rules.reward_scale if reward_scale is None else float(reward_scale)
@@ -165,7 +156,7 @@ class DoomEnv:
             self._call.active = False
         self._tics_left = self._timeout
         self._medkits = 0
-        self._next_tic = time.monotonic()
+        self._clock.begin()
         self._view.write(state, obs)
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
@@ -211,8 +202,7 @@ class DoomEnv:
         """Tic by tic at ``fps``, so that a window moves smoothly; rewards are those of one call."""
         reward = 0.0
         for _ in range(tics):
-            self._next_tic = max(self._next_tic + self._tic_seconds, time.monotonic() - self._tic_seconds)
-            time.sleep(max(0.0, self._next_tic - time.monotonic()))
+            self._clock.wait()
             reward += self._game.make_action(presses, 1)
             if self._game.is_episode_finished():
                 break

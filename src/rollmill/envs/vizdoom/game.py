@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,23 @@ def import_extras() -> tuple[Any, Any]:
     return vizdoom, cv2
 
 
+class Clock:
+    """Keeps a game to its speed, for somebody who watches; ``fps`` 0: as fast as it goes."""
+
+    def __init__(self, fps: float) -> None:
+        self._seconds = 1 / fps if fps else 0.0
+        self._next = 0.0
+
+    def begin(self) -> None:
+        self._next = time.monotonic()
+
+    def wait(self) -> None:
+        """Until the next tic is due; one that was late is not caught up with."""
+        if self._seconds:
+            self._next = max(self._next + self._seconds, time.monotonic() - self._seconds)
+            time.sleep(max(0.0, self._next - time.monotonic()))
+
+
 def screen_fields(size: tuple[int, int], buffers: Sequence[str], variables: int) -> tuple[Field, ...]:
     fields = [Field("obs", "uint8", (*size, 3))]
     fields += [Field(name, "uint8", (*size, BUFFERS[name])) for name in buffers]
@@ -104,7 +122,7 @@ def check_names(key: str, names: Sequence[str], known: Mapping[str, Any]) -> Non
         raise ConfigError(f"{key}: a name stands twice in {', '.join(names)}")
 
 
-def screen_size(width: int, height: int, wide: bool) -> tuple[int, int]:
+def _screen_size(width: int, height: int, wide: bool) -> tuple[int, int]:
     if bool(width) != bool(height):
         raise ConfigError(f"render_width={width} and render_height={height}: give both, or neither")
     if wide and width:
@@ -114,7 +132,7 @@ def screen_size(width: int, height: int, wide: bool) -> tuple[int, int]:
     return WIDE_SCREEN if wide else SCREEN
 
 
-def screen_resolution(vizdoom: Any, width: int, height: int) -> Any:
+def _screen_resolution(vizdoom: Any, width: int, height: int) -> Any:
     known = vizdoom.ScreenResolution.__members__
     name = f"RES_{width}X{height}"
     if name not in known:
@@ -160,8 +178,20 @@ def _check_files(game: Any, cfg: Path) -> None:
         getattr(game, f"set_{key}")(str(absolute))
 
 
-def show(vizdoom: Any, game: Any, resolution: Any, buffers: Sequence[str], visible: bool) -> None:
-    game.set_screen_resolution(resolution)
+def show(
+    vizdoom: Any,
+    game: Any,
+    screen: tuple[int, int, bool],
+    buffers: Sequence[str],
+    variables: Sequence[str],
+    visible: bool,
+) -> None:
+    """What the agent is shown; ``screen``: width and height as asked for (0: the usual), and whether it is wide."""
+    check_names("buffers", buffers, BUFFERS)
+    known = vizdoom.GameVariable.__members__
+    check_names("game_variables", variables, known)
+    game.set_screen_resolution(_screen_resolution(vizdoom, *_screen_size(*screen)))
+    game.set_available_game_variables([known[name] for name in variables])
     game.set_screen_format(vizdoom.ScreenFormat.RGB24)
     game.set_depth_buffer_enabled("depth" in buffers)
     game.set_labels_buffer_enabled("labels" in buffers)

@@ -6,7 +6,6 @@ The bots live in the first agent's engine: a match of one agent against bots is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,15 +22,12 @@ from rollmill.envs.vizdoom.bots import check_skill, choose_bots, write_bots
 from rollmill.envs.vizdoom.engine import NEW, Place
 from rollmill.envs.vizdoom.env import EPISODES_PER_ENGINE
 from rollmill.envs.vizdoom.game import (
-    BUFFERS,
+    Clock,
     View,
     check_least,
-    check_names,
     import_extras,
     new_game,
     screen_fields,
-    screen_resolution,
-    screen_size,
     set_controls,
     show,
 )
@@ -141,9 +137,7 @@ class DoomMatch:
             raise ConfigError(f"cores={cores!r} {nearest(cores, CORES)} (one of {', '.join(CORES)})")
         if deadline <= 0:
             raise ConfigError(f"deadline must be positive, got {deadline:g}")
-        check_names("buffers", buffers, BUFFERS)
-        check_names("game_variables", game_variables, vizdoom.GameVariable.__members__)
-        resolution = screen_resolution(vizdoom, *screen_size(render_width, render_height, wide_aspect_ratio))
+        screen = render_width, render_height, wide_aspect_ratio
         scenario = find_wad(wad, Path(vizdoom.scenarios_path))
         check_map(scenario, map, agents + bots)
         self._games = []
@@ -152,9 +146,8 @@ class DoomMatch:
             game.set_doom_scenario_path(str(scenario))
             game.set_doom_map(map)
             game.set_episode_timeout(0)
-            show(vizdoom, game, resolution, buffers, visible and player == 0)
+            show(vizdoom, game, screen, buffers, game_variables, visible and player == 0)
             controls = set_controls(vizdoom, game, buttons or BUTTONS, actions, delta_steps, delta_max)
-            game.set_available_game_variables([vizdoom.GameVariable.__members__[name] for name in game_variables])
             self._games.append(game)
         self.spec = EnvSpec(
             name="doom_match",
@@ -179,8 +172,7 @@ class DoomMatch:
         self._score = Score(vizdoom, self._games, bots)
         self._party: Party | None = None
         self._matches = 0
-        self._tic_seconds = 1 / fps if fps else 0.0
-        self._next_tic = 0.0
+        self._clock = Clock(fps)
 
     @property
     def engine_pids(self) -> tuple[int, ...]:
@@ -205,7 +197,7 @@ class DoomMatch:
         self._terms.reset()
         self._score.begin()
         self._tics_left = self._timeout
-        self._next_tic = time.monotonic()
+        self._clock.begin()
 
     def step(self, action: Array, obs: Obs) -> StepReturn:
         if self._tics_left <= 0:
@@ -215,7 +207,7 @@ class DoomMatch:
         for player in range(len(self._games)):
             self._pressed[player] = self._presses(action[player : player + 1])
         for tic in range(tics):
-            self._keep_time()
+            self._clock.wait()
             self._tic(self._party, obs if tic == tics - 1 else None, first=tic == 0)
         self._tics_left -= tics
         reward = self._terms.step(**self._score.step())
@@ -258,11 +250,6 @@ class DoomMatch:
         if state is None:
             raise EnvError("the map has ended by itself")
         self._views[player].write(state, obs, player)
-
-    def _keep_time(self) -> None:
-        if self._tic_seconds:
-            self._next_tic = max(self._next_tic + self._tic_seconds, time.monotonic() - self._tic_seconds)
-            time.sleep(max(0.0, self._next_tic - time.monotonic()))
 
     # -- beginnings --------------------------------------------------------------------------------------
 
