@@ -46,6 +46,22 @@ def test_acting_equals_reading_the_whole_episode(mixer: str, context: int, condi
             check_episode(model, rows[begin:end], lane, (10.0, -5.0)[lane])
 
 
+@pytest.mark.parametrize(("dtype", "asked"), [(None, []), (torch.bfloat16, [torch.bfloat16] * 2)])
+def test_matrices_are_multiplied_as_asked(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None, asked: list[torch.dtype]
+) -> None:
+    """Not in the type of the actions."""
+    policy = TargetPolicy(policy_for("attention", 3), [1.0], seed=0, dtype=dtype)
+    seen: list[torch.dtype] = []
+    usual = torch.autocast
+    monkeypatch.setattr(torch, "autocast", lambda *how, **more: seen.append(how[1]) or usual(*how, **more))
+    for _ in range(2):
+        policy.decide(
+            {"vector": np.zeros((1, 3), np.float32)}, np.array([False]), np.arange(1), np.zeros(1, np.float32)
+        )
+    assert seen == asked
+
+
 def check_episode(model: SequencePolicy, rows: list[dict[str, Array]], lane: int, target: float) -> None:
     rewards = [float(row["reward"][lane]) for row in rows]
     asked = target - np.concatenate([[0.0], np.cumsum(rewards[1:])])  # reward t came before row t + 1

@@ -38,9 +38,9 @@ def _defaults(settings: Any) -> Any:
     return defaults
 
 
-def announcer(settings: object, folder: Path, quiet: bool) -> Callable[[], None] | None:
+def announcer(settings: object, folder: Path, quiet: bool) -> Callable[[], None]:
     """For runs that decide nothing by themselves: what they call when nothing can be refused any more."""
-    return None if quiet else lambda: print(announcement(settings, settings, folder), flush=True)
+    return lambda: None if quiet else print(announcement(settings, settings, folder), flush=True)
 
 
 def page_of(folder: Path, kind: Kind) -> Path | None:

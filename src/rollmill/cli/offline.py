@@ -55,9 +55,13 @@ def offline(
         print(dump_yaml(settings), end="")
         return 0
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto", trust_code=trust_code)
+    request = Request(
+        *(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto"),
+        trust_code=trust_code,
+        on_ready=announcer(settings, settings.folder, quiet=json_),
+    )
     with keep_stdout(json_):
-        outcome = train_offline(settings, request, announcer(settings, settings.folder, quiet=json_))
+        outcome = train_offline(settings, request)
     page = page_of(outcome.folder, "offline")
     if json_:
         print(json.dumps({**outcome.to_dict(), "page": page}, default=str))

@@ -37,8 +37,8 @@ class TargetPolicy(Policy):
         self._targets = torch.as_tensor(np.asarray(targets), dtype=torch.float32, device=self._device)
         self._left = self._targets.clone()
         field, lanes = model.spec.action.field, len(self._targets)
-        dtype = torch.int64 if field.dtype == "int64" else torch.float32
-        self._last = torch.zeros((lanes, *field.shape), dtype=dtype, device=self._device)
+        actions = torch.int64 if field.dtype == "int64" else torch.float32
+        self._last = torch.zeros((lanes, *field.shape), dtype=actions, device=self._device)
         self._memory = model.trunk.memory(lanes)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._deterministic, self._dtype = deterministic, dtype

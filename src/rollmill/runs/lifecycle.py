@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import Any, Literal, Protocol
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Checkpoints, Loaded, restoring
-from rollmill.core.config.plain import differences, dump_yaml, to_dict
+from rollmill.core.config.plain import differences, dump_yaml, fields_of, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, Interrupted, RollmillError, error_text
 from rollmill.core.run_folder import PAUSED, Mode, RunFolder, State
@@ -63,6 +64,8 @@ class Request:
     """Record traces of every process into the run folder's ``profile``."""
     trust_code: bool = False
     """Offline: run the code that a store or a checkpoint names (``runs.trust``)."""
+    on_ready: Callable[[], None] = lambda: None
+    """Called when everything is built, and nothing can be refused any more."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,21 @@ class Ended:
     @property
     def exit_code(self) -> int:
         return 128 + self.signal if self.signal else PAUSED if self.interrupted else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: what all kinds say, and the fields of this one."""
+        return {name: _json_value(value) for name, value in fields_of(self).items()} | {"interrupted": self.interrupted}
+
+
+def _json_value(value: Any) -> Any:
+    """Of a field of ``Ended``: JSON has neither paths nor NaN."""
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(x) for name, x in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return str(value) if isinstance(value, Path) else value
 
 
 class Run(Protocol):

@@ -183,22 +183,30 @@ def _require_no_parent(folder: RunFolder) -> None:
         )
 
 
+def require_kind(loaded: Loaded, kind: str, shape: Shape) -> Loaded:
+    """The checkpoint itself; CheckpointError unless a run of this kind has written it, and it has this ``shape``."""
+    rules, state, path = KINDS[kind], loaded.state, loaded.path
+    if not isinstance(state, Mapping) or state.get("kind") != rules.saved_as:
+        raise CheckpointError(f"{path}: not a checkpoint of {rules.words}; choose another one")
+    if "format" in state:
+        require_version(path, state, CHECKPOINT_FORMAT, "format")
+    with restoring(path):
+        check_shape(state, shape)
+    return loaded
+
+
 def stage_check(stage: str, shape: Mapping[str, Shape]) -> Callable[[Loaded], Loaded]:
     """Gives a checkpoint of a stage of a world model back; CheckpointError unless it is one, of this ``shape``."""
 
     def check(loaded: Loaded) -> Loaded:
-        kind, state, path = KINDS[stage], loaded.state, loaded.path
-        if not isinstance(state, Mapping) or state.get("kind") != kind.saved_as:
-            raise CheckpointError(f"{path}: not a checkpoint of {kind.words}; choose another folder")
-        if "facts" in state:  # as version 0.1 wrote it
-            with restoring(path):
+        state = loaded.state
+        if isinstance(state, Mapping) and "facts" in state:  # as version 0.1 wrote it
+            with restoring(loaded.path):
                 check_shape(state, {"facts": {"settings": MAPPING, "inputs": MAPPING}})
             facts = state["facts"]
             state = {**state, "format": 1, "config": facts["settings"], "inputs": facts["inputs"]}
-        require_version(path, state, CHECKPOINT_FORMAT, "format")
-        with restoring(path):
-            check_shape(state, {"config": MAPPING, "inputs?": MAPPING, **shape})
-        return replace(loaded, state=state)
+            loaded = replace(loaded, state=state)
+        return require_kind(loaded, stage, {"format": int, "config": MAPPING, "inputs?": MAPPING, **shape})
 
     return check
 

@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_fit_leaves_a_model_metrics_and_no_cache(store: Path, tmp_path: Path) -> None:
     seen = []
-    outcome = train_dynamics(settings(), store, tmp_path / "dyn", lambda share, metrics: seen.append(share))
+    outcome = train_dynamics(settings(), store, tmp_path / "dyn", progress=lambda share, metrics: seen.append(share))
     assert outcome.steps == 8
     assert not outcome.interrupted
     assert seen == [0.5, 1.0]
@@ -49,7 +49,7 @@ def test_a_fit_leaves_a_model_metrics_and_no_cache(store: Path, tmp_path: Path) 
 def test_an_interrupted_fit_goes_on_as_if_nothing_had_been(store: Path, tmp_path: Path) -> None:
     whole = train_dynamics(settings(), store, tmp_path / "whole")
     half = train_dynamics(
-        settings(), store, tmp_path / "half", lambda share, metrics: os.kill(os.getpid(), signal.SIGTERM)
+        settings(), store, tmp_path / "half", progress=lambda share, metrics: os.kill(os.getpid(), signal.SIGTERM)
     )
     assert half.interrupted
     assert half.steps == 4
@@ -69,7 +69,7 @@ def test_a_fit_whose_folder_is_removed_fails(
 
     monkeypatch.setattr(run_folder, "LOOK_SECONDS", 0.0)
     with pytest.raises(RunFolderLost, match="dyn: the folder of the run is lost"):
-        train_dynamics(settings(), store, tmp_path / "dyn", remove)
+        train_dynamics(settings(), store, tmp_path / "dyn", progress=remove)
     assert not (tmp_path / "dyn").exists()
 
 

@@ -16,6 +16,7 @@ from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, Sto
 from rollmill.core.run_kind import FOLDERS
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.world import STAGES, CollectStage, WorldConfig
 from rollmill.runs.world.panel import StagePanel, metrics_text
 from rollmill.runs.world.run import Record, WorldOutcome, run_world, what_changed
@@ -34,7 +35,8 @@ SMALL = (
 
 
 def world(out: Path, *overrides: str, **more: Any) -> WorldOutcome:
-    return run_world(load_config(WorldConfig, [], (*SMALL, *overrides)), out, console="off", **more)
+    config = load_config(WorldConfig, [], (*SMALL, *overrides))
+    return run_world(config, out, Request("continue", console="off"), **more)
 
 
 @pytest.fixture(scope="module")

@@ -45,9 +45,8 @@ def dynamics(
     if print_config:
         print(dump_yaml(settings), end="")
         return 0
-    ready, request = announcer(settings, out, quiet=json_), _request(json_)
     with keep_stdout(json_):
-        outcome = train_dynamics(settings, latents, out, on_ready=ready, request=request)
+        outcome = train_dynamics(settings, latents, out, _request(settings, out, json_))
     _say(outcome.to_dict(), json_, f"{outcome.steps:,} optimizer steps; model {outcome.model}")
     return outcome.exit_code
 
@@ -105,8 +104,7 @@ def _search(encoder: Path, model: Path | None, options: SearchOptions, in_dream:
         outcome = train_controller(
             *(settings.controller, env, encoder, model, options.out),
             dream=settings.dream if in_dream else None,
-            on_ready=announcer(settings, options.out, quiet=options.json_),
-            request=_request(options.json_),
+            request=_request(settings, options.out, options.json_),
         )
     metrics = outcome.to_dict()
     judged = "not judged" if outcome.final is None else f"{metrics['final_return']:.1f} +- {metrics['final_std']:.1f}"
@@ -142,9 +140,12 @@ def video(
     return 0
 
 
-def _request(json_: bool) -> Request:
+def _request(settings: object, out: Path, json_: bool) -> Request:
     """The same command goes on where it stopped."""
-    return Request("continue", command=("rollmill", *sys.argv[1:]), console="plain" if json_ else "auto")
+    return Request(
+        *("continue", None, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto"),
+        on_ready=announcer(settings, out, quiet=json_),
+    )
 
 
 def _say(metrics: Mapping[str, Any], json_: bool, text: str) -> None:

@@ -60,8 +60,9 @@ def vae(
         None,
         ("rollmill", *sys.argv[1:]),
         "off" if json_ else "auto",
+        on_ready=announcer(settings, out, quiet=json_),
     )
-    outcome = train_vae(settings, store, out, request, on_ready=announcer(settings, out, quiet=json_))
+    outcome = train_vae(settings, store, out, request)
     if json_:
         print(json.dumps(outcome.to_dict()))
         return outcome.exit_code

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Literal
 
 from rollmill.cli.announce import announcer
 from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
@@ -46,12 +46,16 @@ def run(
         print(dump_yaml(settings), end="")
         return 0
     folder = out or Path("runs") / "world" / config[0].stem
+    from rollmill.runs.lifecycle import Request
     from rollmill.runs.world.run import run_world
 
     with keep_stdout(json_):
-        ready = announcer(settings, folder, quiet=json_)
-        console: Literal["auto", "off"] = "off" if json_ else "auto"
-        outcome = run_world(settings, folder, until=until, console=console, trust_code=trust_code, on_ready=ready)
+        request = Request(
+            *("continue", None, ("rollmill", *sys.argv[1:]), "off" if json_ else "auto"),
+            trust_code=trust_code,
+            on_ready=announcer(settings, folder, quiet=json_),
+        )
+        outcome = run_world(settings, folder, request, until)
     if json_:
         print(json.dumps(outcome.to_dict()))
         return outcome.exit_code

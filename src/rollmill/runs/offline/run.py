@@ -10,9 +10,8 @@ import contextlib
 import copy
 import json
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,25 +81,9 @@ class OfflineOutcome(Ended):
     weights: str
     """Which weights are the policy, in words."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "reason": self.reason,
-            "steps": self.steps,
-            "folder": str(self.folder),
-            "weights": self.weights,
-            "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
-            "results": self.results.to_dict() if self.results else None,
-        }
 
-
-def train_offline(
-    config: OfflineConfig, request: Request | None = None, on_ready: Callable[[], None] | None = None
-) -> OfflineOutcome:
-    """Run an offline training to its end. Raises RollmillError when it fails; the folder says why, too.
-
-    ``on_ready`` is called when everything is built: nothing can be refused any more.
-    """
+def train_offline(config: OfflineConfig, request: Request | None = None) -> OfflineOutcome:
+    """Run an offline training to its end. Raises RollmillError when it fails; the folder says why, too."""
     request = request or Request()
     check_offline(config)
     device = choose_device(config.fit.device, "fit.device")
@@ -115,8 +98,7 @@ def train_offline(
         run = OfflineRun(task, life, device)
         stack.callback(run.fitter.close)
         life.begin(run)
-        if on_ready is not None:
-            on_ready()
+        request.on_ready()
         log.info("%s", describe_data(task))
         run.loop()
         run.save()

@@ -14,16 +14,14 @@ import torch
 from rollmill.core.checkpoints import (
     Loaded,
     load_checkpoint,
-    require_version,
     restoring,
     saved_settings,
     saved_spec,
 )
-from rollmill.core.errors import CheckpointError
 from rollmill.core.fields import SPEC_SHAPE, EnvSpec
 from rollmill.core.protocols import Policy
 from rollmill.core.run_kind import UNITS
-from rollmill.core.shapes import MAPPING, Shape, check_shape
+from rollmill.core.shapes import MAPPING, Shape
 from rollmill.core.steps import place
 from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import WeightBoard
@@ -37,12 +35,13 @@ from rollmill.offline.settings import VALUE_BASED, FitSettings
 from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name
-from rollmill.runs.resume import CHECKPOINT_FORMAT, KINDS
+from rollmill.runs.resume import require_kind
 from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.sampling.schedule import EpisodeSchedule
 
 Network = SequencePolicy | ValuePolicy
 PLAYABLE_SHAPE: Shape = {
+    "format": int,
     "config": MAPPING,
     "env": MAPPING,
     "spec": SPEC_SHAPE,
@@ -84,12 +83,7 @@ class Choice:
 
 def require_offline(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an offline training has written it."""
-    kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
-    if kind != KINDS["offline"].saved_as:
-        raise CheckpointError(f"{loaded.path}: not a checkpoint of an offline training")
-    require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
-    with restoring(loaded.path):
-        check_shape(loaded.state, PLAYABLE_SHAPE)
+    require_kind(loaded, "offline", PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
     return loaded
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from rollmill.core.checkpoints import Loaded, require_version, restoring, saved_spec
-from rollmill.core.errors import CheckpointError
+from rollmill.core.checkpoints import Loaded, saved_spec
 from rollmill.core.fields import SPEC_SHAPE
-from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape, check_shape
-from rollmill.runs.resume import CHECKPOINT_FORMAT
+from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape
+from rollmill.runs.resume import require_kind
 
 PLAYABLE_SHAPE: Shape = {
     "config": {"env": MAPPING, "model": MAPPING},
@@ -37,12 +35,7 @@ STATE_SHAPE: Shape = {
 
 def require_online(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an online run has written it."""
-    if not isinstance(loaded.state, Mapping) or loaded.state.get("kind") != "online":
-        raise CheckpointError(f"{loaded.path}: not a checkpoint of an online run")
-    if "format" in loaded.state:
-        require_version(loaded.path, loaded.state, CHECKPOINT_FORMAT, "format")
-    with restoring(loaded.path):
-        check_shape(loaded.state, PLAYABLE_SHAPE)
+    require_kind(loaded, "online", PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
     return loaded
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,12 +98,7 @@ class ControllerOutcome(Ended):
     def to_dict(self) -> dict[str, Any]:
         final = self.final
         return {
-            "folder": str(self.folder),
-            "controller": str(self.controller),
-            "generations": self.generations,
-            "env_steps": self.env_steps,
-            "interrupted": self.interrupted,
-            "best_return": self.best_return,
+            **{name: value for name, value in super().to_dict().items() if name != "final"},
             "final_return": float(np.mean(final.returns)) if final else None,
             "final_std": float(np.std(final.returns)) if final else None,
             "final_episodes": len(final.returns) if final else 0,
@@ -118,16 +113,15 @@ def train_controller(
     out: Path,
     *,
     dream: DreamSettings | None = None,
-    progress: Tell | None = None,
-    on_ready: Callable[[], None] | None = None,
     request: Request | None = None,
+    progress: Tell | None = None,
 ) -> ControllerOutcome:
     """Search for a controller, or go on with it; ``out/controller.bin`` is the best one.
 
     ``dream``: the search happens in the dynamics model; evaluations are always in the environment. ``dynamics_path``
-    None: the controller sees latents alone. ``on_ready`` is called when nothing can be refused any more. Raises
-    RollmillError when it fails.
+    None: the controller sees latents alone. Raises RollmillError when it fails.
     """
+    request = request or Request("continue")
     check_env_settings(env)
     models = load_models(settings, encoder_path, dynamics_path)
     if dream is not None and models.dynamics is None:
@@ -143,15 +137,13 @@ def train_controller(
             "environment": to_dict(env),
             "dream": to_dict(dream) if dream else None,
         }
-        asked = request or Request("continue")
-        life = stack.enter_context(live("controller", out, settings, asked, CHECK, inputs=inputs, progress=progress))
+        life = stack.enter_context(live("controller", out, settings, request, CHECK, inputs=inputs, progress=progress))
         target = EvalTarget(settings, env, spec, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
         run = _SearchRun(target, life, paths)
         life.begin(run)
         with life.interrupt, contextlib.closing(run.evaluator(dream)) as evaluator:
-            if on_ready is not None:
-                on_ready()
+            request.on_ready()
             run.loop(evaluator)
         final = None
         if not life.stopped:

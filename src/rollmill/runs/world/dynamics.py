@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,29 +48,19 @@ class DynamicsOutcome(Ended):
     steps: int
     metrics: dict[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "model": str(self.model),
-            "steps": self.steps,
-            "interrupted": self.interrupted,
-            "metrics": self.metrics,
-        }
-
 
 def train_dynamics(
     settings: DynamicsSettings,
     encoded_store: Path,
     out: Path,
-    progress: Tell | None = None,
-    on_ready: Callable[[], None] | None = None,
     request: Request | None = None,
+    progress: Tell | None = None,
 ) -> DynamicsOutcome:
     """Fit a model to a store of latents, or go on with it; ``out/dynamics.bin`` is the model.
 
-    ``on_ready`` is called when everything is built: nothing can be refused any more. Raises RollmillError when it
-    fails; a killed or interrupted fit continues when called again.
+    Raises RollmillError when it fails; a killed or interrupted fit continues when called again.
     """
+    request = request or Request("continue")
     devices = choose_devices(settings.device)
     torch.set_num_threads(1)  # threads take whole pieces of a batch
     with contextlib.ExitStack() as stack:
@@ -81,15 +70,13 @@ def train_dynamics(
             raise StoreError(f"{encoded_store}: the store holds no finished episode")
         inputs = {"latent size": int(store.schema["obs:mean"].shape[0]), "environment": store.schema.env_id}
         keep = replace(STAGE, every_seconds=settings.save_seconds)
-        asked = request or Request("continue")
-        living = live("dynamics", out, settings, asked, CHECK, inputs=inputs, keep=keep, progress=progress)
+        living = live("dynamics", out, settings, request, CHECK, inputs=inputs, keep=keep, progress=progress)
         life = stack.enter_context(living)
         source = DecodedCache(store, out / CACHE, columns=COLUMNS)
         run = DynamicsRun(settings, LatentData(source, settings), devices, life)
         stack.callback(run.fitter.close)
         life.begin(run)
-        if on_ready is not None:
-            on_ready()
+        request.on_ready()
         run.loop()
         shutil.rmtree(out / CACHE, ignore_errors=True)  # a copy of the store, made again when needed
     return DynamicsOutcome(**life.ended(), model=out / DYNAMICS.name, steps=run.step, metrics=run.metrics)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,6 @@ class VaeOutcome(Ended):
     """The encoder's file; None before it is finished."""
     metrics: Mapping[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "reason": self.reason,
-            "steps": self.steps,
-            "folder": str(self.folder),
-            "encoder": None if self.encoder is None else str(self.encoder),
-            "metrics": dict(self.metrics),
-        }
-
 
 def train_vae(
     config: VaeConfig,
@@ -82,12 +72,9 @@ def train_vae(
     out: Path,
     request: Request | None = None,
     progress: Tell | None = None,
-    on_ready: Callable[[], None] | None = None,
 ) -> VaeOutcome:
-    """Train an encoder in the folder ``out``. Raises RollmillError when it fails; the folder says why, too.
-
-    ``on_ready`` is called when everything is built: nothing can be refused any more.
-    """
+    """Train an encoder in the folder ``out``. Raises RollmillError when it fails; the folder says why, too."""
+    request = request or Request()
     device = choose_device(config.fit.device)
     matmul_dtype(config.fit.precision, device)  # a wish this machine cannot grant is refused before anything is there
     with contextlib.ExitStack() as stack:
@@ -96,13 +83,12 @@ def train_vae(
         if not len(store):
             raise StoreError(f"{store_path} has no episodes; fill it with `rollmill collect --out {store_path}`")
         inputs = {"image shape": list(column.shape)}
-        living = live("vae", out, config, request or Request(), CHECK, inputs=inputs, progress=progress)
+        living = live("vae", out, config, request, CHECK, inputs=inputs, progress=progress)
         life = stack.enter_context(living)
         run = VaeRun(config, store, column, life, device)
         stack.callback(run.fitter.close)
         life.begin(run)
-        if on_ready is not None:
-            on_ready()
+        request.on_ready()
         run.loop()
         life.save(run.state(), run.step)
         encoder = None if life.stopped else run.finish()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded
@@ -79,14 +79,6 @@ class WorldOutcome(Ended):
     results: Mapping[str, Any]
     """What each stage says about itself."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "state": self.state,
-            "stages": dict(self.stages),
-            "results": dict(self.results),
-        }
-
 
 class StageInterrupted(Exception):
     """A stage was asked to stop, by a signal of this number; it can be continued."""
@@ -122,26 +114,19 @@ class Record:
 def run_world(
     config: WorldConfig,
     out: Path,
-    *,
+    request: Request | None = None,
     until: str = STAGES[-1],
-    console: Literal["auto", "off"] = "auto",
-    trust_code: bool = False,
-    on_ready: Callable[[], None] | None = None,
 ) -> WorldOutcome:
-    """Run all stages up to ``until`` in the folder ``out``. Raises RollmillError when one fails.
-
-    ``trust_code``: run the code that a checkpoint among the policies names. ``on_ready`` is called before the first of
-    them, when the folder is taken.
-    """
+    """Run all stages up to ``until`` in the folder ``out``. Raises RollmillError when one fails."""
+    request = request or Request("continue")
     check_env_settings(config.env)
     for policy in config.collect.episodes:
-        _policy_name(policy, config, trust_code)
-    with live("world", out, config, Request("continue", console=console)) as life:
-        if on_ready is not None:
-            on_ready()
-        panel = StagePanel(f"world model: {out}", STAGES, live=False if console == "off" else None)
+        _policy_name(policy, config, request.trust_code)
+    with live("world", out, config, request) as life:
+        request.on_ready()
+        panel = StagePanel(f"world model: {out}", STAGES, live=False if request.console == "off" else None)
         with contextlib.closing(panel):
-            world = World(config, out, panel, trust_code)
+            world = World(config, out, panel, request.trust_code)
             life.begin(world)
             world.run(until, life)
     return WorldOutcome(**life.ended(), stages=world.states, results=world.results)
@@ -326,7 +311,7 @@ class World:
 
     def _dynamics(self) -> Mapping[str, Any]:
         latents, out = self._place("encode"), self._place("dynamics")
-        outcome = train_dynamics(self.config.dynamics, latents, out, self.panel.progress, request=QUIETLY)
+        outcome = train_dynamics(self.config.dynamics, latents, out, QUIETLY, self.panel.progress)
         _require_whole(outcome)
         return outcome.to_dict()
 
