@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill.distributed.credits import Credits, fair_share
-from rollmill.distributed.ledger import Ledger
+from rollmill.distributed.deliveries import Deliveries
 
 
 @settings(max_examples=300, deadline=None)
@@ -49,14 +49,14 @@ def test_shares_leave_room_for_all_nodes() -> None:
     )
 )
 def test_a_segment_counts_once_and_none_is_forgotten(events: list[tuple[str, int, int]]) -> None:
-    ledger, next_number, told = Ledger(), dict[int, int](), dict[int, int]()
+    deliveries, next_number, told = Deliveries(), dict[int, int](), dict[int, int]()
     finished, used, unreadable = 0, set[tuple[int, int]](), 0
     opened = 0
     for kind, which, count in events:
         living = sorted(next_number)
         if kind == "open":
             opened += 1
-            ledger.open(opened)
+            deliveries.open(opened)
             next_number[opened], told[opened] = 1, 0
             continue
         if not living:
@@ -64,35 +64,35 @@ def test_a_segment_counts_once_and_none_is_forgotten(events: list[tuple[str, int
         incarnation = living[which % len(living)]
         if kind in ("take", "skip"):
             number = next_number[incarnation] + (count if kind == "skip" else 0)
-            hole = ledger.take(incarnation, number)
+            hole = deliveries.take(incarnation, number)
             assert hole == number - next_number[incarnation]
             assert (incarnation, number) not in used
             used.add((incarnation, number))
             next_number[incarnation] = number + 1
             told[incarnation] = max(told[incarnation], number)
         elif kind == "again":
-            before = ledger.received
-            assert ledger.take(incarnation, next_number[incarnation] - 1) is None
-            assert ledger.take(opened + 1, count) is None, "nobody has begun that one"
-            assert ledger.received == before
+            before = deliveries.received
+            assert deliveries.take(incarnation, next_number[incarnation] - 1) is None
+            assert deliveries.take(opened + 1, count) is None, "nobody has begun that one"
+            assert deliveries.received == before
         elif kind == "tell":
-            ledger.hears(incarnation, count)
+            deliveries.hears(incarnation, count)
             told[incarnation] = max(told[incarnation], count)
         elif kind == "damage" and used:
-            ledger.take(incarnation, next_number[incarnation])
-            ledger.damaged()
+            deliveries.take(incarnation, next_number[incarnation])
+            deliveries.damaged()
             unreadable += 1
             next_number[incarnation] += 1
             told[incarnation] = max(told[incarnation], next_number[incarnation] - 1)
         elif kind == "close":
             finished += told.pop(incarnation)
-            ledger.close(incarnation)
+            deliveries.close(incarnation)
             del next_number[incarnation]
-            assert ledger.take(incarnation, 10_000) is None
-    assert ledger.waiting == sum(told[one] - next_number[one] + 1 for one in next_number)
+            assert deliveries.take(incarnation, 10_000) is None
+    assert deliveries.waiting == sum(told[one] - next_number[one] + 1 for one in next_number)
     for incarnation in list(next_number):
         finished += told[incarnation]
-        ledger.close(incarnation)
-    assert ledger.waiting == 0
-    assert ledger.received == len(used)
-    assert ledger.received + ledger.lost == finished
+        deliveries.close(incarnation)
+    assert deliveries.waiting == 0
+    assert deliveries.received == len(used)
+    assert deliveries.received + deliveries.lost == finished

@@ -362,7 +362,7 @@ class Pause(Observer):
             return
         assert recorder.pid is not None
         os.kill(recorder.pid, signal.SIGSTOP if iteration == self.first else signal.SIGCONT)
-        self.dropped, self.frames = recorder.tally.dropped_segments, run.frames
+        self.dropped, self.frames = recorder.drops.dropped_segments, run.frames
 
 
 def test_a_pause_of_the_recorder_costs_episodes_only_while_it_lasts(tmp_path: Path) -> None:

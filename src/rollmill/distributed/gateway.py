@@ -19,8 +19,8 @@ import numpy as np
 
 from rollmill.core.slots import Arena
 from rollmill.distributed.credits import Credits, fair_share
+from rollmill.distributed.deliveries import Deliveries
 from rollmill.distributed.group_codec import GroupCodec
-from rollmill.distributed.ledger import Ledger
 from rollmill.distributed.link import Collected, Event, Failure, Link, Refreshed
 from rollmill.distributed.membership import End, Member, Membership, Start
 from rollmill.distributed.messages import (
@@ -31,9 +31,9 @@ from rollmill.distributed.messages import (
     NodePlan,
     NodeState,
     Said,
+    SamplerCounts,
     Slots,
     State,
-    Tally,
     versions,
 )
 from rollmill.distributed.settings import ClusterSettings
@@ -66,7 +66,7 @@ class _Node:
     """Of the last weights that were sent."""
     refreshing: bool = False
     refreshed: float = 0.0
-    tally: Tally = field(default_factory=Tally)
+    counts: SamplerCounts = field(default_factory=SamplerCounts)
     rows: int = 0
     packed_bytes: int = 0
     raw_bytes: int = 0
@@ -94,9 +94,9 @@ class Gateway:
             settings.seats, first_incarnation, settings.start_timeout, max(settings.node_timeout, PULSE_SECONDS * 2)
         )
         self._codec = GroupCodec(arena.layout)
-        self._credits, self._ledger = Credits(), Ledger()
+        self._credits, self._deliveries = Credits(), Deliveries()
         self._nodes: dict[str, _Node] = {}
-        self._closed_tally = Tally()
+        self._closed_counts = SamplerCounts()
         self._lost: Counter[str] = Counter()
         """Segments of each node, over its incarnations."""
         self._published = 0
@@ -140,7 +140,7 @@ class Gateway:
         if self._weights.version < 0:  # the learner has not written any yet: the next look tries again
             self._do(self._members.fails(step.node, step.incarnation, "there are no weights yet", time.monotonic()))
             return
-        self._ledger.open(step.incarnation)
+        self._deliveries.open(step.incarnation)
         node = self._nodes[step.node] = _Node(step.node, step.seat, step.incarnation)
         order = NodeOrder(self._plan, step.seat, step.incarnation)
         publication = self._newest()
@@ -154,8 +154,8 @@ class Gateway:
             return
         for call in node.calls:
             self._credits.settle(call)
-        self._closed_tally = _sum(self._closed_tally, node.tally)
-        lost = self._ledger.close(step.incarnation)
+        self._closed_counts = _sum(self._closed_counts, node.counts)
+        lost = self._deliveries.close(step.incarnation)
         self._lost[step.node] += lost
         more = f", and {lost} finished segments with it" if lost else ""
         self._say(
@@ -218,8 +218,8 @@ class Gateway:
     def _take_chunk(self, event: Collected, member: Member, now: float) -> None:
         node, chunk = self._nodes[event.node], event.chunk
         call = node.calls.popleft()
-        node.tally = chunk.tally
-        self._ledger.hears(event.incarnation, chunk.finished)
+        node.counts = chunk.counts
+        self._deliveries.hears(event.incarnation, chunk.finished)
         for line in chunk.words:
             self._say(logging.INFO, f"node {event.node}: {line}")
         if chunk.extras:
@@ -240,7 +240,7 @@ class Gateway:
         at = 0
         for number, group, size in zip(chunk.numbers, chunk.groups, chunk.sizes, strict=True):
             part, at = data[at : at + size], at + size
-            hole = self._ledger.take(node.incarnation, number)
+            hole = self._deliveries.take(node.incarnation, number)
             if hole is None:
                 continue
             self._lost[node.name] += hole
@@ -249,7 +249,7 @@ class Gateway:
             try:
                 self._codec.unpack(part, self._arena, slot)
             except CodecError as error:
-                self._ledger.damaged()
+                self._deliveries.damaged()
                 self._lost[node.name] += 1
                 self._credits.give([slot])
                 self._say(logging.ERROR, f"a segment of seat {node.seat} is lost: {error}")
@@ -266,10 +266,10 @@ class Gateway:
     # -- to the learner ------------------------------------------------------------------------
 
     def _report(self, now: float) -> None:
-        tally, states = self._closed_tally, []
+        total, states = self._closed_counts, []
         for member in self._members.members.values():
             node = self._nodes.get(member.node) or _Node(member.node, member.seat, member.incarnation)
-            tally = _sum(tally, node.tally)
+            total = _sum(total, node.counts)
             counts = (node.rows, node.packed_bytes, node.raw_bytes, node.lag)
             who = (member.node, member.seat, member.incarnation, member.stage, member.reason.partition("\n")[0])
             states.append(
@@ -280,16 +280,16 @@ class Gateway:
                     self._lost[member.node],
                 )
             )
-        ledger = self._ledger
-        numbers = (ledger.received, ledger.lost, ledger.refused, ledger.waiting)
-        self._home.send(State(tuple(states), *numbers, tally, self._published))
+        found = self._deliveries
+        numbers = (found.received, found.lost, found.refused, found.waiting)
+        self._home.send(State(tuple(states), *numbers, total, self._published))
 
     def _say(self, level: int, text: str) -> None:
         self._home.send(Said(level, text))
 
 
-def _sum(one: Tally, other: Tally) -> Tally:
-    return Tally(
+def _sum(one: SamplerCounts, other: SamplerCounts) -> SamplerCounts:
+    return SamplerCounts(
         one.env_faults + other.env_faults,
         one.worker_restarts + other.worker_restarts,
         one.lost_segments + other.lost_segments,

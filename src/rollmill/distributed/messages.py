@@ -104,7 +104,7 @@ Extra = tuple[int, int, dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Tally:
+class SamplerCounts:
     """What a node's sampler has counted since its incarnation began."""
 
     env_faults: int = 0
@@ -129,7 +129,7 @@ class Chunk:
     """Bytes of each."""
     data: Array | None = None
     """uint8: packed segments, one behind the other."""
-    tally: Tally = field(default_factory=Tally)
+    counts: SamplerCounts = field(default_factory=SamplerCounts)
     extras: tuple[Extra, ...] = ()
     words: tuple[str, ...] = ()
     """What it has logged or printed."""
@@ -186,7 +186,7 @@ class Full:
 
 @dataclass(frozen=True)
 class Counted:
-    tally: Tally
+    counts: SamplerCounts
     extras: tuple[Extra, ...]
 
 
@@ -267,7 +267,7 @@ class State:
     refused: int
     waiting: int
     """Segments that nodes have finished and that have not come yet: lost when this gateway dies."""
-    tally: Tally
+    counts: SamplerCounts
     """Of all incarnations of this gateway."""
     published: int
     """Publications that nodes have taken over."""

@@ -35,7 +35,7 @@ from rollmill.distributed.messages import (
     NodeStage,
     Ready,
     Release,
-    Tally,
+    SamplerCounts,
     Versions,
     differences,
     versions,
@@ -60,7 +60,7 @@ class NodeAgent:
         self._reason = ""
         self._full: deque[Full] = deque()
         self._finished = self._sent = 0
-        self._tally = Tally()
+        self._counts = SamplerCounts()
         self._extras: list[Extra] = []
         self._words: deque[str] = deque(maxlen=MOST_WORDS)
         self._heard = time.monotonic()
@@ -124,7 +124,7 @@ class NodeAgent:
                 groups=tuple(groups),
                 sizes=tuple(map(len, packed)),
                 data=np.frombuffer(b"".join(packed), np.uint8) if packed else None,
-                tally=self._tally,
+                counts=self._counts,
                 extras=tuple(extras),
                 words=words,
             )
@@ -196,7 +196,7 @@ class NodeAgent:
                 self._full.append(message)
                 self._finished += 1
             elif isinstance(message, Counted):
-                self._tally = message.tally
+                self._counts = message.counts
                 self._extras += message.extras
             elif isinstance(message, Ready):
                 fd = os.open(f"/proc/{child.pid}/fd/{message.fd}", os.O_RDWR | os.O_CLOEXEC)

@@ -20,7 +20,7 @@ from rollmill.core.child import Parent, run_child
 from rollmill.core.errors import ConfigError
 from rollmill.core.process_scope import process_scope
 from rollmill.core.slots import SharedBlock
-from rollmill.distributed.messages import Alive, Counted, Full, NodeSetup, Ready, Release, Tally
+from rollmill.distributed.messages import Alive, Counted, Full, NodeSetup, Ready, Release, SamplerCounts
 from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.envs.probe import Probe
 from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread
@@ -128,10 +128,10 @@ class NodeSampler:
         while report.episode_stats:
             extras.append(report.episode_stats.popleft())
         sampler.episodes.clear()  # the learner finds them in the segments
-        tally = Tally(report.env_faults, report.worker_restarts, sampler.lost_segments)
+        counts = SamplerCounts(report.env_faults, report.worker_restarts, sampler.lost_segments)
         if extras or time.monotonic() - self._counted_at >= COUNT_SECONDS:
             self._counted_at = time.monotonic()
-            self._channel.send(Counted(tally, tuple(extras)))
+            self._channel.send(Counted(counts, tuple(extras)))
 
     def _hear(self, sampler: Sampler) -> None:
         """What the agent says, in a thread of its own."""

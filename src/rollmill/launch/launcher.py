@@ -170,11 +170,11 @@ class Launcher:
         for status in self.look():
             if status.state not in ("failed", "cancelled"):
                 continue
-            self.forgive(status)
+            self.retry(status)
             again.append(status.run.name)
         return again
 
-    def forgive(self, status: RunStatus) -> None:
+    def retry(self, status: RunStatus) -> None:
         """Let a run be tried again: its failures so far do not count any more."""
         name = status.run.name
         old = self.records.submission(name)

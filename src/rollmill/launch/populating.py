@@ -52,7 +52,7 @@ class PopulationLauncher(Launcher):
         self.exchange.write_ledger()
         self.exchange.tidy()
         for status in back:
-            self.forgive(status)
+            self.retry(status)
             self.exchange.found(before, self._members[status.run.name])
         return bool(back) or now != before
 

@@ -38,7 +38,7 @@ class Result:
 
 
 @dataclass
-class Tally:
+class PairCounts:
     """Games of one pair."""
 
     games: int = 0
@@ -72,7 +72,7 @@ class _Pair:
     """Games, earlier ones with less weight."""
     score: float = 0.0
     """What they have brought, weighed alike."""
-    now: Tally = field(default_factory=Tally)
+    now: PairCounts = field(default_factory=PairCounts)
     """Games since the last model."""
 
 
@@ -110,7 +110,7 @@ class Payoff:
         for (policy, opponent), pair in sorted(self._pairs.items()):
             if pair.now.games:
                 found.append({"policy": policy, "opponent": opponent, **pair.now.entry()})
-                pair.now = Tally()
+                pair.now = PairCounts()
         return found
 
     def forget(self, kept: Collection[int]) -> None:
@@ -127,7 +127,7 @@ class Payoff:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.games = state["games"]
         self._pairs = {
-            (row["policy"], row["opponent"]): _Pair(row["recent"], row["score"], Tally(**row["now"]))
+            (row["policy"], row["opponent"]): _Pair(row["recent"], row["score"], PairCounts(**row["now"]))
             for row in state["pairs"]
         }
 

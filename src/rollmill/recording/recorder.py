@@ -82,7 +82,7 @@ class DropCounts:
 class Recorder(Protocol):
     """The two kinds offer the same calls; the run does not know which one it has."""
 
-    tally: DropCounts
+    drops: DropCounts
     """Of earlier sinks and sessions, and what the main process counts."""
 
     def start(self) -> None: ...
@@ -104,7 +104,7 @@ class LocalRecorder:
     """Everything in this process, at once: deterministic, and friendly to a debugger."""
 
     def __init__(self, plan: SinkPlan, chooser: Chooser, arena: Arena) -> None:
-        self.tally = DropCounts()
+        self.drops = DropCounts()
         self._plan, self._chooser, self._arena = plan, chooser, arena
         self._sink: SegmentSink | None = None
         self._kept: set[int] = set()
@@ -157,7 +157,7 @@ class ProcessRecorder:
         spare: Sequence[int],
         environment: Mapping[str, str],
     ) -> None:
-        self.tally = DropCounts()
+        self.drops = DropCounts()
         self._plan, self._chooser, self._arena = plan, chooser, arena
         self._spare = deque(spare)
         self._environment = dict(environment)
@@ -240,7 +240,7 @@ class ProcessRecorder:
             self._child.end()
             self._bury()
         self._take_back()
-        self.tally.lost_segments += len(self._held)
+        self.drops.lost_segments += len(self._held)
         self._held.clear()
         self._output.close()
         self._wakeup.close()
@@ -252,8 +252,8 @@ class ProcessRecorder:
 
     def _hand_over(self, slot: int, group: int, probability: float) -> bool:
         if not self._spare or not self._queue.free:
-            self.tally.dropped_segments += 1
-            self.tally.cut_episodes += self._chooser.lost(group)
+            self.drops.dropped_segments += 1
+            self.drops.cut_episodes += self._chooser.lost(group)
             return False
         self._held.append((self._queue.push(slot, group, probability), slot))
         self._kept.add(group)
@@ -297,7 +297,7 @@ class ProcessRecorder:
         self._bury()
         if child.code == 0:
             return  # it was told to stop
-        self.tally.lost_segments += self._queue.give_up_begun()
+        self.drops.lost_segments += self._queue.give_up_begun()
         how, deaths = child.how_it_ended(), self._deaths.add()
         if deaths > self._plan.settings.restarts:
             self._given_up = True
@@ -311,11 +311,11 @@ class ProcessRecorder:
             )
             return
         log.warning("the recorder %s; restarting it (unfinished episodes are lost, acknowledged ones are not)", how)
-        self.tally = self.tally.plus(self.counts())
+        self.drops = self.drops.plus(self.counts())
         for name in COUNTS[3:]:
             self._queue.counts[COUNTS.index(name)] = 0  # the new process counts from 0
-        self.tally.restarts += 1
-        self.tally.cut_episodes += self._chooser.lost()
+        self.drops.restarts += 1
+        self.drops.cut_episodes += self._chooser.lost()
         self._kept.clear()
         self._spawn()
 
@@ -348,17 +348,17 @@ class ProcessRecorder:
 def recorder_metrics(recorder: Recorder) -> dict[str, float]:
     """What a row of metrics says about the recording."""
     counts = recorder.counts()
-    tally = recorder.tally.plus(counts)
+    drops = recorder.drops.plus(counts)
     return {
         "record/rows": counts["rows"],
         "record/episodes": counts["episodes"],
         "record/bytes": counts["bytes"],
-        "record/dropped_segments": tally.dropped_segments,
-        "record/lost_segments": tally.lost_segments,
-        "record/cut_episodes": tally.cut_episodes,
-        "record/dropped_episodes": tally.dropped_episodes,
-        "record/rejected_episodes": tally.rejected_episodes + tally.overflows,
-        "record/restarts": tally.restarts,
+        "record/dropped_segments": drops.dropped_segments,
+        "record/lost_segments": drops.lost_segments,
+        "record/cut_episodes": drops.cut_episodes,
+        "record/dropped_episodes": drops.dropped_episodes,
+        "record/rejected_episodes": drops.rejected_episodes + drops.overflows,
+        "record/restarts": drops.restarts,
         "record/stopped": float(STATES[counts["state"]] != "recording"),
     }
 
@@ -366,16 +366,16 @@ def recorder_metrics(recorder: Recorder) -> dict[str, float]:
 def closing_words(recorder: Recorder, folder: Path) -> str:
     """One line at the end of the run: what was recorded, and what was not."""
     counts = recorder.counts()
-    tally = recorder.tally.plus(counts)
+    drops = recorder.drops.plus(counts)
     text = (
         f"recorded {counts['rows']:,} rows, {counts['episodes']:,} episodes, {counts['bytes'] / 1e6:,.1f} MB: {folder}"
     )
     missed = {
-        "segments dropped (recorder too slow)": tally.dropped_segments,
-        "segments lost with a recorder that ended": tally.lost_segments,
-        "chosen episodes cut": tally.cut_episodes,
-        "episodes dropped to stay within the budget": tally.dropped_episodes,
-        "episodes given up for lack of memory": tally.overflows,
+        "segments dropped (recorder too slow)": drops.dropped_segments,
+        "segments lost with a recorder that ended": drops.lost_segments,
+        "chosen episodes cut": drops.cut_episodes,
+        "episodes dropped to stay within the budget": drops.dropped_episodes,
+        "episodes given up for lack of memory": drops.overflows,
     }
     text += "".join(f"; {count:,} {what}" for what, count in missed.items() if count)
     state = STATES[counts["state"]]

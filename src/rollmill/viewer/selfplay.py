@@ -17,7 +17,7 @@ from rollmill.pbt.ratings import CONFIDENCE, rate
 MOST_MODELS = 60
 """Models whose games are shown, the newest ones: ratings of more take long, and nobody can read the matrix."""
 
-Tally = tuple[float, int]
+PairScore = tuple[float, int]
 """Points (a draw is half of one) and games."""
 
 
@@ -37,7 +37,7 @@ def _selfplay(entries: Sequence[Entry]) -> dict[str, Any]:
     policies = int(first["policies"])
     shown = models[-MOST_MODELS:]
     found = {
-        (_name(f"model {int(entry['model'])}", int(row["policy"]), policies), str(row["opponent"])): _tally(row)
+        (_name(f"model {int(entry['model'])}", int(row["policy"]), policies), str(row["opponent"])): _score(row)
         for entry in shown
         for row in entry["results"]
     }
@@ -52,7 +52,7 @@ def _selfplay(entries: Sequence[Entry]) -> dict[str, Any]:
         "frames": {f"model {int(entry['model'])}": int(entry["frames"]) for entry in shown},
         "names": names,
         "rows": rows,
-        "cells": [[names.index(one), names.index(other), *tally] for (one, other), tally in found.items()],
+        "cells": [[names.index(one), names.index(other), *score] for (one, other), score in found.items()],
         "confidence": CONFIDENCE,
         "ratings": _ratings(names, found),
     }
@@ -68,11 +68,11 @@ def _name(model: str, policy: int, policies: int) -> str:
     return model if policies == 1 else f"{model}, policy {policy}"
 
 
-def _tally(row: Entry) -> Tally:
+def _score(row: Entry) -> PairScore:
     return float(row["wins"]) + float(row["draws"]) / 2, int(row["games"])
 
 
-def _ratings(names: Sequence[str], found: dict[tuple[str, str], Tally]) -> list[list[float]]:
+def _ratings(names: Sequence[str], found: dict[tuple[str, str], PairScore]) -> list[list[float]]:
     """[Elo, half of its interval] for each name. Points count as wins, so draws leave intervals a little too wide."""
     wins = np.zeros((len(names), len(names)))
     for (one, other), (points, games) in found.items():

@@ -33,7 +33,7 @@ def sample_batch(parts: Parts) -> list[int]:
     return slots
 
 
-class Alone:
+class NetworkAlone:
     """The network's two jobs on one thread and with real data."""
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ from rollmill.core.machine import usable_cores
 from rollmill.core.process import start_module
 from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
-from rollmill.runs.bench.alone import Alone, LearnerAlone
+from rollmill.runs.bench.alone import LearnerAlone, NetworkAlone
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings.sizing import size
@@ -329,7 +329,7 @@ def bench_bound(
     sim = results.get("sim") or bench_sim(config, spec, environment, seconds)
     cores = default_workers()
     t_env = cores / sim.steps_per_s
-    with contextlib.closing(Alone(config, spec, environment)) as alone:
+    with contextlib.closing(NetworkAlone(config, spec, environment)) as alone:
         t_train, t_forward = alone.train_seconds(seconds), alone.forward_seconds(seconds / 2)
     steps = cores / (t_env + t_forward + t_train)
     phases = {"env ms/step": 1e3 * t_env, "forward ms/step": 1e3 * t_forward, "train ms/step": 1e3 * t_train}

@@ -24,7 +24,17 @@ from rollmill.core.opening import read_json
 from rollmill.core.process import Child, OutputLog, Recent
 from rollmill.core.seeds import Seeds
 from rollmill.distributed.membership import INCARNATIONS_EACH
-from rollmill.distributed.messages import Admitted, Ended, GatewaySetup, NodePlan, NodeState, Said, Slots, State, Tally
+from rollmill.distributed.messages import (
+    Admitted,
+    Ended,
+    GatewaySetup,
+    NodePlan,
+    NodeState,
+    Said,
+    SamplerCounts,
+    Slots,
+    State,
+)
 from rollmill.distributed.settings import LOCAL
 from rollmill.distributed.standing import FILE, Rates, RunStanding, standing_of
 from rollmill.distributed.weight_buffer import WeightBuffer
@@ -76,18 +86,18 @@ class _Totals:
 
     lost: int = 0
     refused: int = 0
-    tally: Tally = field(default_factory=Tally)
+    counts: SamplerCounts = field(default_factory=SamplerCounts)
 
     def plus(self, state: State) -> _Totals:
-        tally = Tally(*(a + b for a, b in zip(_numbers(self.tally), _numbers(state.tally))))
-        return _Totals(self.lost + state.lost, self.refused + state.refused, tally)
+        counts = SamplerCounts(*(a + b for a, b in zip(_numbers(self.counts), _numbers(state.counts))))
+        return _Totals(self.lost + state.lost, self.refused + state.refused, counts)
 
 
-def _numbers(tally: Tally) -> tuple[int, ...]:
-    return tuple(asdict(tally).values())
+def _numbers(counts: SamplerCounts) -> tuple[int, ...]:
+    return tuple(asdict(counts).values())
 
 
-NOTHING = State((), 0, 0, 0, 0, Tally(), 0)
+NOTHING = State((), 0, 0, 0, 0, SamplerCounts(), 0)
 
 
 class Cluster:
@@ -200,9 +210,9 @@ class Cluster:
         """What nodes have counted in this session, by the names of ``rank_sync.COUNTERS``; steps are the sampler's."""
         totals = self._totals()
         return {
-            "lost_segments": totals.lost + totals.tally.lost_segments,
-            "env_faults": totals.tally.env_faults,
-            "worker_restarts": totals.tally.worker_restarts,
+            "lost_segments": totals.lost + totals.counts.lost_segments,
+            "env_faults": totals.counts.env_faults,
+            "worker_restarts": totals.counts.worker_restarts,
         }
 
     def metrics(self) -> dict[str, float]:

@@ -442,7 +442,7 @@ class OnlineRun:
             "reporter": self._metrics.state(),
             **({} if self.members is None else {self.members.saved_as: self.members.state()}),
             **({} if self.selfplay is None else {"selfplay": self.selfplay.state()}),
-            "recorder": asdict(self.recorder.tally.plus(self.recorder.counts())) if self.recorder else {},
+            "recorder": asdict(self.recorder.drops.plus(self.recorder.counts())) if self.recorder else {},
         }
 
     def load_state(self, loaded: Loaded) -> None:
@@ -477,7 +477,7 @@ class OnlineRun:
                 self.selfplay.load_state(state["selfplay"], path)
         if self.recorder is not None:
             with restoring(path, "recorder"):
-                self.recorder.tally = DropCounts(**state.get("recorder", {}))
+                self.recorder.drops = DropCounts(**state.get("recorder", {}))
         with restoring(path, "sampler"):
             check_shape(state["sampler"], EXACT_SHAPE if state["policies"] else COUNTERS_SHAPE)
             if not state["policies"] or not self._can_replay(state):

@@ -20,8 +20,8 @@ class Account:
 
 
 @dataclass
-class Ledger:
-    """All incarnations since the start. Every segment that was finished anywhere is in one of the counts."""
+class Deliveries:
+    """Of all incarnations since the start. Every segment that was finished anywhere is in one of the counts."""
 
     received: int = 0
     lost: int = 0
