@@ -131,6 +131,19 @@ def test_a_node_with_another_environment_is_refused_with_the_difference() -> Non
         assert "another" in learner.states[-1].nodes[0].reason
 
 
+def test_a_node_with_another_layout_is_refused_with_the_difference() -> None:
+    plan = node_plan()
+    plan = replace(plan, layout=replace(plan.layout, steps=4))
+    link = LocalLink(1)
+    with gateway(link, plan, nodes=1) as learner:
+        learner.until(lambda: learner.stages() == ["refused"])
+        reason = learner.states[-1].nodes[0].reason
+        assert "segments are" in reason
+        assert "steps=8" in reason.partition("the learner has")[0]
+        assert "steps=4" in reason.partition("the learner has")[2]
+        assert not learner.segments
+
+
 def test_a_node_that_cannot_make_the_environment_is_refused_or_tried_again_and_says_why(tmp_path: Path) -> None:
     plan = replace(node_plan(), env=replace(node_plan().env, id="recordable_env:Missing"))
     link = LocalLink(1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from rollmill.core.errors import ClusterError
 from rollmill.distributed.messages import NodeState
-from rollmill.distributed.standing import FILE, Rate, Rates, RunStanding, standing_of
+from rollmill.distributed.standing import FILE, SPAN_SECONDS, Rate, Rates, RunStanding, standing_of
 
 
 def state(rows: int, incarnation: int = 1000) -> NodeState:
@@ -27,24 +28,29 @@ def state(rows: int, incarnation: int = 1000) -> NodeState:
     )
 
 
-def test_a_rate_is_that_of_the_time_between_two_pieces_of_news() -> None:
-    """Who asks faster than news come is told the same, not zero and then twice as much."""
-    first = Rate(10.0, 0, 0).at(12.0, 100, 4000)
-    assert (first.rows_per_s, first.bytes_per_s) == (50.0, 2000.0)
-    assert first.at(12.0, 100, 4000) == first
-    assert first.at(14.0, 100, 4000).rows_per_s == 0.0
+def test_a_rate_is_that_of_the_last_seconds_of_news() -> None:
+    rates, begun = Rates(), time.monotonic()
+    found = [rates.hear([state(rows)], begun + 0.5 * k)[1000] for k, rows in enumerate((0, 0, 600, 600, 600), start=1)]
+    assert found[1] == Rate(0.0, 0.0)
+    assert found[2].rows_per_s == pytest.approx(600 / 1.5, rel=1e-3)
+    assert found[2].bytes_per_s == pytest.approx(4 * 600 / 1.5, rel=1e-3)
+    assert found[4].rows_per_s == pytest.approx(600 / 2.5, rel=1e-3), "a moment without segments does not make it 0"
+    late = begun + 2.5 + SPAN_SECONDS
+    assert rates.hear([state(600)], late)[1000] == Rate(0.0, 0.0)
+    assert rates.hear([state(700)], late + 1)[1000].rows_per_s == pytest.approx(100 / (SPAN_SECONDS + 1))
 
 
-def test_an_incarnation_that_is_new_counts_from_the_last_look() -> None:
-    rates = Rates()
-    rates.look([state(50)], 1e6)
-    found = rates.look([state(150), state(40, 1001)], 1e6 + 2)
-    assert (found[1000].rows_per_s, found[1001].rows_per_s) == (50.0, 20.0)
+def test_an_incarnation_that_is_new_counts_from_the_news_before() -> None:
+    rates, begun = Rates(), time.monotonic()
+    rates.hear([state(50)], begun + 1)
+    found = rates.hear([state(150), state(40, 1001)], begun + 3)
+    assert found[1000].rows_per_s == pytest.approx(50.0, rel=1e-3)
+    assert found[1001].rows_per_s == 20.0
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    node = standing_of(state(100), Rate(0, 0, 0, 50.0, 2e6))
-    assert (node.steps_per_s, node.mb_per_s, node.pack_ratio, node.lost) == (50.0, 2.0, 3.0, 2)
+    node = standing_of(state(100), Rate(50.0, 2e6))
+    assert (node.steps_per_s, node.mb_per_s, node.pack_ratio, node.lost, node.codec) == (50.0, 2.0, 3.0, 2, "RMS1")
     written = RunStanding(1, "auto", 5.0, 0, "", received=10, lost=2, refused=0, nodes=[node])
     written.write(tmp_path)
     assert RunStanding.read(tmp_path) == written

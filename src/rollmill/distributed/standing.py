@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +13,11 @@ from rollmill.core import atomic
 from rollmill.core.errors import ClusterError
 from rollmill.core.opening import read_json
 from rollmill.distributed.messages import NodeState
+from rollmill.replay.packing import FORMAT
 
 FILE = "cluster.json"
+SPAN_SECONDS = 5.0
+"""Rates are means over so long: a slow node brings a segment in seconds, and news come twice in one."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class NodeStanding:
     """Bytes of segments before packing, divided by those after; 0 before the first."""
     heard: float
     """Seconds since it was last heard."""
+    codec: str = ""
+    """What its segments are packed with."""
 
 
 @dataclass(frozen=True)
@@ -72,38 +78,35 @@ class RunStanding:
 
 @dataclass(frozen=True)
 class Rate:
-    """What had come of a node when it was last told of, and how fast it came until then."""
+    """What comes of a node."""
 
-    time: float
-    rows: int
-    bytes: int
-    rows_per_s: float = 0.0
-    bytes_per_s: float = 0.0
-
-    def at(self, time: float, rows: int, bytes: int) -> Rate:
-        """The same at a later time; without news nothing changes: who asks may ask faster than news come."""
-        if time <= self.time:
-            return self
-        passed = time - self.time
-        return Rate(time, rows, bytes, (rows - self.rows) / passed, (bytes - self.bytes) / passed)
+    rows_per_s: float
+    bytes_per_s: float
 
 
 class Rates:
-    """Of every incarnation, between two looks."""
+    """Of every incarnation, over the last ``SPAN_SECONDS`` of news of it, or as long as there has been any."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()
-        self._rates: dict[int, Rate] = {}
+        self._news: dict[int, deque[tuple[float, int, int]]] = {}
+        """Time, rows and bytes, the oldest first."""
 
-    def look(self, nodes: Sequence[NodeState], told: float) -> Mapping[int, Rate]:
-        """By incarnation; ``told``: when that news came."""
-        before = Rate(self._told, 0, 0)
-        self._rates = {
-            node.incarnation: self._rates.get(node.incarnation, before).at(told, node.rows, node.packed_bytes)
-            for node in nodes
-        }
+    def hear(self, nodes: Sequence[NodeState], told: float) -> Mapping[int, Rate]:
+        """By incarnation. ``told``: when this came; one that is new has brought nothing until the news before."""
+        begun = (self._told, 0, 0)
+        self._news = {node.incarnation: self._news.get(node.incarnation, deque([begun])) for node in nodes}
         self._told = told
-        return self._rates
+        return {node.incarnation: self._rate(node, told) for node in nodes}
+
+    def _rate(self, node: NodeState, told: float) -> Rate:
+        news = self._news[node.incarnation]
+        news.append((told, node.rows, node.packed_bytes))
+        while told - news[1][0] >= SPAN_SECONDS:
+            news.popleft()
+        then, rows, packed_bytes = news[0]
+        passed = max(told - then, 1e-9)
+        return Rate((node.rows - rows) / passed, (node.packed_bytes - packed_bytes) / passed)
 
 
 def standing_of(node: NodeState, rate: Rate) -> NodeStanding:
@@ -120,4 +123,5 @@ def standing_of(node: NodeState, rate: Rate) -> NodeStanding:
         lost=node.lost,
         pack_ratio=round(node.raw_bytes / node.packed_bytes, 3) if node.packed_bytes else 0.0,
         heard=round(node.heard, 2),
+        codec=FORMAT,
     )

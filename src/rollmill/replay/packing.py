@@ -30,6 +30,8 @@ from rollmill.store.format.codec import RAW, CodecError, Encode, decode_into, ma
 from rollmill.store.format.schema import Column
 
 MAGIC = b"RMS1"
+FORMAT = MAGIC.decode()
+"""The name of this way of packing."""
 WHOLE, LEVELS, NARROW = range(3)
 
 _START = struct.Struct("<4sI8sH")

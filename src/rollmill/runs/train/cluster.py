@@ -24,19 +24,9 @@ from rollmill.core.opening import read_json
 from rollmill.core.process import Child, OutputLog, Recent
 from rollmill.core.seeds import Seeds
 from rollmill.distributed.membership import INCARNATIONS_EACH
-from rollmill.distributed.messages import (
-    Admitted,
-    Ended,
-    GatewaySetup,
-    NodePlan,
-    NodeState,
-    Said,
-    SamplerCounts,
-    Slots,
-    State,
-)
+from rollmill.distributed.messages import Admitted, Ended, GatewaySetup, NodePlan, Said, SamplerCounts, Slots, State
 from rollmill.distributed.settings import LOCAL
-from rollmill.distributed.standing import FILE, Rates, RunStanding, standing_of
+from rollmill.distributed.standing import FILE, NodeStanding, Rates, RunStanding, standing_of
 from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.cluster_forecast import announce
@@ -134,10 +124,10 @@ class Cluster:
         self._complete = self._stopped = False
         self._gateways = self._saved_gateways()
         """Of this run, over all its sessions."""
-        self._told = self._started
-        """When the state of the nodes came."""
+        self._rates = Rates()
+        self._nodes: Sequence[NodeStanding] = ()
+        """As the gateway has told last."""
         self._received_when_told = 0
-        self._row_rates, self._file_rates = Rates(), Rates()
         self._problem = ""
         """Why the gateway ended last; empty while nodes are there."""
 
@@ -216,7 +206,7 @@ class Cluster:
         }
 
     def metrics(self) -> dict[str, float]:
-        """A row of metrics (``docs/metrics.md``); rates are since the last one."""
+        """A row of metrics (``docs/metrics.md``)."""
         totals, sampling = self._totals(), self._sampling()
         found: dict[str, float] = {
             "cluster/nodes": len(sampling),
@@ -226,19 +216,17 @@ class Cluster:
             "cluster/gateway_restarts": self.restarts,
             "cluster/publications": self._state.published,
         }
-        rates = self._row_rates.look(sampling, self._told)
         for node in sampling:
-            rate = rates[node.incarnation]
             found |= {
-                f"cluster/node{node.seat}/frames_per_s": rate.rows_per_s * self._parts.spec.frames_per_step,
-                f"cluster/node{node.seat}/mb_per_s": rate.bytes_per_s / 1e6,
+                f"cluster/node{node.seat}/frames_per_s": node.steps_per_s * self._parts.spec.frames_per_step,
+                f"cluster/node{node.seat}/mb_per_s": node.mb_per_s,
                 f"cluster/node{node.seat}/lag": node.lag,
                 f"cluster/node{node.seat}/incarnation": node.incarnation,
             }
         if sampling:
             each = [node.lag for node in sampling]
             found["cluster/lag"] = sum(each) / len(each)
-            found["cluster/mb_per_s"] = sum(found[f"cluster/node{node.seat}/mb_per_s"] for node in sampling)
+            found["cluster/mb_per_s"] = sum(node.mb_per_s for node in sampling)
         if packed_bytes := sum(node.packed_bytes for node in self._state.nodes):
             found["cluster/pack_ratio"] = sum(node.raw_bytes for node in self._state.nodes) / packed_bytes
         return found
@@ -279,13 +267,17 @@ class Cluster:
                     sampler.admit(message.slot, message.group)
                     self.received += 1
                 elif isinstance(message, State):
-                    self._state, self._told, self._problem = message, time.monotonic(), ""
-                    self._received_when_told = self.received
+                    self._take_state(message)
                 elif isinstance(message, Said):
                     log.log(message.level, "%s", message.text)
                 elif isinstance(message, Ended):
                     for lane, number, stats in message.extras:
                         sampler.pool.report.note_episode(lane, number, stats)
+
+    def _take_state(self, state: State) -> None:
+        rates = self._rates.hear(state.nodes, time.monotonic())
+        self._state, self._problem, self._received_when_told = state, "", self.received
+        self._nodes = [standing_of(node, rates[node.incarnation]) for node in state.nodes]
 
     # -- the gateway's process -----------------------------------------------------------------
 
@@ -371,19 +363,20 @@ class Cluster:
         since = self.received - self._received_when_told
         lost = 0 if self._stopped else max(0, self._state.waiting - since)  # at the end of a run nobody wants them
         self._before, self._state = self._before.plus(replace(self._state, lost=self._state.lost + lost)), NOTHING
+        self._nodes = ()
 
     # -- how it stands -------------------------------------------------------------------------
 
     def _totals(self) -> _Totals:
         return self._before.plus(self._state)
 
-    def _sampling(self) -> list[NodeState]:
-        return [node for node in self._state.nodes if node.stage == "sampling"]
+    def _sampling(self) -> list[NodeStanding]:
+        return [node for node in self._nodes if node.stage == "sampling"]
 
     def _who_does_not(self) -> str:
         if self._problem or self._state is NOTHING:
             return self._problem or "the gateway has not reached the cluster yet"
-        others = [node for node in self._state.nodes if node.stage != "sampling"]
+        others = [node for node in self._nodes if node.stage != "sampling"]
         if not others:
             return "no other node is there"
         return "; ".join(f"{node.node} {node.stage}{node.reason and f': {node.reason}'}" for node in others)
@@ -391,7 +384,7 @@ class Cluster:
     def _save(self, now: float) -> None:
         """For ``rollmill cluster status``, and for the next session."""
         self._saved = now
-        totals, rates = self._totals(), self._file_rates.look(self._state.nodes, self._told)
+        totals = self._totals()
         standing = RunStanding(
             gateways=self._gateways,
             address=self._settings.address,
@@ -401,7 +394,7 @@ class Cluster:
             received=self.received,
             lost=totals.lost,
             refused=totals.refused,
-            nodes=[standing_of(node, rates[node.incarnation]) for node in self._state.nodes],
+            nodes=self._nodes,
         )
         try:
             standing.write(self._folder)
