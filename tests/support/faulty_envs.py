@@ -182,6 +182,16 @@ class Misbehave(gym.Env):
                 file.write(line + "\n")
 
 
+class EachOnce(Misbehave):
+    """Some of the run's envs misbehave, each in its own way and only once (``folder`` is where that is noted)."""
+
+    def __init__(self, instance: EnvInstance, deeds: dict[str, str], folder: str) -> None:
+        """``deeds``: what, by the number of the env."""
+        what = deeds.get(str(instance.index), "")
+        once = str(Path(folder) / str(instance.index))
+        super().__init__(instance, what or "raise", env=None if what else -1, at_step=3, once=once)
+
+
 def _raise(error: Exception) -> None:
     raise error
 

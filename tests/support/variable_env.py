@@ -58,3 +58,21 @@ class Told(VariableEnv):
     def step(self, action: Array, obs: Obs) -> StepReturn:
         assert self._progress["progress"] == self._begun
         return super().step(action, obs)
+
+
+class Dialled(VariableEnv):
+    """Shows ``level`` and ``progress`` as they were when the episode began."""
+
+    spec = EnvSpec("dialled twice", (Field("obs", "float32", (2,)),), ActionSpec("discrete", nvec=(2,), start=(0,)))
+
+    def __init__(self, variables: Mapping[str, float]) -> None:
+        super().__init__({"level": 0.0})
+        self._told = variables
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        self._begun = self._told["level"], self._told["progress"]
+        super().reset(seed, obs)
+
+    def _look(self, obs: Obs) -> None:
+        assert (self._told["level"], self._told["progress"]) == self._begun, "nothing changes within an episode"
+        obs["obs"][:] = self._begun

@@ -63,6 +63,29 @@ def test_padding_writes_nothing_of_its_own():
             assert (arena["action"][places] < 5).all()
 
 
+@pytest.mark.parametrize("memory", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("name", SPECS)
+def test_segments_that_others_have_decided_are_taken_over_from_host_memory(name, memory):
+    """As those of nodes are: nothing of them went through the mirror when it was decided."""
+    arena, policy = run(SPECS[name], memory, "graph")
+    own = {field: x.clone() for field, x in policy.mirror.segments([0, 2]).items()}
+    rng = np.random.default_rng(5)
+    for slot in (9, 10):
+        for row in range(STEPS + 1):
+            fill_row(arena, slot, row, rng)
+        if memory != "none":
+            arena["state"][slot] = rng.normal(size=arena["state"][slot].shape)
+    policy.mirror.load([9, 10])
+    expected = arena.gather([10, 9])
+    segments = policy.mirror.segments([10, 9])
+    fields = {field for field in expected if field.startswith(OBS)}
+    assert set(segments) == fields | ({"state"} if memory != "none" else set())
+    for field, x in segments.items():
+        np.testing.assert_array_equal(x.numpy(), expected[field], err_msg=field)
+    for field, x in policy.mirror.segments([0, 2]).items():
+        assert x.equal(own[field]), f"{field} of segments that were decided here"
+
+
 class Done:
     """A CUDA event that is over at the third look; counts how it is waited for."""
 

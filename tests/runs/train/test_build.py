@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.slots import Arena, SegmentLayout
 from rollmill.envs.make import make_env
 from rollmill.learning.step import learning_dtype
+from rollmill.models.acting.mirror import Mirror
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.build import HostGather, Parts, build_parts
+from rollmill.runs.train.build import DeviceGather, HostGather, Parts, build_parts
 
 SPEC = EnvSpec("x", (Field("obs", "float32", (3,)),), ActionSpec("discrete", nvec=(4,), start=(0,)))
 
@@ -50,6 +52,22 @@ def test_the_same_buffers_are_filled_again() -> None:
         assert second[name] is first[name]
         np.testing.assert_array_equal(second[name], np.concatenate([arena[name][3], arena[name][2]], axis=1))
         assert not np.shares_memory(second[name], arena[name])  # the slots are given back at once
+
+
+def test_segments_of_nodes_are_taken_into_the_mirror_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, own segments are in the mirror already: two groups here, groups 2 and 3 on a node."""
+    arena = arena_of(4)
+    mirror = Mirror(arena, torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: SimpleNamespace(synchronize=lambda: None))
+    plan = SimpleNamespace(remote_slots=2, groups=2)
+    inference = SimpleNamespace(group_of_slot=np.array([1, 0, 2, 3]))
+    batch = DeviceGather(SimpleNamespace(plan=plan, inference=inference, arena=arena), mirror)([0, 2])  # type: ignore[arg-type]
+    expected = arena.gather([0, 2])
+    for name in ("obs:obs", "state"):
+        own, remote = np.split(batch[name].numpy(), 2, axis=1)
+        assert not own.any(), "what is decided here is written into the mirror then"
+        np.testing.assert_array_equal(remote, np.split(expected[name], 2, axis=1)[1], name)
+    np.testing.assert_array_equal(batch["action"], expected["action"])
 
 
 TWO = ("env=toy_agents", "env.policies=[0, 1]")

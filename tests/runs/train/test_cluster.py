@@ -10,19 +10,29 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from node_runs import ENDLESS, MARKER, NODES, RECORDED, Until, both_sample
-from running import LIMIT_SECONDS, ROOT, SAC, config_of, train_here, wait_until
+from running import LIMIT_SECONDS, ROOT, SAC, config_of, rows_of, saved_state, train_here, wait_until
 
 from recording import Seen, check_stored
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ClusterError, ConfigError
+from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
 from rollmill.distributed.standing import FILE, RunStanding
+from rollmill.envs.make import make_env
 from rollmill.monitor.jsonl import read_jsonl
-from rollmill.runs.settings.train import check
+from rollmill.runs.settings.sizing import size
+from rollmill.runs.settings.train import TrainConfig, check
+from rollmill.runs.train.loop import OnlineRun
+from rollmill.runs.train.observers import Observer, Trajectory
 
 LOCAL_NODES = ("cluster=local", *NODES)
 
@@ -32,14 +42,39 @@ def kill_gateway(until: Until) -> bool:
     return True
 
 
+class Agreed(Observer):
+    """The status of the run says of its nodes what the metrics say."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        cluster = run.cluster
+        assert cluster is not None
+        news = cluster._nodes
+        row = cluster.metrics()
+        cluster._save(time.monotonic())
+        nodes = [node for node in RunStanding.read(run.folder.path).nodes if node.stage == "sampling"]
+        if cluster._nodes is not news:  # news came in between
+            return
+        for node in nodes:
+            told = {"frames_per_s": node.steps_per_s * run.spec.frames_per_step, "mb_per_s": node.mb_per_s}
+            told |= {"lag": node.lag, "incarnation": node.incarnation}
+            assert {name: row[f"cluster/node{node.seat}/{name}"] for name in told} == told
+            assert node.codec == "RMS1"
+        assert row["cluster/nodes"] == len(nodes)
+        self.times += any(node.steps_per_s and node.mb_per_s for node in nodes)
+
+
 def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_path: Path) -> None:
     def told(_: Until) -> bool:
         """The gateway tells how nodes stand now and then; rates are in the row of metrics once it has."""
         file = tmp_path / "x" / "run" / FILE
         return file.exists() and [node.stage for node in RunStanding.read(file.parent).nodes] == ["sampling"] * 2
 
-    seen, until = Seen(), Until(both_sample, told)
-    _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until])
+    seen, until, agreed = Seen(), Until(both_sample, told), Agreed()
+    _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until, agreed])
+    assert agreed.times
     assert until.workers == {0, 1, 2}
     assert until.incarnations == {0, 1000, 1001}
     stored = check_stored(folder.data, seen)
@@ -87,6 +122,135 @@ def test_a_run_that_goes_on_gives_incarnations_that_were_never_given(tmp_path: P
     assert json.loads((folder.path / "cluster.json").read_text())["gateways"] == 2
 
 
+class Told(Observer):
+    """Turns a variable in the middle; looks at what the episodes of nodes begin with, and at the replay's ratio."""
+
+    def __init__(self) -> None:
+        self.levels: dict[int, list[float]] = {}
+        """Of the episodes of each lane of a node, in their order."""
+        self.progress: dict[int, list[float]] = {}
+        self.counts: dict[str, float] = {}
+        self.turned = False
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        for trajectory in run.trajectories():
+            if trajectory.worker:
+                self.look(trajectory)
+        learner = run.parts.learners[0]
+        self.counts = learner.counts()
+        assert run.cluster is not None
+        own = int(run.parts.sampler._filled.sum())
+        if not self.turned and len(self.levels) == 2 * 4:
+            run.set_variable("level", 4.0)
+            self.turned = True
+        elif self.turned and self.counts["inserted"] >= 300 and all(seen[-1] == 4.0 for seen in self.levels.values()):
+            assert own + run.cluster.received >= self.counts["inserted"] / 2, "two lanes in a segment"
+            run.stop("the test has seen enough")
+
+    def look(self, trajectory: Trajectory) -> None:
+        for k, lane in enumerate(trajectory.lanes):
+            for row in np.flatnonzero(trajectory.first[:-1, k]):
+                level, progress = trajectory.obs["obs"][row, k].tolist()
+                self.levels.setdefault(lane, []).append(level)
+                self.progress.setdefault(lane, []).append(progress)
+
+
+def test_replay_pool_and_variables_work_with_nodes(tmp_path: Path) -> None:
+    told = Told()
+    words = (*LOCAL_NODES, "sampling.workers=1", "learning.targets=vtrace")
+    replay = ("replay.capacity=100", "replay.samples_per_insert=3", "pool.every_updates=20", "pool.keep=3")
+    env = ("env=variable_env:Dialled", "env.variables.level=1", "env.variables.progress=1")
+    _, folder = train_here(tmp_path, *words, *replay, *env, *ENDLESS, observers=[told])
+    assert told.turned
+    assert told.counts["ratio"] == pytest.approx(3, rel=0.02)
+    for seen in told.levels.values():
+        assert seen == sorted(seen), "never back to what it was"
+        assert set(seen) == {1.0, 4.0}
+    for seen in told.progress.values():
+        assert seen == sorted(seen)
+        assert 0 <= seen[0] < seen[-1] < 1
+    models = ModelPool(folder.pool).entries()
+    assert len(models) == 3
+    assert models[-1].version == told.counts["sampled"] / 4 == saved_state(folder)["learners"][0]["version"]
+
+
+class Judged(Observer):
+    """What every batch that is learnt from holds, and what the learner says of it."""
+
+    def __init__(self, lag: int, clock: Path) -> None:
+        self.lag, self.clock, self.batches = lag, clock, 0
+        clock.write_bytes(bytes(8))
+        self.largest = {False: 0, True: 0}
+        """Updates that rows of the learner's own worker, and of nodes, were behind."""
+        self.counted: tuple[int, int] = (0, 0)
+
+    def on_start(self, run: OnlineRun) -> None:
+        learner = run.parts.learners[0]
+        train = learner.train
+
+        def judge(batch: Any, progress: float = 0.0) -> dict[str, float]:
+            version, valid = learner.version, batch["valid"][:-1]
+            lags = version - batch["version"][:-1]
+            remote = np.repeat(run._groups >= run.parts.sampler.plan.groups, run.parts.sampler.arena.layout.lanes)
+            metrics = train(batch, progress)
+            assert metrics["stale_rows"] == (lags > self.lag)[valid].sum()
+            assert metrics["policy_lag_max"] <= self.lag
+            for where in (False, True):
+                rows = lags[valid & (remote == where) & (lags <= self.lag)]
+                self.largest[where] = max(self.largest[where], int(rows.max(initial=0)))
+            self.batches += 1
+            return metrics
+
+        learner.train = judge  # type: ignore[method-assign]
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self.clock.write_bytes(iteration.to_bytes(8, "little"))
+        if run.dropped_segments >= 4 and self.largest[True] > 0:
+            run.stop("the test has seen enough")
+
+    def on_stop(self, run: OnlineRun) -> None:
+        sampler = run.parts.sampler
+        assert run.cluster is not None
+        came = int(sampler._filled.sum()) + run.cluster.received
+        left = len(sampler.finished)
+        self.counted = (came, self.batches * run.parts.segments_per_batch + run.dropped_segments + left)
+
+
+def test_what_a_slow_node_brings_is_fresh_enough_or_dropped_and_counted(tmp_path: Path) -> None:
+    clock, lag = tmp_path / "clock", 30
+    judged = Judged(lag, clock)
+    env = ("env=paced_envs:Behind", f"env.args.clock={clock}", "env.args.updates=60", "env.args.rollout=8")
+    words = (*LOCAL_NODES, "cluster.nodes=1", "cluster.publish_seconds=0.01", "sampling.workers=1")
+    limit = (f"learning.max_policy_lag={lag}", "learning.batch_size=64")
+    _, folder = train_here(tmp_path, *env, *words, *limit, *ENDLESS, observers=[judged])
+    assert 0 < judged.largest[True] <= lag
+    assert judged.largest[False] <= lag
+    assert judged.counted[0] == judged.counted[1], "every segment was learnt from, dropped or left"
+    assert rows_of(folder)[-1]["sample/dropped_segments"] >= 4
+
+
+def test_faults_of_environments_on_a_node_are_counted_and_named_at_the_learner(tmp_path: Path) -> None:
+    """Of the node's four, which are 4 to 7 of the run: one raises, one returns None, one hangs, each once."""
+
+    class Wait(Observer):
+        def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+            counts = run.counts()
+            if counts["env_faults"] == 2 and counts["worker_restarts"] == 1 and counts["lost_segments"]:
+                run.write_row()
+                run.stop("the test has seen enough")
+
+    words = (*LOCAL_NODES, "cluster.nodes=1", "sampling.workers=1", "sampling.step_timeout=3")
+    deeds = json.dumps({"4": "raise", "5": "none", "6": "hang"})
+    env = ("env=faulty_envs:EachOnce", f"env.args.deeds={deeds}", f"env.args.folder={tmp_path}")
+    _, folder = train_here(tmp_path, *words, *env, *ENDLESS, observers=[Wait()])
+    log = folder.log.read_text()
+    where = r"node local-0: .*env {} \(faulty_envs:EachOnce\) {} .*seed \d+, episode 1000\d{{9}}, step \d"
+    for number, how in ((0, "failed in step"), (1, "failed in step"), (2, "hangs in step")):  # within the node
+        assert re.search(where.format(number, how), log), (number, log)
+    row = rows_of(folder)[-1]
+    assert (row["sample/env_faults"], row["sample/worker_restarts"], row["cluster/lost_segments"]) == (2, 1, 0)
+
+
 def test_nodes_that_are_missing_end_the_run_with_their_reason(tmp_path: Path) -> None:
     words = ("cluster=local", "cluster.nodes=1", "cluster.start_timeout=0.2", "env=toy_target", *ENDLESS)
     with pytest.raises(ClusterError, match=r"cluster.nodes=1: 0 sample after cluster.start_timeout=0.2 s; "):
@@ -107,6 +271,25 @@ def test_nodes_that_are_missing_end_the_run_with_their_reason(tmp_path: Path) ->
 def test_what_nodes_cannot_do_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check(config_of(tmp_path, *words))
+
+
+@pytest.mark.parametrize("task", ["env=CartPole-v1", "env=toy_image"])
+def test_resolved_settings_differ_in_those_of_the_cluster_only(tmp_path: Path, task: str) -> None:
+    """What is decided for a run without nodes is decided for one with nodes, wherever they are."""
+    words = ["run.name=run", f"run.dir={tmp_path}", task]
+    spec = make_env(load_config(TrainConfig, [], words).env).spec
+
+    def resolved(*more: str) -> dict[str, Any]:
+        config = size(load_config(TrainConfig, [], [*words, *more]), spec)
+        check(config)
+        return to_dict(config)
+
+    alone = resolved()
+    for more in (("cluster=local", "cluster.nodes=2"), ("cluster=10.0.0.5:6379",), ("cluster=auto",)):
+        other = resolved(*more)
+        assert {name for name in alone if alone[name] != other[name]} == {"cluster"}
+    left = resolved("cluster=local", "cluster.local_workers=false")
+    assert {name for name in alone if alone[name] != left[name]} == {"cluster"}, "sampling.workers is that of a node"
 
 
 def test_without_an_address_nothing_of_a_cluster_is_loaded_and_no_slot_is_added(tmp_path: Path) -> None:
