@@ -79,6 +79,16 @@ class NodePlan:
         """Groups of one node."""
         return self.sampling.workers * self.sampling.groups
 
+    @property
+    def segments_at_once(self) -> int:
+        """What a node's sampler takes for a batch of its learner: slots go by it."""
+        return max(1, self.groups // 2)
+
+    @property
+    def waiting(self) -> int:
+        """Finished segments that one node has slots for."""
+        return self.segments_at_once * (1 + self.sampling.spare_batches)
+
 
 @dataclass(frozen=True)
 class NodeOrder:

@@ -86,7 +86,7 @@ class NodeSampler:
             env=plan.env,
             spec=spec,
             seeds=plan.seeds.of_incarnation(self._order.first_episode),
-            segments_per_batch=max(1, plan.groups // 2),
+            segments_per_batch=plan.segments_at_once,
             state_every=plan.layout.state_every,
             environment=environment,
             workers_before=self._order.workers_before,

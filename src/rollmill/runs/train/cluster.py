@@ -156,8 +156,7 @@ class Cluster:
     # -- what the run calls --------------------------------------------------------------------
 
     def start(self, frames: int) -> None:
-        sampler = self._parts.sampler
-        announce(self._config, self._plan, sampler.plan.groups, sampler.arena.slots, len(sampler.remote))
+        announce(self._config, self._parts.sampler.plan, self._plan)
         self._started = self._last_node = time.monotonic()
         self._write_weights(frames)
         self._spawn()
