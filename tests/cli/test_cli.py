@@ -258,8 +258,9 @@ def test_the_table_of_bench_shows_shares(call: Call, monkeypatch: pytest.MonkeyP
         "policy": bench.Measurement("policy", 900.0, 450.0, {"main rounds": 1912.6}),
         "train": bench.Measurement("train", 500.0, 250.0, {"main learn": 0.25}),
         "bound": bench.Measurement("bound", 800.0, 400.0, {"env ms/step": 0.0123}),
+        "cluster": bench.Measurement("cluster", 9.0, 9.0, {"received MB/s": 12.34, "gateway segments": 5.0}),
     }
-    monkeypatch.setattr("rollmill.cli.bench.run_bench", lambda config, kinds, seconds, profiler: metrics)
+    monkeypatch.setattr("rollmill.cli.bench.run_bench", lambda *_: metrics)
     monkeypatch.setattr("rollmill.cli.bench.load_of_others", lambda: 0.5)
     result = call("bench", "all", "--seconds", "0.1")
     assert "loaded by others (0.5 cores busy" in result.out
@@ -269,7 +270,11 @@ def test_the_table_of_bench_shows_shares(call: Call, monkeypatch: pytest.MonkeyP
     assert "main rounds        1,913 per second\n" in result.out
     assert "env                0.012 ms per step\n" in result.out
     assert "\nbound    what these cores would reach in training" in result.out
+    assert "received           12.3 MB/s\n" in result.out
+    assert "gateway segments   5 per second\n" in result.out
     assert call("bench", "--seconds", "0").code == 2
+    for words in (("train", "--fake-nodes", "2"), ("cluster", "--fake-nodes", "0")):
+        assert "--fake-nodes is for `rollmill bench cluster`" in call("bench", *words).err
 
 
 def test_json_of_config(call: Call) -> None:

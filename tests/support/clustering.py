@@ -98,11 +98,7 @@ class Learner:
             self.turn()
 
     def turn(self) -> None:
-        while self.gateway._home.poll():
-            message = self.gateway._home.recv()
-            assert isinstance(message, Slots)
-            self.gateway._credits.give(message.slots)
-        self.gateway.turn(0.02)
+        assert self.gateway.turn(0.02)
         while self.channel.poll():
             self._hear(self.channel.recv())
 

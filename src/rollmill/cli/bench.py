@@ -12,14 +12,15 @@ from rollmill.core import atomic
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
-from rollmill.runs.bench.run import KINDS, Measurement, load_of_others
+from rollmill.distributed.settings import MOST_NODES
+from rollmill.runs.bench.run import FAKE_NODES, KINDS, Measurement, load_of_others
 from rollmill.runs.bench.run import bench as run_bench
 from rollmill.runs.bench.tune import Trial, TuneOptions, TuneResult
 from rollmill.runs.bench.tune import tune as run_tune
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.profiler import Profiler
 
-Kind = Literal["sim", "sample", "policy", "learn", "train", "bound", "all", "tune"]
+Kind = Literal["sim", "sample", "policy", "learn", "train", "bound", "all", "tune", "cluster"]
 
 
 def bench(
@@ -31,6 +32,7 @@ def bench(
     profile: Path | None = None,
     out: Path | None = None,
     tune_batch: bool = False,
+    fake_nodes: int | None = None,
     json_: Json = False,
 ) -> int:
     """Measure speed: the bare simulator, our sampling, sampling with the network, the learner alone, and training.
@@ -38,6 +40,7 @@ def bench(
     ``rollmill bench all -f doom_basic``. Shares are of the bare simulator and of the bound that the
     cores set (see ``rollmill bench bound``). Settings are those of ``rollmill train``.
     ``rollmill bench tune`` searches the numbers of workers, environments and threads that train fastest.
+    ``rollmill bench cluster`` measures how much one gateway takes in from nodes (see ``cluster.address``).
 
     Args:
         overrides: Settings, for example env=doom_basic sampling.workers=4.
@@ -47,11 +50,14 @@ def bench(
         profile: Record traces of every process of ``train`` into this folder; numbers are then too low.
         out: File for the settings that ``tune`` has found: ``rollmill train -f FILE`` uses them.
         tune_batch: Let ``tune`` change the batch size, too, which changes what is learnt.
+        fake_nodes: Nodes of ``cluster`` (unset: 3); they send segments that were sampled beforehand.
         json_: Print JSON on stdout, and nothing else there.
     """
     if seconds is not None and seconds <= 0:
         raise ConfigError("--seconds must be positive")
     settings = load_config(TrainConfig, config, overrides)
+    if fake_nodes is not None and (kind != "cluster" or not 1 <= fake_nodes <= MOST_NODES):
+        raise ConfigError(f"--fake-nodes is for `rollmill bench cluster`, and from 1 to {MOST_NODES}")
     if kind == "tune":
         if profile is not None:
             raise ConfigError("--profile is for `rollmill bench train`")
@@ -65,7 +71,8 @@ def bench(
     profiler = Profiler(settings.profile, profile) if profile is not None else None
     others = load_of_others()
     with keep_stdout(json_):
-        results = run_bench(settings, KINDS if kind == "all" else (kind,), seconds or 10.0, profiler)
+        kinds = KINDS if kind == "all" else (kind,)
+        results = run_bench(settings, kinds, seconds or 10.0, profiler, fake_nodes or FAKE_NODES)
     if json_:
         rows = {name: result.to_dict() for name, result in results.items()}
         print(json.dumps({"env": settings.env.id, "busy_cores_before": others, **rows}))
@@ -151,13 +158,14 @@ MEANINGS = {
     "learn": "the learner by itself, on segments sampled beforehand: more than this no sampling can feed it",
     "train": "with the learner: what `rollmill train` reaches",
     "bound": "what these cores would reach in training if nothing ever waited, every part timed alone",
+    "cluster": "what one gateway takes in from nodes that are never late: more than this they cannot bring",
 }
 
 
 def _table(results: dict[str, Measurement]) -> str:
     lines = []
     for result in results.values():
-        others = {"sim": result.kind not in ("sim", "learn", "bound"), "bound": result.kind == "train"}
+        others = {"sim": result.kind not in ("sim", "learn", "bound", "cluster"), "bound": result.kind == "train"}
         shares = [
             f"{100 * result.frames_per_s / results[other].frames_per_s:.0f} % of {other}"
             for other, compares in others.items()
@@ -173,6 +181,8 @@ def _phase(name: str, value: float) -> str:
     """A part of a measurement with its unit: most are shares of the time, of a worker or of the main process."""
     if name.endswith(" ms/step"):
         return f"{name.removesuffix(' ms/step'):18} {value:.3f} ms per step"
-    if name in ("main rounds", "main batches"):
+    if name.endswith(" MB/s"):
+        return f"{name.removesuffix(' MB/s'):18} {value:,.1f} MB/s"
+    if name in ("main rounds", "main batches", "gateway segments"):
         return f"{name:18} {value:,.0f} per second"
     return f"{name:18} {100 * value:.1f} % of the time"

@@ -108,15 +108,16 @@ class Gateway:
         """Until the learner has closed its end of the line, or says that it is over."""
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             while not self._members.used_up:  # then another gateway goes on, with numbers of its own
-                while self._home.poll():
-                    message = self._home.recv()
-                    if not isinstance(message, Slots):
-                        return
-                    self._credits.give(message.slots)
-                self.turn(WAIT_SECONDS)
+                if not self.turn(WAIT_SECONDS):
+                    return
 
-    def turn(self, timeout: float) -> None:
-        """One turn of the loop."""
+    def turn(self, timeout: float) -> bool:
+        """One turn of the loop; whether there is another one."""
+        while self._home.poll():
+            message = self._home.recv()
+            if not isinstance(message, Slots):
+                return False
+            self._credits.give(message.slots)
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -126,6 +127,7 @@ class Gateway:
         self._ask(now)
         for event in self._link.events(timeout, self._home.fileno()):
             self._take(event, time.monotonic())
+        return True
 
     # -- members -------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ END_SECONDS = 0.0
 
 
 @dataclass
-class _Agent:
+class Agent:
     """One process."""
 
     node: str
@@ -36,7 +36,7 @@ class LocalLink:
 
     def __init__(self, count: int) -> None:
         self._names = [f"local-{number}" for number in range(count)]
-        self._agents: dict[str, _Agent] = {}
+        self._agents: dict[str, Agent] = {}
 
     def nodes(self) -> Collection[str]:
         return self._names
@@ -46,7 +46,7 @@ class LocalLink:
         setup = AgentSetup(theirs.fileno())
         child = Child("rollmill.distributed.local_agent_main", setup, os.environ, {theirs.fileno()})
         theirs.close()
-        self._agents[node] = _Agent(node, incarnation, child, ours)
+        self._agents[node] = Agent(node, incarnation, child, ours)
         self._send(node, Begin(order, versions, publication))
 
     def collect(self, node: str, most: int) -> None:
@@ -84,7 +84,7 @@ class LocalLink:
         except OSError:
             agent.lost = True
 
-    def _receive(self, agent: _Agent) -> Event:
+    def _receive(self, agent: Agent) -> Event:
         try:
             answer = agent.channel.recv()
         except (EOFError, OSError):
@@ -93,7 +93,7 @@ class LocalLink:
             return Collected(agent.node, agent.incarnation, answer)
         return Refreshed(agent.node, agent.incarnation, answer)
 
-    def _lose(self, agent: _Agent) -> Failure:
+    def _lose(self, agent: Agent) -> Failure:
         how = agent.child.how_it_ended() if agent.child.ends_within(1.0) else "has closed its channel"
         with contextlib.suppress(OSError):
             agent.child.read_output()

@@ -15,7 +15,7 @@ from running import SERIAL, Run, command_words, config_of, wait_until
 from rollmill.core.errors import ConfigError, EnvError, RollmillError
 from rollmill.envs.make import make_env
 from rollmill.runs.bench import run as bench
-from rollmill.runs.bench.alone import LearnerAlone
+from rollmill.runs.bench.alone import GatewayAlone, LearnerAlone
 from rollmill.runs.bench.run import KINDS, Measurement, bench_bound, bench_sim, load_of_others
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train import build as build_module
@@ -46,6 +46,27 @@ PHASES = {
     "train": {"worker env", "worker wait", "main inference", "main rounds", "main gather", "main learn"},
     "bound": {"env ms/step", "forward ms/step", "train ms/step"},
 }
+
+
+@pytest.mark.usefixtures("no_child_left")
+def test_a_gateway_takes_in_what_nodes_send_that_are_never_late(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "env=faulty_envs:Marker")  # frame skip 2; two of its segments are canned
+    spec = make_env(config.env).spec
+    with contextlib.closing(GatewayAlone(config, spec, os.environ, nodes=5)) as alone:
+        found = alone.run(SECONDS)
+        assert {member.stage for member in alone._gateway._members.members.values()} == {"sampling"}
+        ledger = alone._gateway._ledger
+        assert (ledger.lost, ledger.refused) == (0, 0)
+        assert ledger.received == alone._link.segments > found.segments > 0
+        assert found.raw_bytes == found.segments * alone._codec.raw_bytes
+        assert 0 < found.packed_bytes < found.raw_bytes
+        assert 0 < found.steps <= found.segments * 8 * 2
+        arena, sampler = alone._sampler.arena, alone._sampler
+        sent = {arena["obs:where"][slot].tobytes() for slot in range(arena.slots) if slot not in sampler.remote}
+        assert {arena["obs:where"][slot].tobytes() for slot in sampler.remote} <= sent
+    result = bench.bench(config, ("cluster",), SECONDS, fake_nodes=1)["cluster"]
+    assert result.frames_per_s == pytest.approx(2 * result.steps_per_s)
+    assert result.phases.keys() == {"gateway busy", "gateway segments", "received MB/s", "unpacked MB/s"}
 
 
 @pytest.mark.usefixtures("no_child_left")

@@ -1,4 +1,4 @@
-"""The network's jobs with nothing beside them: acting and learning on segments that were sampled beforehand."""
+"""Parts of a run with nothing beside them, on segments that were sampled beforehand: acting, learning, the gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollmill.core.fields import EnvSpec
+from rollmill.distributed.fake_nodes import FakeNodes
+from rollmill.distributed.gateway import WAIT_SECONDS, Gateway
+from rollmill.distributed.group_codec import GroupCodec
+from rollmill.distributed.membership import INCARNATIONS_EACH
+from rollmill.distributed.settings import LOCAL
+from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.train.cluster import node_plan
 
 if TYPE_CHECKING:
     from rollmill.runs.train.build import Parts
@@ -125,3 +132,59 @@ class LearnerAlone:
 
     def close(self) -> None:
         self._parts.sampler.stop()
+
+
+@dataclass
+class TakenIn:
+    """What a gateway got through."""
+
+    segments: int
+    steps: float
+    raw_bytes: int
+    packed_bytes: int
+    seconds: float
+    busy: float
+    """Seconds of a core."""
+
+
+class GatewayAlone:
+    """The gateway of a run, fed by nodes that always have as many segments as it asks for."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], nodes: int) -> None:
+        from rollmill.distributed.board import weight_bytes
+        from rollmill.runs.train.build import build_parts  # torch comes with it
+
+        cluster = replace(config.cluster, address=LOCAL, nodes=nodes, max_nodes=0, local_workers=True)
+        config = replace(config, cluster=cluster, sampling=replace(config.sampling, mode="async"))
+        parts = build_parts(config, spec, environment)
+        self._sampler = sampler = parts.sampler
+        slots = sample_batch(parts)
+        arena = sampler.arena
+        self._codec = GroupCodec(arena.layout)
+        self._rows = float(np.count_nonzero(arena["valid"][slots][:, :-1])) / len(slots)
+        packed = [self._codec.pack(arena, slot) for slot in slots]
+        self._weights = WeightBuffer(weight_bytes(parts.boards[0].tensors), len(config.env.variables))
+        self._weights.write(0, 0, list(config.env.variables.values()))
+        plan = node_plan(config, parts, len(self._weights.weights))
+        self._link = FakeNodes(nodes, packed, plan.chunk_bytes, sampler.remote)
+        self._gateway = Gateway(
+            plan, cluster, INCARNATIONS_EACH, sampler.plan.groups, arena, self._weights, self._link, self._link.home
+        )
+
+    def run(self, seconds: float) -> TakenIn:
+        """Take in segments for so long, once all nodes have sent some."""
+        link = self._link
+        while link.segments < 2 * len(link.nodes()):
+            self._gateway.turn(WAIT_SECONDS)
+        segments, packed, begun, busy = link.segments, link.packed_bytes, time.perf_counter(), time.process_time()
+        while time.perf_counter() < begun + seconds:
+            self._gateway.turn(WAIT_SECONDS)
+        took, busy = time.perf_counter() - begun, time.process_time() - busy
+        count = link.segments - segments
+        raw = count * self._codec.raw_bytes
+        return TakenIn(count, count * self._rows, raw, link.packed_bytes - packed, took, busy)
+
+    def close(self) -> None:
+        self._link.close()
+        self._sampler.stop()
+        self._weights.block.close_fd()

@@ -7,6 +7,7 @@ policy    the same with the real network, no learner
 learn     the learner by itself, on segments that were sampled beforehand
 train     everything
 bound     what the cores could do if nothing but env, forward and training cost time (for CPUs)
+cluster   what one gateway takes in from nodes, on segments that were sampled beforehand (not part of all)
 ========  =============================================================================================
 """
 
@@ -31,7 +32,7 @@ from rollmill.core.machine import usable_cores
 from rollmill.core.process import start_module
 from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
-from rollmill.runs.bench.alone import LearnerAlone, NetworkAlone
+from rollmill.runs.bench.alone import GatewayAlone, LearnerAlone, NetworkAlone
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings.sizing import size
@@ -44,6 +45,8 @@ from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 
 KINDS = ("sim", "sample", "policy", "learn", "train", "bound")
+"""All that ``bench all`` measures."""
+FAKE_NODES = 3
 WARM_UP_SECONDS = 2.0
 WARM_UP_STEPS = 5
 
@@ -62,7 +65,11 @@ class Measurement:
 
 
 def bench(
-    config: TrainConfig, kinds: tuple[str, ...], seconds: float, profiler: Profiler | None = None
+    config: TrainConfig,
+    kinds: tuple[str, ...],
+    seconds: float,
+    profiler: Profiler | None = None,
+    fake_nodes: int = FAKE_NODES,
 ) -> dict[str, Measurement]:
     """Measure the asked kinds one after the other; ``profiler`` records the training, which costs speed."""
     asked, config = config, size(config)
@@ -77,6 +84,7 @@ def bench(
             "learn": lambda: bench_learn(config, spec, environment, seconds),
             "train": lambda: bench_train(config, spec, seconds, profiler),
             "bound": lambda: bench_bound(config, spec, environment, results, seconds),
+            "cluster": lambda: bench_cluster(config, spec, environment, seconds, fake_nodes),
         }
         for kind in kinds:
             results[kind] = measures[kind]()
@@ -252,6 +260,22 @@ def bench_learn(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, st
     phases = {"main gather": found.gather / found.seconds, "main learn": found.learn / found.seconds}
     phases["main batches"] = found.batches / found.seconds
     return Measurement("learn", steps * spec.frames_per_step, steps, phases)
+
+
+# -- the gateway alone -------------------------------------------------------------------------------
+
+
+def bench_cluster(
+    config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], seconds: float, nodes: int
+) -> Measurement:
+    """One gateway with nodes that are never late: what of them it brings into the learner's slots."""
+    with contextlib.closing(GatewayAlone(config, spec, environment, nodes)) as gateway:
+        found = gateway.run(seconds)
+    took = found.seconds
+    phases = {"gateway busy": found.busy / took, "gateway segments": found.segments / took}
+    phases |= {"received MB/s": found.packed_bytes / took / 1e6, "unpacked MB/s": found.raw_bytes / took / 1e6}
+    steps = found.steps / took
+    return Measurement("cluster", steps * spec.frames_per_step, steps, phases)
 
 
 # -- everything --------------------------------------------------------------------------------------

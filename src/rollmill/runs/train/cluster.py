@@ -70,6 +70,29 @@ def remote_slots(config: TrainConfig, segments_per_batch: int) -> int:
     return cluster.remote_slots or segments_per_batch * (1 + config.sampling.spare_batches)
 
 
+def node_plan(config: TrainConfig, parts: Parts, weight_bytes: int) -> NodePlan:
+    """What all nodes of a run are told."""
+    cluster, plan = config.cluster, parts.sampler.plan
+    return NodePlan(
+        sampling=node_sampling(config),
+        env=config.env,
+        model=config.model,
+        spec=plan.spec,
+        layout=parts.sampler.arena.layout,
+        seeds=plan.seeds,
+        action_seeds=Seeds(config.run.seed).branch("actions", "nodes"),
+        bfloat16=config.learning.precision == "bfloat16",
+        weight_bytes=weight_bytes,
+        workers_before=plan.workers,
+        chunk_bytes=int(cluster.chunk_mb * 1e6),
+        start_timeout=cluster.start_timeout,
+        lease=cluster.lease,
+        folder=os.getcwd(),
+        own_code=given.packed(),
+        path=own_path(),
+    )
+
+
 @dataclass
 class _Totals:
     """Of the gateways that have ended."""
@@ -108,7 +131,7 @@ class Cluster:
         """Slots that the gateway has."""
         self._lock = threading.Lock()
         sampler.hand_back = self._hand_back
-        self._plan = self._node_plan()
+        self._plan = node_plan(config, parts, len(self._weights.weights))
         self._state = NOTHING
         self._before = _Totals()
         self._child: Child | None = None
@@ -130,28 +153,6 @@ class Cluster:
         self._received_when_told = 0
         self._problem = ""
         """Why the gateway ended last; empty while nodes are there."""
-
-    def _node_plan(self) -> NodePlan:
-        config, plan = self._config, self._parts.sampler.plan
-        sampling = node_sampling(config)
-        return NodePlan(
-            sampling=sampling,
-            env=config.env,
-            model=config.model,
-            spec=plan.spec,
-            layout=self._parts.sampler.arena.layout,
-            seeds=plan.seeds,
-            action_seeds=Seeds(config.run.seed).branch("actions", "nodes"),
-            bfloat16=config.learning.precision == "bfloat16",
-            weight_bytes=len(self._weights.weights),
-            workers_before=plan.workers,
-            chunk_bytes=int(self._settings.chunk_mb * 1e6),
-            start_timeout=self._settings.start_timeout,
-            lease=self._settings.lease,
-            folder=os.getcwd(),
-            own_code=given.packed(),
-            path=own_path(),
-        )
 
     # -- what the run calls --------------------------------------------------------------------
 

@@ -88,9 +88,9 @@ def announce(config: TrainConfig, here: SamplerPlan, node: NodePlan) -> None:
     cluster, s, layout = config.cluster, node.sampling, node.layout
     step = layout.slot_bytes / (layout.steps * layout.lanes)
     log.info(
-        "cluster %s: up to %d nodes of %d workers x %d environments; %d slots for their segments take %s here, with the "
-        "gateway about %s. 1,000 steps/s of a node are %.2f MB/s before packing; weights are %s, sent at most %g times "
-        "per second and node",
+        "cluster %s: up to %d nodes of %d workers x %d environments; %d slots for their segments take %s here, with "
+        "the gateway about %s. 1,000 steps/s of a node are %.2f MB/s before packing; weights are %s, sent at most %g "
+        "times per second and node",
         *(cluster.address, cluster.seats, s.workers, s.envs_per_worker, here.remote_slots),
         *(bytes_text(here.remote_slots * layout.slot_bytes), bytes_text(memory_here(config, here, node))),
         *(step / 1e3, bytes_text(node.weight_bytes), 1 / cluster.publish_seconds),
@@ -98,8 +98,8 @@ def announce(config: TrainConfig, here: SamplerPlan, node: NodePlan) -> None:
     way, lag = way_of(config, here, node), config.learning.max_policy_lag
     low, high = way.lag
     text = (
-        f"with {max(1, cluster.nodes)} nodes rows will be {low:.1f} to {high:.1f} updates old when they are learnt from, "
-        f"and those of nodes the updates of {way.weight_seconds:.2g} s more (cluster.publish_seconds)"
+        f"with {max(1, cluster.nodes)} nodes rows will be {low:.1f} to {high:.1f} updates old when they are learnt "
+        f"from, and those of nodes the updates of {way.weight_seconds:.2g} s more (cluster.publish_seconds)"
     )
     if high <= lag:
         log.info("%s; learning.max_policy_lag=%d", text, lag)
