@@ -3,7 +3,7 @@
 A sequence number is odd while something is being written. Who reads copies everything and looks at the number again:
 if it has changed, the copy is thrown away and made once more. There is no history: the newest wins.
 
-The weights are bytes here; ``distributed.board`` knows the tensors in them. With them goes what environments should
+The weights are bytes here; ``distributed.acting`` knows the tensors in them. With them goes what environments should
 know at the same time: the frames of the run and ``env.variables``.
 """
 

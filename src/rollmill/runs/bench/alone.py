@@ -151,7 +151,7 @@ class GatewayAlone:
     """The gateway of a run, fed by nodes that always have as many segments as it asks for."""
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], nodes: int) -> None:
-        from rollmill.distributed.board import weight_bytes
+        from rollmill.distributed.acting import weight_bytes
         from rollmill.runs.train.build import build_parts  # torch comes with it
 
         cluster = replace(config.cluster, address=LOCAL, nodes=nodes, max_nodes=0, local_workers=True)
