@@ -55,9 +55,9 @@ def test_a_gateway_takes_in_what_nodes_send_that_are_never_late(tmp_path: Path) 
     with contextlib.closing(GatewayAlone(config, spec, os.environ, nodes=5)) as alone:
         found = alone.run(SECONDS)
         assert {member.stage for member in alone._gateway._members.members.values()} == {"sampling"}
-        ledger = alone._gateway._ledger
-        assert (ledger.lost, ledger.refused) == (0, 0)
-        assert ledger.received == alone._link.segments > found.segments > 0
+        deliveries = alone._gateway._deliveries
+        assert (deliveries.lost, deliveries.refused) == (0, 0)
+        assert deliveries.received == alone._link.segments > found.segments > 0
         assert found.raw_bytes == found.segments * alone._codec.raw_bytes
         assert 0 < found.packed_bytes < found.raw_bytes
         assert 0 < found.steps <= found.segments * 8 * 2
