@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmill.cli.arguments import Variants
 from rollmill.cli.help import explain
 from rollmill.cli.options import Configs, Json
 from rollmill.cli.tree import Verb
@@ -52,6 +53,35 @@ def verb(
     given = {"overrides": overrides, "target": str(target), "others": others, "episodes": episodes, "fast": fast}
     print(json.dumps({**given, "out": str(out), "config": [str(path) for path in config], "names": names}))
     return 7
+
+
+@dataclass
+class Boat:
+    length: int = 4
+    """How long."""
+    sails: int = 1
+    """How many."""
+
+
+@dataclass
+class Car:
+    length: int = 3
+    """How long from bumper to bumper."""
+    doors: int = 5
+    """How many."""
+
+
+def build(
+    kind: str, /, options: Annotated[dict[str, Any], Variants(lambda: {"boat": Boat, "car": Car})], fast: bool = False
+) -> int:
+    """Build it.
+
+    Args:
+        kind: What.
+        fast: Hurry.
+    """
+    print(json.dumps([kind, options, fast]))
+    return 0
 
 
 def plain(store: str, /, workers: int = 0) -> int:
@@ -235,3 +265,17 @@ def test_key_value_words_may_stand_anywhere(parts: list[Any]) -> None:
     assert list(found["overrides"]) == [part for part in parts if isinstance(part, str)]
     assert len(found.get("config", ())) == parts.count(["-f", "a=b.yaml"])
     assert len(found.get("others", ())) == parts.count(["folder/run"])
+
+
+def test_options_of_several_kinds_stand_once_and_the_verb_gets_what_was_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(build, ["car", "--doors", "3", "--fast"], PROG) == 0
+    assert json.loads(capsys.readouterr().out) == ["car", {"doors": 3}, True]
+    assert call(build, ["boat"], PROG) == 0
+    assert json.loads(capsys.readouterr().out) == ["boat", {}, False]
+    text = " ".join(explain(build, PROG, {}).split())
+    assert "--length INT boat: How long. (default: 4) car: How long from bumper to bumper. (default: 3)" in text
+    assert "--sails INT boat: How many. (default: 1)" in text
+    with pytest.raises(ConfigError, match="a whole number is expected"):
+        call(build, ["car", "--doors", "x"], PROG)

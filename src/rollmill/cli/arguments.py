@@ -2,7 +2,8 @@
 
 Parameters before the ``/`` are words, all others are options. A parameter whose type is a dataclass stands for the
 fields of it, so options that some other function wants together are written once, in their dataclass; a field with
-``option=False`` in its metadata is none: the verb works it out. A parameter or field called ``overrides`` or
+``option=False`` in its metadata is none: the verb works it out. Where what is wanted depends on another option, a
+parameter stands for the fields of several dataclasses (``Variants``). A parameter or field called ``overrides`` or
 ``filters`` takes the KEY=VALUE words.
 """
 
@@ -12,15 +13,16 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from rollmill.core.config.schema import keys_of
 from rollmill.core.config.types import alternatives, field_docs
 
 KEY_VALUE = ("overrides", "filters")
+Mark = TypeVar("Mark")
 _SILENT_DEFAULTS = ("None", "False", "", "()")
 
 
@@ -34,6 +36,17 @@ class Spelling:
     """What stands for its value in help."""
     one_each: bool = False
     """Of several values, each has the option's name before it."""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Stands in the type of a mapping: options of several dataclasses, of which the verb will use one.
+
+    The verb is given those that were typed. An option of several of them is written once.
+    """
+
+    kinds: Callable[[], Mapping[str, type]]
+    """The dataclasses, by what they are for."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +73,7 @@ class Argument:
 
     @property
     def spelling(self) -> Spelling:
-        marks = self.type.__metadata__ if get_origin(self.type) is Annotated else ()
-        return next((mark for mark in marks if isinstance(mark, Spelling)), Spelling())
+        return _mark(self.type, Spelling) or Spelling()
 
     @property
     def label(self) -> str:
@@ -123,6 +135,11 @@ class Argument:
         return " ".join(map(str, values))
 
     @property
+    def about_text(self) -> str:
+        """For help: what it is for, and its default."""
+        return f"{self.about} (default: {self.default_text})" if self.default_text else self.about
+
+    @property
     def _inner(self) -> Any:
         return next(part for part in alternatives(self.type) if part is not NoneType)
 
@@ -143,6 +160,9 @@ def _read(function: Callable[..., int]) -> Iterator[Argument]:
         if dataclasses.is_dataclass(hints[name]):
             yield from _fields(name, hints[name])
             continue
+        if variants := _mark(hints[name], Variants):
+            yield from _of_variants(name, variants.kinds())
+            continue
         default = MISSING if parameter.default is parameter.empty else parameter.default
         is_word = parameter.kind is parameter.POSITIONAL_ONLY
         yield Argument(name, hints[name], default, about.get(name, ""), is_word, "")
@@ -156,6 +176,26 @@ def _fields(block: str, cls: Any) -> Iterator[Argument]:
             continue
         about = docs[key.name].replace("``", "`")
         yield Argument(key.name, key.type, key.default(), about, key.name in KEY_VALUE, block)
+
+
+def _of_variants(block: str, kinds: Mapping[str, type]) -> Iterator[Argument]:
+    """Every option of any of them; what it is for is said for each that says something of its own."""
+    found: dict[str, dict[str, Argument]] = {}
+    for kind, cls in kinds.items():
+        for argument in _fields(block, cls):
+            found.setdefault(argument.name, {})[kind] = argument
+    for same in found.values():
+        about: dict[str, list[str]] = {}
+        for kind, argument in same.items():
+            about.setdefault(argument.about_text, []).append(kind)
+        text = " ".join(f"{', '.join(names)}: {said}" for said, names in about.items())
+        yield dataclasses.replace(next(iter(same.values())), default=None, about=text)
+
+
+def _mark(tp: Any, kind: type[Mark]) -> Mark | None:
+    """What stands in an annotated type."""
+    marks = tp.__metadata__ if get_origin(tp) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
 def documentation(function: Callable[..., int]) -> tuple[str, dict[str, str]]:

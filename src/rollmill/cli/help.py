@@ -10,7 +10,7 @@ from rollmill.core.text import columns
 
 TYPE_CHECKING = False  # as in ``rollmill/__init__.py``
 if TYPE_CHECKING:
-    from rollmill.cli.arguments import Argument
+    pass
 
 _FIRST = "rollmill train env=CartPole-v1"
 _WIDEST = 100
@@ -46,10 +46,10 @@ def explain(function: Callable[..., int], prog: str, verbs: Mapping[str, Verb]) 
     if words:
         lines += ["", "words:"]
         for argument in words:
-            lines += _entry(argument.usage, _about(argument), width)
+            lines += _entry(argument.usage, argument.about_text, width)
     lines += ["", "options:", *_entry("-h, --help", "Show this text.", width)]
     for argument in arguments[len(words) :]:
-        lines += _entry(argument.usage, _about(argument), width)
+        lines += _entry(argument.usage, argument.about_text, width)
     if verbs:
         lines += ["", "verbs of its own:", *_list(verbs)]
     return "\n".join(lines)
@@ -77,11 +77,6 @@ def _wrap(text: str, width: int, indent: str = "", first: str | None = None) -> 
     wrapper = textwrap.TextWrapper(width, initial_indent=indent if first is None else first, subsequent_indent=indent)
     wrapper.break_on_hyphens = wrapper.break_long_words = False
     return [line.replace(_SPACE, " ") for line in wrapper.wrap(re.sub("`[^`]*`", whole, " ".join(text.split())))]
-
-
-def _about(argument: Argument) -> str:
-    default = argument.default_text
-    return f"{argument.about} (default: {default})" if default else argument.about
 
 
 def _sentence(text: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.cli.arguments import Argument, arguments_of
+from rollmill.core.config.types import alternatives
 from rollmill.core.errors import ConfigError
 from rollmill.core.terminal import clean_output
 from rollmill.core.text import closest, did_you_mean, nearest
@@ -46,7 +47,8 @@ def parse(function: Callable[..., int], words: Sequence[str], prog: str) -> insp
             raise ConfigError(f"{_missing(argument)} (see `{prog} --help`)")
     signature = inspect.signature(function, eval_str=True)
     for name, fields in blocks.items():
-        values[name] = signature.parameters[name].annotation(**fields)
+        (kind,) = alternatives(signature.parameters[name].annotation)
+        values[name] = kind(**fields)
     plain = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.POSITIONAL_ONLY]
     first = [values.pop(name) for name in plain if name in values]
     return signature.bind(*first, **values)

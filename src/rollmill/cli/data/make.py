@@ -6,16 +6,17 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from rollmill.cli.arguments import Spelling, Variants
 from rollmill.cli.data.progress import progress
 from rollmill.cli.options import Json, shard_bytes
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
 from rollmill.core.text import bytes_text
-from rollmill.store.convert.formats import EXPORTS, IMPORTS, exporter, importer
+from rollmill.store.convert.formats import EXPORTS, IMPORTS, export_options, exporter, import_options, importer
 from rollmill.store.derive.derivation import open_quietly
 from rollmill.store.derive.merge import merge as merge_stores
 from rollmill.store.derive.split_store import by_fraction, by_number, split_store
@@ -165,19 +166,8 @@ def export(
     store: Path,
     /,
     out: Path,
-    format: str,
-    obs: str | None = None,
-    part_mb: float | None = None,
-    compress: bool = False,
-    name: str | None = None,
-    file_mb: float | None = None,
-    fps: float | None = None,
-    scale: int | None = None,
-    images: str | None = None,
-    task: str | None = None,
-    dataset_id: str | None = None,
-    author: str | None = None,
-    description: str | None = None,
+    format: Annotated[str, Spelling(value="{" + ",".join(EXPORTS) + "}")],
+    options: Annotated[dict[str, Any], Variants(export_options)],
     json_: Json = False,
 ) -> int:
     """Write a store in another format: ``rollmill data export runs/x/data --format npz --out data.npz``.
@@ -188,41 +178,15 @@ def export(
         filters: Conditions on episodes: return_min, partial, top and so on.
         store: The store's folder.
         out: The file or folder to write; must not exist.
-        format: minari, tfrecord, tfds, npz, parquet, lerobot or mp4.
-        obs: npz, mp4: the observation to take, if there are several.
-        part_mb: npz: size limit per file in MB of arrays (default 1000).
-        compress: npz: deflate the arrays.
-        name: tfrecord, tfds: what the files are called (default episodes; the environment's id).
-        file_mb: tfrecord, tfds, parquet, lerobot: size limit per file in MB (default 195, 195, 150 and 100).
-        fps: mp4, lerobot: images per second (default 30).
-        scale: mp4: enlarge by this factor.
-        images: lerobot: video (default), or png, which is exact.
-        task: lerobot: what the agent does, in words (default the environment's id).
-        dataset_id: minari: (namespace/)name-v0, if the target's name does not say it.
-        author: minari: noted in the dataset.
-        description: minari: noted in the dataset.
+        format: What to write.
         json_: Print JSON on stdout.
     """
-    given = {
-        "obs": obs,
-        "part_mb": part_mb,
-        "compress": compress or None,
-        "name": name,
-        "file_mb": file_mb,
-        "fps": fps,
-        "scale": scale,
-        "images": images,
-        "task": task,
-        "dataset_id": dataset_id,
-        "author": author,
-        "description": description,
-    }
     module = exporter(format)
-    options = _options(module.Options, given, format, lambda: {n: exporter(n).Options for n in EXPORTS})
+    chosen_options = _options(module.Options, options, format, export_options)
     source = _open_whole(store)
     chosen = _select(source, filters)
     with progress(f"export {format}") as tell:
-        done = module.export_episodes(source, chosen, out, options, tell)
+        done = module.export_episodes(source, chosen, out, chosen_options, tell)
     if json_:
         files = [str(file) for file in done.files]
         print(json.dumps({**dataclasses.asdict(done), "path": str(done.path), "files": files, "bytes": done.bytes}))
@@ -238,12 +202,9 @@ def import_(
     sources: tuple[str, ...],
     /,
     out: Path,
-    format: str | None = None,
-    env: str | None = None,
-    choices: int | None = None,
-    fields: tuple[str, ...] = (),
-    per_step: bool = False,
-    unsafe_pickle: bool = False,
+    *,
+    format: Annotated[str | None, Spelling(value="{" + ",".join(IMPORTS) + "}")] = None,
+    options: Annotated[dict[str, Any], Variants(import_options)],
     json_: Json = False,
 ) -> int:
     """Make a store from another format: ``rollmill data import old/*.npz --out store --env doom_basic``.
@@ -251,28 +212,16 @@ def import_(
     Args:
         sources: npz files, TFRecord files or their folder, the folder or id of one Minari dataset, or pickled files.
         out: The new store's folder; must not exist.
-        format: npz, tfrecord, minari or pickle; without it, by the names.
-        env: Env id to note in the store.
-        choices: npz, tfrecord, pickle: number of discrete actions; without it, the highest one seen plus 1.
-        fields: tfrecord: which feature is what, as in obs=frame:uint8:64x64x3 action=act reward=r terminated=done.
-        per_step: tfrecord: every record is a step, not an episode.
-        unsafe_pickle: pickle: read objects that can run any code, too; only from people you trust.
+        format: What they are; without it, by the names.
         json_: Print JSON on stdout.
     """
     if not sources:
         raise ConfigError("name what to import")
     kind = format or _kind_of(sources)
     module = importer(kind)
-    given = {
-        "env": env,
-        "choices": choices,
-        "fields": fields or None,
-        "per_step": per_step or None,
-        "unsafe_pickle": unsafe_pickle or None,
-    }
-    options = _options(module.ImportOptions, given, kind, lambda: {n: importer(n).ImportOptions for n in IMPORTS})
+    chosen = _options(module.ImportOptions, options, kind, import_options)
     with progress(f"import {kind}") as tell:
-        done = module.import_episodes(sources, out, options, tell)
+        done = module.import_episodes(sources, out, chosen, tell)
     if json_:
         print(json.dumps({**dataclasses.asdict(done), "path": str(done.path)}))
     else:
@@ -296,11 +245,10 @@ def _kind_by_name(source: Path) -> str:
 
 
 def _options(kind: type[Any], given: Mapping[str, Any], name: str, kinds: Callable[[], Mapping[str, type[Any]]]) -> Any:
-    """The options of a format from the flags given; a flag of another format is refused."""
-    known = {field.name for field in dataclasses.fields(kind)}
-    values = {key: value for key, value in given.items() if value is not None}
-    for key in values:
-        if key not in known:
-            owners = [n for n, k in kinds().items() if key in {field.name for field in dataclasses.fields(k)}]
+    """The options of a format, from those that were typed; one of another format is refused."""
+    known = {n: {field.name for field in dataclasses.fields(k)} for n, k in kinds().items()}
+    for key in given:
+        if key not in known[name]:
+            owners = [n for n, keys in known.items() if key in keys]
             raise ConfigError(f"--{key.replace('_', '-')} is for {', '.join(owners)}, not for {name}")
-    return kind(**values)
+    return kind(**given)

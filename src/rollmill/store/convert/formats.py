@@ -76,6 +76,16 @@ def importer(name: str) -> Importer:
     return cast(Importer, _load(name, IMPORTS))
 
 
+def export_options() -> dict[str, type[Any]]:
+    """The options of every format that can be written."""
+    return {name: exporter(name).Options for name in EXPORTS}
+
+
+def import_options() -> dict[str, type[Any]]:
+    """The options of every format that can be read."""
+    return {name: importer(name).ImportOptions for name in IMPORTS}
+
+
 def _load(name: str, known: dict[str, Format]) -> Any:
     if name not in known:
         hint = nearest(name, known)

@@ -64,7 +64,7 @@ class Options:
     task: str = ""
     """What the agent does, in words; without it, the environment's id."""
     file_mb: float = 100.0
-    """A new data file is begun when one has reached this size."""
+    """Size in MB at which a new data file is begun."""
 
 
 def export_episodes(

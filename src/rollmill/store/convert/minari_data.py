@@ -44,7 +44,9 @@ class Options:
     dataset_id: str | None = None
     """``(namespace/)name-v0``; without it, where the target lies below Minari's root, or the target's own name."""
     author: str = ""
+    """Is noted in the dataset."""
     description: str = ""
+    """Is noted in the dataset."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Options:
     """Knobs of the Parquet export."""
 
     file_mb: float = 150.0
-    """A new file is begun when one has reached this size."""
+    """Size in MB at which a new file is begun."""
 
 
 def export_episodes(

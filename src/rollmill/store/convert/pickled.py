@@ -41,6 +41,7 @@ class ImportOptions:
     unsafe_pickle: bool = False
     """Unpickle whatever is in the files: they come from somebody you trust to run code on this machine."""
     env: str = "unknown"
+    """Env id to note in the store."""
     choices: int | None = None
     """Number of discrete actions; without it, the highest one seen plus 1."""
 

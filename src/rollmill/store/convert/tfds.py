@@ -43,7 +43,7 @@ class Options:
     name: str | None = None
     """The dataset's name, which begins the names of the files; without it, the environment's id."""
     file_mb: float = MAX_FILE_BYTES / 1e6
-    """A new file is begun when one has reached this size."""
+    """Size in MB at which a new file is begun."""
 
 
 def export_episodes(
