@@ -28,15 +28,17 @@ from rollmill.runs.train.run import train
 
 RUNS = Path("runs") / "self_play"
 MODELS = 16
-WARM_UP = 40
-"""Batches before anything is measured; with a new model after every second one there are enough opponents then."""
+EVERY = 20
+"""Batches between two models."""
+WARM_UP = EVERY * (MODELS + 1)
+"""Batches before anything is measured: there are as many opponents as there may be then."""
 SPEED = (
     *("env=leduc_poker", "learning.gamma=1", "sampling.workers=2", "sampling.envs_per_worker=8", "sampling.groups=2"),
     *("sampling.rollout=16", "learning.batch_size=512", "model.mlp=[64,64]", "stop.frames=100000000"),
     *("report.tensorboard=false", "checkpoints.every_seconds=1e6"),
 )
 """Nothing to simulate: what acting and publishing cost is all there is."""
-FROZEN = ("selfplay.rule=uniform", "pool.every_updates=2", f"pool.keep={MODELS}")
+FROZEN = ("selfplay.rule=uniform", f"pool.every_updates={EVERY}", f"pool.keep={MODELS}")
 
 
 class Meter(Observer):
@@ -88,7 +90,7 @@ def speed(rounds: int, seconds: float) -> dict[str, Any]:
         "publish_ms": 1e3 * statistics.median(took),
         "publish_ms_worst": 1e3 * max(took),
     }
-    print(f"share: {found['share']:.2f}; published and playable in {found['publish_ms']:.1f} ms")
+    print(f"share: {found['share']:.2f} (mark 0.8); published and playable in {found['publish_ms']:.1f} ms (mark 50)")
     return {**found, "rates": rates}
 
 

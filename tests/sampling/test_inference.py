@@ -215,6 +215,47 @@ def test_answers_of_many_policies_land_where_they_were_asked_for() -> None:
         np.testing.assert_array_equal(segment["state"][..., 1], np.tile(group * LANES + np.arange(LANES), (2, 1)))
 
 
+class InOnePass:
+    """Answers for all policies at once, with a function of the observation and of the policy."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def act_for(self, owners: np.ndarray, request: ActRequest) -> PolicyOutput:
+        self.asked.append(owners.tolist())
+        assert len(request.lanes) == len(owners) * LANES
+        value = request.obs["a"][:, 0] + 1000 * np.repeat(owners, LANES)
+        state = np.stack([value, request.lanes], axis=1).astype(np.float32)
+        return PolicyOutput(request.obs["b"][:, 0] % 5, -value, value, state)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_whole_groups_of_policies_are_asked_in_one_pass_or_one_after_the_other(together: bool) -> None:
+    table = Table(every=2)
+    table.policies = [Tagged(0), Tagged(1)]
+    table.policies[0].version, table.policies[1].version = 30, 70
+    ensemble = InOnePass() if together else None
+    inference = table.inference = Inference(table.arena, table.box, table.policies, None, [1, 0], ensemble)
+    assert inference.policy_of_lane.tolist() == [[1] * LANES, [0] * LANES]
+    orders = [[[1, 0]], [[0], [1]], [[0, 1]]]
+    finished = [slot for turn in range(2 * STEPS + 1) for groups in orders[turn % 3] for slot in table.turn(groups)]
+    assert sorted(finished[:2]) == [0, 1]
+    for slot in finished:
+        group = int(inference.group_of_slot[slot])
+        owner, segment = 1 - group, table.arena.segment(slot)
+        np.testing.assert_array_equal(segment["value"], segment[OBS + "a"][..., 0] + 1000 * owner)
+        np.testing.assert_array_equal(segment["log_prob"][:-1], -segment["value"][:-1])
+        assert (segment["policy_id"] == owner).all()
+        assert (segment["version"] == [30, 70][owner]).all() if together else (segment["version"] > 0).all()
+        np.testing.assert_array_equal(segment["state"][..., 1], np.tile(group * LANES + np.arange(LANES), (2, 1)))
+    if ensemble is not None:
+        assert all(owners == sorted(owners) for owners in ensemble.asked)
+        assert [0, 1] in ensemble.asked
+        assert not table.policies[0].asked
+    else:
+        assert all(request.groups.size == 1 for policy in table.policies for request in policy.asked)
+
+
 def test_a_part_of_a_request_gathers_only_when_asked() -> None:
     """A policy that reads the arena itself must not pay for a gather."""
     gathered = []
@@ -265,8 +306,8 @@ def test_a_policy_that_is_not_told_of_rewards_says_so() -> None:
 class DrawsLots:
     """Seats lanes by lot, opponents among them, and remembers; opponents answer with their number."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
+    def __init__(self, rng: np.random.Generator, plays_all: bool) -> None:
+        self.rng, self.plays_all = rng, plays_all
         self.seated: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def seat(self, lanes: np.ndarray, episodes: np.ndarray) -> Seats:
@@ -277,16 +318,20 @@ class DrawsLots:
         return Seats(drawn[0].astype(np.int16), 100 + drawn[1], drawn[2].astype(np.int16))
 
     def act_for(self, policy_ids: np.ndarray, request: ActRequest) -> PolicyOutput:
-        assert (policy_ids >= 2).all()
-        return PolicyOutput(np.zeros(len(policy_ids)), -policy_ids, policy_ids + 1000.0, np.zeros((len(policy_ids), 2)))
+        assert self.plays_all or (policy_ids >= 2).all()
+        value = np.where(policy_ids >= 2, policy_ids + 1000.0, -1)
+        return PolicyOutput(np.zeros(len(policy_ids)), -policy_ids, value, np.zeros((len(policy_ids), 2)))
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_players_change_at_first_rows_only(seed: int) -> None:
-    """Random deaths, ends and orders of groups; some rows are decided twice, as sync mode does for new weights."""
+    """Random deaths, ends and orders of groups; some rows are decided twice, as sync mode does for new weights.
+
+    With odd seeds, who plays the opponents plays everybody.
+    """
     rng = np.random.default_rng(seed)
     table = Table(policies=2)
-    lots = DrawsLots(rng)
+    lots = DrawsLots(rng, plays_all=seed % 2 == 1)
     table.arena = Arena(SegmentLayout(SPEC, STEPS, LANES, 2, opponents=True), SLOTS)
     inference = table.inference = Inference(table.arena, table.box, table.policies, lots)
     table.box.row[:] = -1

@@ -263,6 +263,10 @@ class Matchmaker(Protocol):
     Policies of the run are numbered from 0; every higher ``policy_id`` is an opponent's.
     """
 
+    @property
+    def plays_all(self) -> bool:
+        """Whether it decides for policies of the run as well, so that there is one pass for all."""
+
     def seat(self, lanes: Array, episodes: Array) -> Seats:
         """Whom the lanes ``[n]`` belong to in the episodes ``[n]`` that begin there: all agents of each environment.
 
@@ -270,13 +274,20 @@ class Matchmaker(Protocol):
         """
 
     def act_for(self, policy_ids: Array, request: ActRequest) -> PolicyOutput:
-        """Decide for lanes whose opponents ``policy_ids`` ``[n]`` are."""
+        """Decide for lanes that ``policy_ids`` ``[n]`` play: opponents, or anybody where it ``plays_all``."""
 
     def acting_state(self) -> dict[str, Any]:
         """Memory and randomness of the opponents in the running episodes, for a checkpoint of serial mode."""
 
     def load_acting_state(self, state: Mapping[str, Any]) -> None:
         """Go on where ``acting_state`` was taken."""
+
+
+class Ensemble(Protocol):
+    """Several policies in one pass: those of a population, to each of which whole groups belong."""
+
+    def act_for(self, owners: Array, request: ActRequest) -> PolicyOutput:
+        """Decide for whole groups; ``owners`` ``[g]``, in ascending order: the policy of each."""
 
 
 class Learner(Saveable, Protocol):

@@ -8,13 +8,22 @@ becomes a finished segment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
 from rollmill.core.fields import Array
-from rollmill.core.protocols import Actor, ActRequest, GroupRows, InPlacePolicy, Matchmaker, Policy, PolicyOutput
+from rollmill.core.protocols import (
+    Actor,
+    ActRequest,
+    Ensemble,
+    GroupRows,
+    InPlacePolicy,
+    Matchmaker,
+    Policy,
+    PolicyOutput,
+)
 from rollmill.core.shapes import INTS, Shape, check_shape
 from rollmill.core.slots import CARRIED_FIELDS, Arena
 from rollmill.sampling.mailbox import Mailbox
@@ -26,9 +35,18 @@ class Inference:
     """The acting side of the policies. Not thread-safe: one thread infers."""
 
     def __init__(
-        self, arena: Arena, box: Mailbox, policies: Sequence[Actor], matchmaker: Matchmaker | None = None
+        self,
+        arena: Arena,
+        box: Mailbox,
+        policies: Sequence[Actor],
+        matchmaker: Matchmaker | None = None,
+        policy_of_group: Sequence[int] = (),
+        ensemble: Ensemble | None = None,
     ) -> None:
-        """``policies``: one ``InPlacePolicy``, or any number of ``Policy``; ``matchmaker``: only with these."""
+        """``policies``: one ``InPlacePolicy``, or any number of ``Policy``; ``matchmaker``: only with these.
+
+        ``policy_of_group``: where whole groups belong to one policy each; ``ensemble``: who asks all of these at once.
+        """
         layout = arena.layout
         self._arena = arena
         self._box = box
@@ -37,6 +55,10 @@ class Inference:
         self._lane_numbers = np.arange(layout.lanes)
         self.policy_of_lane = np.zeros((len(box.command), layout.lanes), np.int16)
         """[groups, L]: which policy acts for a lane."""
+        self._owner_of_group = np.array(policy_of_group, np.int64)
+        if policy_of_group:
+            self.policy_of_lane[:] = self._owner_of_group[:, None]
+        self._ensemble = ensemble
         self._matchmaker = matchmaker
         self._seats: dict[str, Array] = {
             "policy_id": self.policy_of_lane,
@@ -110,14 +132,27 @@ class Inference:
         self.frames += groups.size * layout.lanes * layout.spec.frames_per_step
         if self._in_place is not None:
             self._in_place.decide_in_place(
-                GroupRows(groups, slots, rows, closing), lambda: self._stamp(self._stamps_of(0), slots, rows, None)
+                GroupRows(groups, slots, rows, closing), lambda: self._stamp(self._stamps_of(0), slots, rows)
             )
             return
         if closing is None:
             closing = np.full(groups.size, -1)
-        request = ActRequest(
+        if self._owner_of_group.size:
+            self._ask_by_group(groups, slots, rows, closing)
+            return
+        request = self._request(groups, slots, rows, closing)
+        if self._matchmaker is not None:
+            self._seat(request)
+        elif len(self._policies) == 1:
+            self._ask(0, request)
+            return
+        self._ask_by_lane(request, again)
+
+    def _request(self, groups: Array, slots: Array, rows: Array, closing: Array) -> ActRequest:
+        lanes = self._arena.layout.lanes
+        return ActRequest(
             first=self._rows_of(self._arena["first"], slots, rows),
-            lanes=(groups[:, None] * layout.lanes + self._lane_numbers).ravel(),
+            lanes=(groups[:, None] * lanes + self._lane_numbers).ravel(),
             groups=groups,
             slots=slots,
             rows=rows,
@@ -126,25 +161,48 @@ class Inference:
             episodes=lambda: self._rows_of(self._arena["episode"], slots, rows),
             rewards=lambda: self._last_rewards(slots, rows, closing),
         )
-        if self._matchmaker is not None:
-            self._seat(request)
-        elif len(self._policies) == 1:
-            self._ask(0, request, slots, rows, None)
+
+    def _ask_by_group(self, groups: Array, slots: Array, rows: Array, closing: Array) -> None:
+        """Whole groups belong to one policy each: no lanes have to be looked for."""
+        order = np.argsort(self._owner_of_group[groups], kind="stable")
+        groups, slots, rows, closing = groups[order], slots[order], rows[order], closing[order]
+        owners = self._owner_of_group[groups]
+        if self._ensemble is not None:
+            answer = self._ensemble.act_for(owners, self._request(groups, slots, rows, closing))
+            self._write_output(answer, slots, rows, None)
+            versions = np.array([policy.version for policy in self._policies])
+            self._stamp({"policy_id": owners, "version": versions[owners]}, slots, rows)
             return
-        owner = self.policy_of_lane[groups].ravel()
-        for k in np.unique(np.minimum(owner, len(self._policies))).tolist():
-            mine = np.nonzero(owner == k if k < len(self._policies) else owner >= k)[0]
-            part = request.part(mine)
-            if k < len(self._policies):
-                self._ask(k, part, slots, rows, mine)
+        for k in np.unique(owners).tolist():
+            own = owners == k
+            self._ask(k, self._request(groups[own], slots[own], rows[own], closing[own]))
+
+    def _ask_by_lane(self, request: ActRequest, again: bool) -> None:
+        """Lanes of a group belong to several policies, or to opponents."""
+        slots, rows, lanes = request.slots, request.rows, request.lanes
+        owner = self.policy_of_lane[request.groups].ravel()
+        for mine, answer in self._answers(owner, request, again):
+            self._write_output(answer, slots, rows, mine)
+        own = np.array([policy.version for policy in self._policies])
+        version = own[np.minimum(owner, len(own) - 1)]
+        if self._matchmaker is not None:
+            version = np.where(owner < len(own), version, self._seat_of("version", lanes))
+            self._write(self._arena["opponent"], slots, rows, None, self._seat_of("opponent", lanes))
+        self._stamp({"policy_id": owner, "version": version}, slots, rows)
+
+    def _answers(self, owner: Array, request: ActRequest, again: bool) -> Iterator[tuple[Array | None, PolicyOutput]]:
+        """Ask everybody: positions of lanes (None: all of them), and what was decided for these."""
+        others = len(self._policies)
+        if self._matchmaker is not None and self._matchmaker.plays_all and not again:
+            yield None, self._matchmaker.act_for(owner, request)
+            return
+        for k in np.unique(np.minimum(owner, others)).tolist():
+            mine = np.nonzero(owner == k if k < others else owner >= k)[0]
+            if k < others:
+                yield mine, self._policies[k].act(request.part(mine))
             elif not again:
                 assert self._matchmaker is not None, "nobody else seats opponents"
-                self._write_output(self._matchmaker.act_for(owner[mine], part), slots, rows, mine)
-                self._stamp(
-                    {name: self._seat_of(name, part.lanes) for name in ("policy_id", "version")}, slots, rows, mine
-                )
-        if self._matchmaker is not None:
-            self._write(self._arena["opponent"], slots, rows, None, self._seats["opponent"][groups])
+                yield mine, self._matchmaker.act_for(owner[mine], request.part(mine))
 
     def _seat(self, request: ActRequest) -> None:
         """Ask who plays where an episode begins. A row may be decided twice (``infer_again``): it is asked once."""
@@ -179,10 +237,10 @@ class Inference:
         before = np.where(opens, self._arena.layout.steps - 1, rows - 1)
         return self._rows_of(self._arena["reward"], np.where(opens, closing, slots), before)
 
-    def _ask(self, k: int, request: ActRequest, slots: Array, rows: Array, mine: Array | None) -> None:
-        """Ask policy ``k`` for ``request`` and write its output; ``mine``: positions among all lanes."""
-        self._write_output(self._policies[k].act(request), slots, rows, mine)
-        self._stamp(self._stamps_of(k), slots, rows, mine)
+    def _ask(self, k: int, request: ActRequest) -> None:
+        """Ask policy ``k`` about whole groups and write its output."""
+        self._write_output(self._policies[k].act(request), request.slots, request.rows, None)
+        self._stamp(self._stamps_of(k), request.slots, request.rows)
 
     def _write_output(self, output: PolicyOutput, slots: Array, rows: Array, mine: Array | None) -> None:
         columns = {"action": output.action, "log_prob": output.log_prob, "value": output.value}
@@ -194,10 +252,10 @@ class Inference:
     def _stamps_of(self, k: int) -> dict[str, int]:
         return {"policy_id": k, "version": self._policies[k].version}
 
-    def _stamp(self, who: Mapping[str, Array | int], slots: Array, rows: Array, mine: Array | None) -> None:
-        """Write down who has decided, and when."""
+    def _stamp(self, who: Mapping[str, Array | int], slots: Array, rows: Array) -> None:
+        """Write down who has decided, and when: one for all, of every group ``[g]`` or of every lane ``[g * L]``."""
         for name, value in {**who, "frames": self.frames}.items():
-            self._write(self._arena[name], slots, rows, mine, value)
+            self._write(self._arena[name], slots, rows, None, value)
 
     def _keep_state(self, state: Array, slots: Array, rows: Array, mine: Array | None) -> None:
         """Store the recurrent state where a piece of back-propagation through time begins."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.fields import TASK_FIELD, Array, EnvSpec
-from rollmill.core.protocols import Actor, Matchmaker
+from rollmill.core.protocols import Actor, Ensemble, Matchmaker
 from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
 from rollmill.core.shapes import ARRAY, FLAGS, FLOATS, INTS, MAPPING, Shape
@@ -172,7 +172,13 @@ class SamplerPlan:
 class Sampler:
     """Owns the arena, the mailbox, the pool and the acting side of the policies."""
 
-    def __init__(self, plan: SamplerPlan, policies: Sequence[Actor], matchmaker: Matchmaker | None = None) -> None:
+    def __init__(
+        self,
+        plan: SamplerPlan,
+        policies: Sequence[Actor],
+        matchmaker: Matchmaker | None = None,
+        ensemble: Ensemble | None = None,
+    ) -> None:
         settings = plan.settings
         self.plan = plan
         state_size, several = policies[0].state_size, matchmaker is not None
@@ -192,9 +198,7 @@ class Sampler:
             self._let_go()
             raise
         self._matchmaker = matchmaker
-        self.inference = Inference(self.arena, self.box, policies, matchmaker)
-        if plan.policy_of_group:
-            self.inference.policy_of_lane[:] = np.array(plan.policy_of_group)[:, None]
+        self.inference = Inference(self.arena, self.box, policies, matchmaker, plan.policy_of_group, ensemble)
         self.spare = [self.inference.free.pop() for _ in range(plan.spare_slots)]
         """Slots that are free for whoever returns as many others (``release``)."""
         self.remote = [self.inference.free.pop() for _ in range(plan.remote_slots)]

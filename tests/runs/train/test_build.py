@@ -17,6 +17,7 @@ from rollmill.core.slots import Arena, SegmentLayout
 from rollmill.envs.make import make_env
 from rollmill.learning.step import learning_dtype
 from rollmill.models.acting.mirror import Mirror
+from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import DeviceGather, HostGather, Parts, build_parts
 
@@ -132,9 +133,24 @@ def test_policies_act_with_the_weights_of_their_learner(tmp_path: Path) -> None:
         assert parts.sampler.inference.policy_of_lane.tolist() == [[0, 1, 0, 1]] * 4
         for policy, learner in zip(parts.policies, parts.learners, strict=True):
             assert policy.refresh() == learner.version == 0
-            assert policy._model is not learner.model
-            assert same(policy._model.state_dict(), learner.model.state_dict())
+            assert policy.model is not learner.model
+            assert same(policy.model.state_dict(), learner.model.state_dict())
         assert [learner.policy_id for learner in parts.learners] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "together"), [((), True), (("model.memory=gru",), False), (("learning.eager=true",), False)]
+)
+def test_small_networks_are_asked_in_one_pass(tmp_path: Path, words: tuple[str, ...], together: bool) -> None:
+    """Members of a population, and the two sides of self-play."""
+    population = ("env=toy_target", "pbt.members=2", "stop.frames=10000", "learning.batch_size=64")
+    duel = ("env=duel_envs:Duel", "selfplay.rule=uniform", "pool.every_updates=2")
+    with built(size(config_of(tmp_path, *SERIAL, *population, *words))) as parts:
+        assert (parts.sampler.inference._ensemble is not None) == together
+        assert parts.sampler.inference.policy_of_lane[:, 0].tolist() == [0, 1] * (parts.sampler.plan.groups // 2)
+    with built(size(config_of(tmp_path, *SERIAL, *duel, *words))) as parts:
+        assert parts.matches is not None
+        assert parts.matches.plays_all == together
 
 
 def test_parts_fit_each_other(tmp_path: Path) -> None:

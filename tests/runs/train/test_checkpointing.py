@@ -254,7 +254,7 @@ def test_weights_of_an_untrained_checkpoint_are_restored_too(tmp_path: Path) -> 
         def on_start(self, run: OnlineRun) -> None:
             policy, learner = run.parts.policies[0], run.parts.learners[0]
             policy.refresh()
-            pairs = zip(policy._model.parameters(), learner.model.parameters(), strict=True)
+            pairs = zip(policy.model.parameters(), learner.model.parameters(), strict=True)
             self.agree = all(bool((a == b).all()) for a, b in pairs)
             run.stop("seen")
 

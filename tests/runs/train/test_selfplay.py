@@ -74,9 +74,10 @@ class Checksums(Observer):
             assert self.seen.setdefault(number, own) == own
 
 
-@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
-def test_recorded_rows_say_who_played_whom(tmp_path: Path, mode: str) -> None:
-    words = (*DUEL, *POOL, *GRU, *ANCHORS, *ALL, "env.args.more=5", f"sampling.mode={mode}", "stop.batches=25")
+@pytest.mark.parametrize(("mode", "memory"), [("serial", GRU), ("serial", ()), ("sync", ()), ("async", GRU)])
+def test_recorded_rows_say_who_played_whom(tmp_path: Path, mode: str, memory: tuple[str, ...]) -> None:
+    """Without memory, networks of both sides are asked in one pass."""
+    words = (*DUEL, *POOL, *memory, *ANCHORS, *ALL, "env.args.more=5", f"sampling.mode={mode}", "stop.batches=25")
     words = (*words, *(["learning.batch_size=128"] if mode == "sync" else []))
     watch = Checksums()
     _, folder = train_here(tmp_path, *words, observers=[watch])

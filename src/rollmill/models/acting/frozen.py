@@ -26,6 +26,9 @@ Weights = Mapping[str, Array]
 class FrozenNetworks:
     """Networks by number. One thread asks; another one may replace the whole table meanwhile (``keep``)."""
 
+    with_own = False
+    """Whether it is asked about lanes of the run's own policies as well, by their numbers."""
+
     def __init__(self, model: ActorCritic, lanes: int, seed: int) -> None:
         """``model``: a network of the shape they all have; ``lanes``: of the whole run."""
         self._like = model.eval().requires_grad_(False)

@@ -34,18 +34,18 @@ class TorchPolicy(Policy):
         deterministic: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._model = model.eval()
+        self.model = model.eval()
         self._board = board
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self._states = self._remembered = model.initial_state(lanes)
-        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
         self._deterministic = deterministic
         self._dtype = dtype
         self.state_size = model.state_size
 
     def refresh(self) -> int:
         if self._board.version != self.version:
-            self.version = self._board.load_into(self._model)
+            self.version = self._board.load_into(self.model)
         return self.version
 
     def remember(self) -> None:
@@ -62,25 +62,25 @@ class TorchPolicy(Policy):
         obs = {name: self._tensor(array) for name, array in request.obs.items()}
         lanes = torch.from_numpy(request.lanes)
         before = self._states[lanes] if self.state_size else self._states
-        with autocast(self._device, self._dtype):
-            output = self._model.step(obs, self._tensor(request.first), before)
+        with autocast(self.device, self._dtype):
+            output = self.model.step(obs, self._tensor(request.first), before)
         if self.state_size:
             self._states[lanes] = output.state.float()
-        action, log_prob = self._model.head.decide(
-            output.params.float(), obs.get(MASK_FIELD), self._generator, self._deterministic
+        action, log_prob = self.model.head.decide(
+            output.params.float(), obs.get(MASK_FIELD), self.generator, self._deterministic
         )
         return PolicyOutput(
             action=action.cpu().numpy(),
             log_prob=log_prob.cpu().numpy(),
-            value=self._model.denormalise(output.value.float(), obs).cpu().numpy(),
+            value=self.model.denormalise(output.value.float(), obs).cpu().numpy(),
             state=before.cpu().numpy() if self.state_size else None,
         )
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def state(self) -> dict[str, Any]:
-        return policy_state(self._states, self._generator)
+        return policy_state(self._states, self.generator)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        load_policy_state(state, self._states, self._generator)
+        load_policy_state(state, self._states, self.generator)

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from rollmill.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Generators of several policies: each draws for rows of its own, the first for the first ``counts[0]``."""
+
+    generators: Sequence[torch.Generator]
+    counts: Sequence[int]
+
+
+Randomness = torch.Generator | Apart | None
+
+
+def draw(fill: Callable[..., Tensor], like: Tensor, randomness: Randomness) -> Tensor:
+    """Noise ``[n, ...]`` in the shape of ``like``; ``fill``: ``Tensor.normal_``, for instance."""
+    noise = torch.empty_like(like)
+    if not isinstance(randomness, Apart):
+        return fill(noise, generator=randomness)
+    for generator, own in zip(randomness.generators, torch.split(noise, list(randomness.counts)), strict=True):
+        fill(own, generator=generator)
+    return noise
 
 
 class ActionHead(nn.Module):
@@ -23,7 +47,7 @@ class ActionHead(nn.Module):
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
         """Actions in the shape and dtype of the spec's field; ``deterministic`` takes the mode."""
@@ -37,7 +61,7 @@ class ActionHead(nn.Module):
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """``sample`` and the ``log_prob`` of what was sampled."""

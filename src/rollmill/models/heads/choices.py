@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from rollmill.core.fields import ActionSpec
 from rollmill.models.encoders import initialise
-from rollmill.models.heads.base import ActionHead
+from rollmill.models.heads.base import ActionHead, Randomness, draw
 from rollmill.models.settings import ModelSettings
 
 FORBIDDEN = -1e30
@@ -51,7 +51,7 @@ class CategoricalHead(ActionHead):
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
         return self.decide(params, mask, generator, deterministic)[0]
@@ -60,7 +60,7 @@ class CategoricalHead(ActionHead):
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> tuple[Tensor, Tensor]:
         log_p = self._logits(params, mask).log_softmax(-1)
@@ -68,7 +68,7 @@ class CategoricalHead(ActionHead):
             choice = log_p.argmax(-1, keepdim=True)
         else:
             # A race: with E ~ Exp(1), argmax(p / E) follows p. The floor keeps 0 / 0 out of it.
-            noise = torch.empty_like(log_p).exponential_(generator=generator).clamp_(min=1e-30)
+            noise = draw(Tensor.exponential_, log_p, generator).clamp_(min=1e-30)
             choice = log_p.exp().div_(noise).argmax(-1, keepdim=True)
         chosen = log_p.gather(-1, choice).squeeze(-1)  # [..., k]
         if self.single:
@@ -143,13 +143,13 @@ class BernoulliHead(ActionHead):
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
         logits = self._logits(params, mask)
         if deterministic:
             return (logits > 0).long()
-        return (torch.empty_like(logits).uniform_(generator=generator) < logits.sigmoid()).long()
+        return (draw(Tensor.uniform_, logits, generator) < logits.sigmoid()).long()
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         log_p = self._log_p(params, mask)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from rollmill.core.fields import ActionSpec
-from rollmill.models.heads.base import ActionHead
+from rollmill.models.heads.base import ActionHead, Randomness
 from rollmill.models.heads.choices import BernoulliHead, CategoricalHead
 from rollmill.models.heads.numbers import GaussianHead, TanhGaussianHead
 from rollmill.models.settings import ModelSettings
@@ -67,7 +67,7 @@ class MixedHead(ActionHead):
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
         logits, normal = self._parts(params)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec
 from rollmill.models.encoders import initialise
-from rollmill.models.heads.base import ActionHead
+from rollmill.models.heads.base import ActionHead, Randomness, draw
 from rollmill.models.settings import LOG_STD_BOUNDS, ModelSettings
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -45,24 +45,27 @@ class GaussianHead(ActionHead):
     def forward(self, features: Tensor) -> Tensor:
         out = self.linear(features)
         if self.state_dependent:
-            mean, log_std = out.chunk(2, dim=-1)
-        else:
-            mean, log_std = out, self.log_std
-        log_std = log_std.clamp(*LOG_STD_BOUNDS)
-        return torch.cat([mean, log_std.expand_as(mean)], dim=-1)
+            return self.bounded(out)
+        return torch.cat([out, self.log_std.clamp(*LOG_STD_BOUNDS).expand_as(out)], dim=-1)
+
+    @staticmethod
+    def bounded(params: Tensor) -> Tensor:
+        """Parameters whose deviations stay within their bounds."""
+        mean, log_std = params.chunk(2, dim=-1)
+        return torch.cat([mean, log_std.clamp(*LOG_STD_BOUNDS)], dim=-1)
 
     def sample(
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
         mean, log_std = self._split(params, mask)
         if deterministic:
             action = mean
         else:
-            noise = torch.empty_like(mean).normal_(generator=generator)
+            noise = draw(Tensor.normal_, mean, generator)
             action = torch.addcmul(mean, log_std.exp(), noise)
         return action.reshape(*mean.shape[:-1], *self.shape)
 
@@ -125,7 +128,7 @@ class TanhGaussianHead(GaussianHead):
         self,
         params: Tensor,
         mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         deterministic: bool = False,
     ) -> Tensor:
         """``deterministic`` takes the median: the squashed mean."""

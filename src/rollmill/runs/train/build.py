@@ -25,6 +25,7 @@ from rollmill.models.acting.frozen import FrozenNetworks
 from rollmill.models.acting.graph import GraphPolicy
 from rollmill.models.acting.mirror import Mirror
 from rollmill.models.acting.policy import TorchPolicy
+from rollmill.models.acting.stacked import StackedPlayers, StackedPolicies, can_be_stacked
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
 from rollmill.optim.device import choose_device
@@ -128,19 +129,35 @@ def build_parts(
         if config.learning.algorithm == "sac":
             actor = WarmupPolicy(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
         actors.append(actor)
-    matches = _build_matches(config, plan, device, own) if config.selfplay.on else None
-    sampler = Sampler(plan, actors, matches)
+    stackable = _stackable(config, actors)
+    matches = _build_matches(config, plan, device, own, stackable) if config.selfplay.on else None
+    ensemble = StackedPolicies(stackable) if config.pbt.on and stackable else None
+    sampler = Sampler(plan, actors, matches, ensemble)
     if config.env.policies:
         sampler.inference.policy_of_lane[:] = lane_owners(config.env.policies, plan.groups, plan.lanes_per_group)
     return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device, boards, matches)
 
 
-def _build_matches(config: TrainConfig, plan: SamplerPlan, device: torch.device, seeds: Seeds) -> Matches:
+def _stackable(config: TrainConfig, policies: Sequence[Policy]) -> Sequence[TorchPolicy]:
+    """The policies, if they can be asked in one pass; else none.
+
+    They are not where somebody wants to look into networks (``learning.eager``), and in other precision.
+    """
+    if config.learning.eager or learning_dtype(config.learning) is not None:
+        return ()
+    found = [policy for policy in policies if isinstance(policy, TorchPolicy) and can_be_stacked(policy.model)]
+    return found if len(found) == len(policies) else ()
+
+
+def _build_matches(
+    config: TrainConfig, plan: SamplerPlan, device: torch.device, seeds: Seeds, stackable: Sequence[TorchPolicy]
+) -> Matches:
     """Self-play, still without opponents (``runs.train.selfplay``)."""
     envs = plan.groups * plan.lanes_per_group // plan.spec.agents
     own = seeds.branch("selfplay")
-    model = build_model(plan.spec, config.model).to(device)
-    networks = FrozenNetworks(model, envs * plan.spec.agents, own.branch("actions").integer())
+    model, seed = build_model(plan.spec, config.model).to(device), own.branch("actions").integer()
+    lanes = envs * plan.spec.agents
+    networks = StackedPlayers(model, lanes, seed, stackable) if stackable else FrozenNetworks(model, lanes, seed)
     return Matches(config, plan.spec, networks, envs, own)
 
 

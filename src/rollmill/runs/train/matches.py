@@ -56,6 +56,10 @@ class Matches(Matchmaker):
         self._spec, self._seeds, self._envs = spec, seeds, envs
         self._state_size = networks.state_size
 
+    @property
+    def plays_all(self) -> bool:
+        return self.networks.with_own
+
     def add_anchor(self, number: int, name: str, policy: LoadedPolicy) -> None:
         """Have one more; ConfigError where it cannot play in this environment."""
         policy.check(self._spec)
