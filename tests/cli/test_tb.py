@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
+import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +33,7 @@ def test_the_page_lists_exactly_the_matching_runs(tmp_path: Path, rollmill: Call
         write_run(tmp_path / "runs", name)
     command = rollmill("tb", "doom/*0.9_*", "other", "--port", "16606")
     command.wait_for_text("from another machine")
-    found = re.search(r"http://127.0.0.1:(\d+)/", command.text)
+    found = re.search(r"http://127.0.0.1:(\d+)/([\w-]{32})/", command.text)
     assert found is not None
     assert f"ssh -N -L {found.group(1)}:127.0.0.1:{found.group(1)}" in command.text
 
@@ -44,9 +47,20 @@ def test_the_page_lists_exactly_the_matching_runs(tmp_path: Path, rollmill: Call
 
     runs = wait_until(lambda: (names := listed()) and len(names) >= 2 and names, what="TensorBoard to list runs")
     assert sorted(runs) == ["doom/gamma-0.9_s0", "pong/other"]
+    for path in ("", "data/runs", "wrong/data/runs"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{found.group(1)}/{path}", timeout=60)
+    assert found.group(2) not in everybody_can_read(command), "the link is for who has started it"
     command.send(signal.SIGINT)
     assert command.wait() == 0
     command.assert_nothing_left()
+
+
+def everybody_can_read(command: Command) -> str:
+    """Words of the command's processes, and files in the temporary folder that others can open."""
+    words = [Path(f"/proc/{pid}/cmdline").read_text() for pid in command.processes()]
+    places = [file for file in Path(tempfile.gettempdir()).glob(".tensorboard-info/*") if os.access(file, os.R_OK)]
+    return "".join([*words, *(file.read_text() for file in places)])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
@@ -61,7 +75,7 @@ def test_whatever_ends_it_nothing_is_left(
     monkeypatch.setenv("TMPDIR", str(scratch))
     write_run(tmp_path / "runs", "doom/one")
     command = rollmill("tb", "--port", "0")
-    (board,) = wait_until(lambda: command.processes_of("tensorboard.main"), what="TensorBoard to be started")
+    (board,) = wait_until(lambda: command.processes_of("rollmill.launch.board_main"), what="TensorBoard to be started")
     command.send(number)
     assert command.wait() == (-number if number == signal.SIGKILL else 128 + number)
     wait_until(lambda: not is_alive(board), what="TensorBoard to be ended")

@@ -75,7 +75,7 @@ def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_tensorboard_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"rollmill\[tensorboard\]"):
-        start_board(tmp_path, "127.0.0.1", 0)
+        start_board(tmp_path, "127.0.0.1", 0, "/x")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from rollmill.core.errors import ConfigError, Interrupted
 from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.process_scope import process_scope
-from rollmill.launch.boards import forwarding, free_port, link_runs, matching_runs, start_board
+from rollmill.launch.boards import forwarding, free_port, link_runs, matching_runs, secret_path, start_board
 
 _LOOK_SECONDS = 10.0
 _END_SECONDS = 5.0
@@ -26,7 +26,7 @@ def tb(
     """One TensorBoard over all runs that match: ``rollmill tb '*gamma-0.99*' 'doom*'``.
 
     A mask is compared with the names of runs and of experiments; with a slash in it, with experiment/run. Runs that
-    begin later are added. Only this machine can open the page, unless --host says otherwise.
+    begin later are added. Only this machine can open the page, unless --host says otherwise, and only who has the link.
 
     Args:
         masks: For example '*mask*'; quote them, or the shell fills them in. None: all runs.
@@ -41,11 +41,12 @@ def tb(
     with process_scope() as environment:
         folder = Path(environment[SCRATCH_VARIABLE])
         link_runs(folder, runs.items())
-        board = start_board(folder, host, port)
+        path = secret_path()
+        board = start_board(folder, host, port, path)
         try:
             for name in runs:
                 print(name)
-            print(f"{len(runs)} runs: http://{host}:{port}/ (Ctrl-C ends it)")
+            print(f"{len(runs)} runs: http://{host}:{port}{path}/ (Ctrl-C ends it)")
             print(f"from another machine: {forwarding(port)}", flush=True)
             return _wait(board, folder, root, masks)
         except KeyboardInterrupt as error:

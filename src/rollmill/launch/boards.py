@@ -10,6 +10,7 @@ import fnmatch
 import getpass
 import importlib.util
 import os
+import secrets
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from rollmill.core.errors import ConfigError, LaunchError, MissingExtraError
 from rollmill.core.process import module_command
 from rollmill.core.run_folder import RunFolder
+from rollmill.launch import board_main
 
 _LAST_PORT = 65_535
 
@@ -74,12 +76,24 @@ def free_port(host: str, wanted: int) -> int:
     raise LaunchError(f"no free port between {wanted} and {last} on {host}")
 
 
-def start_board(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
-    """TensorBoard over a folder of links; it looks for new ones by itself."""
+def secret_path() -> str:
+    """A path that nobody can guess: what TensorBoard has in the place of a token."""
+    return f"/{secrets.token_urlsafe(24)}"
+
+
+def start_board(folder: Path, host: str, port: int, path: str) -> subprocess.Popen[bytes]:
+    """TensorBoard over a folder of links; it looks for new ones by itself, and answers below a path alone.
+
+    ``folder``: nobody else can enter it, as TensorBoard writes down in its temporary folder how it was started.
+    """
     if importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError('rollmill tb needs TensorBoard: pip install "rollmill[tensorboard]"')
-    command = module_command("tensorboard.main", "--logdir", str(folder), "--host", host, "--port", str(port))
-    return subprocess.Popen([*command, "--reload_interval", "5", "--load_fast", "false"], stdin=subprocess.DEVNULL)
+    command = module_command(board_main.__name__, "--logdir", str(folder), "--host", host, "--port", str(port))
+    return subprocess.Popen(
+        [*command, "--reload_interval", "5", "--load_fast", "false"],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, board_main.PATH_VARIABLE: path, "TMPDIR": str(folder)},
+    )
 
 
 def forwarding(port: int) -> str:
