@@ -25,8 +25,8 @@ def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
     return lines
 
 
-def closest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The known names nearest to ``word``, best first; empty when nothing is near.
+def closest(word: str, known: Iterable[str], limit: int = 3, near: float = _NEAR) -> list[str]:
+    """The known names nearest to ``word``, best first; empty when none has the similarity ``near`` (1: the same).
 
     Case and ``-`` against ``_`` do not count as differences.
     """
@@ -40,12 +40,12 @@ def closest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
             return [name]
         matcher = SequenceMatcher(None, wanted, folded)
         # the two bounds are cheap and spare the real comparison for most names
-        if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:
+        if matcher.real_quick_ratio() >= near and matcher.quick_ratio() >= near:
             scored.append((matcher.ratio(), name))
     best = max((score for score, _ in scored), default=0.0)
-    near = [(score, name) for score, name in scored if score >= max(_NEAR, best - _TIE)]
-    near.sort(key=lambda entry: (-entry[0], entry[1]))
-    return [name for _, name in near[:limit]]
+    found = [(score, name) for score, name in scored if score >= max(near, best - _TIE)]
+    found.sort(key=lambda entry: (-entry[0], entry[1]))
+    return [name for _, name in found[:limit]]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -364,6 +364,8 @@ def test_limits_and_lists_of_settings_are_pydantics_work() -> None:
         ("modl.gama=0.9", "modl.gama", "did you mean 'learning.gamma'?"),
         ("frame=1", "frame", "did you mean 'frames'?"),
         ("--frames=1", "--frames", "did you mean 'frames'?"),
+        ("record.gama=1", "record.gama", "did you mean 'learning.gamma'?"),
+        ("record.hint=1", "record.hint", "known here: folder, keep"),
         ("learning.hidn=[1]", "learning.hidn", "did you mean 'learning.hidden'?"),
         ("record.fold=x", "record.fold", "did you mean 'record.folder'?"),
         ("qqq=1", "qqq", "known here: env, eval_env, learning, record, name, frames"),

@@ -21,6 +21,8 @@ MOST_PROBLEMS = 50
 """Unknown keys that are told at once: a file with more was not written for us."""
 LARGEST = 3.4e38
 """Of numbers with a fraction: networks, environments and timers compute with 32 bits."""
+_ALIKE = 0.85
+"""Similarity from which on a name of another block is worth naming: nobody means ``cluster.nodes`` by ``env.nope``."""
 
 
 @dataclass(frozen=True)
@@ -227,5 +229,5 @@ def _keys_near(known: list[str], siblings: list[str], path: KeyPath, name: str, 
         near += closest(full, below, limit=1) or [start]
     if near:
         return near
-    similar = closest(full.rpartition(".")[2], last_names.values())
-    return [key for key in known if last_names[key] in similar][:3] or closest(full, known)
+    similar = closest(full.rpartition(".")[2], last_names.values(), near=_ALIKE)
+    return [key for key in known if last_names[key] in similar][:3] or closest(full, known, near=_ALIKE)
