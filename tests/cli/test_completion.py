@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from installing import require
 from running import Call
 
 from rollmill.cli.tree import VERBS
@@ -27,8 +28,7 @@ ASK = {
 def shell(request: pytest.FixtureRequest, call: Call) -> str:
     """A shell that has read its script."""
     name = str(request.param)
-    if shutil.which(name) is None:
-        pytest.skip(f"no {name} here")
+    require(name, name)
     Path("script").write_text(call("completion", name).out)
     return name
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from installing import require
 from launching import experiment, launcher, states
 from running import wait_until
 
@@ -208,9 +208,9 @@ def test_a_display_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest
     assert "Xvfb did not start" in made.records.attempts("tests_s0")[1].reason
 
 
-@pytest.mark.skipif(shutil.which("Xvfb") is None, reason="Xvfb is not installed")
 def test_a_run_with_a_display_of_its_own_saves_before_it_ends(tmp_path: Path) -> None:
     """Every process of the group gets the signal; the display must outlive the run's last words."""
+    require("Xvfb", "xvfb")
     script = tmp_path / "saves.py"
     script.write_text(
         "import os, pathlib, signal, socket, sys\n"

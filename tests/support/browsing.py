@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
+from installing import require
 from running import LIMIT_SECONDS
 
 FLAGS = (
@@ -24,16 +22,8 @@ FLAGS = (
 
 
 def find_chromium() -> str:
-    """The system's Chromium; installed where that is possible, as playwright's own downloads may not be."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        # Another test may be installing something, too.
-        command = ["apt-get", "install", "-y", "-q", "-o", "DPkg::Lock::Timeout=600", "chromium"]
-        subprocess.run(command, capture_output=True)
-        found = shutil.which("chromium")
-    if found is None:
-        pytest.skip("there is no Chromium: apt install chromium")
-    return found
+    """The system's Chromium, as playwright's own downloads may not be there."""
+    return shutil.which("chromium-browser") or require("chromium", "chromium")
 
 
 @contextmanager

@@ -6,12 +6,12 @@ import contextlib
 import os
 import random
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 from pathlib import Path
 
+from installing import why_missing
 from running import wait_until
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
@@ -57,19 +57,7 @@ SlurmdParameters=config_overrides
 
 def missing() -> str:
     """Why there can be no cluster here; empty after everything is installed."""
-    if all(map(shutil.which, PROGRAMS)):
-        return "" if os.geteuid() == 0 else "starting SLURM needs root"
-    if os.geteuid() != 0:
-        return "SLURM is not installed, and installing it needs root"
-    if shutil.which("apt-get") is None:
-        return "SLURM is not installed, and there is no apt-get"
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "update", "-qq"], env=environment, capture_output=True)
-    # Another test may be installing something, too.
-    command = ["apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600", *PACKAGES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return ""
+    return why_missing(PROGRAMS, PACKAGES) or ("" if os.geteuid() == 0 else "starting SLURM needs root")
 
 
 class Cluster:

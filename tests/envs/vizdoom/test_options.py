@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installing import require
 
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, Obs
@@ -195,15 +196,12 @@ def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_window_opens_on_a_display(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("Xvfb", "xvfb")
     reader, writer = os.pipe()
-    try:
-        server = subprocess.Popen(
-            ["Xvfb", "-displayfd", str(writer), "-nolisten", "tcp"], pass_fds=(writer,), stderr=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        pytest.skip("needs Xvfb")
-    finally:
-        os.close(writer)
+    server = subprocess.Popen(
+        ["Xvfb", "-displayfd", str(writer), "-nolisten", "tcp"], pass_fds=(writer,), stderr=subprocess.DEVNULL
+    )
+    os.close(writer)
     try:
         with os.fdopen(reader) as answer:
             monkeypatch.setenv("DISPLAY", f":{answer.readline().strip()}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unprivileged import run_unprivileged
 
 from rollmill.core.errors import ConfigError, RunFolderError
 from rollmill.runs.evaluate.options import CONTRADICTIONS, WRONG, EvalOptions, check_outputs, check_targets
@@ -95,12 +96,12 @@ def test_every_output_is_tried_out(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "new", "videos"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_file_without_permission(tmp_path: Path) -> None:
-    file = tmp_path / "x.csv"
-    file.touch(0o400)
-    with pytest.raises(RunFolderError, match="no permission"):
-        check_outputs(EvalOptions(csv=file))
+    (tmp_path / "x.csv").touch(0o400)
+    code = f"from {check_outputs.__module__} import *; from pathlib import Path; "
+    done = run_unprivileged(["-c", f"{code}check_outputs(EvalOptions(csv=Path('x.csv')))"], tmp_path)
+    assert "RunFolderError: --csv" in done.stderr
+    assert "no permission" in done.stderr
 
 
 def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
