@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import json
 import re
@@ -14,12 +13,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from running import ROOT
+from running import ROOT, load_tool
 
 import rollmill
 from rollmill.cli.arguments import arguments_of
@@ -102,15 +100,6 @@ def is_any_key(text: str) -> bool:
 
 
 # -- configuration ------------------------------------------------------------------------------------
-
-
-def load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:

@@ -25,6 +25,11 @@ POLICIES = {
     "lunar_lander": ("train -f lunar_lander",),
     "minigrid_memory": ("train -f minigrid_memory stop.frames=200_000 stop.mean_return=null",),
     "doom_basic": ("train -f doom_basic",),
+    "doom_health_gathering_supreme": (
+        "train -f doom_health_gathering_supreme learning.micro_batch=256 stop.frames=8_000_000",
+    ),
+    "car_racing": ("train -f car_racing",),
+    "crazy_climber": ("train -f crazy_climber",),
     "doom_basic_dt": (
         "train -f doom_basic recording=all recording.when=spread recording.budget_gb=1 run.name=agent",
         "offline runs/default/agent -f offline_dt data.filter='[\"partial=no\"]' evaluation.episodes=0",
@@ -33,6 +38,8 @@ POLICIES = {
 """The commands that make each; the last one leaves the policy."""
 TARGETS = {"doom_basic_dt": 70.0}
 """The return that a Decision Transformer is asked for."""
+HALVED = ("doom_health_gathering_supreme",)
+"""The weights of these are shipped in float16: all policies together stay below 20 MB."""
 EPISODES, SEED = 100, 1
 
 
@@ -41,6 +48,11 @@ def train(name: str, folder: Path) -> Path:
     for words in POLICIES[name]:
         subprocess.run([sys.executable, "-m", "rollmill.cli.main", *shlex.split(words)], cwd=folder, check=True)
     return max(folder.glob("runs/default/*"), key=lambda run: run.stat().st_mtime)
+
+
+def command(name: str) -> str:
+    """What a user types to train it again."""
+    return " && ".join(f"rollmill {words}" for words in POLICIES[name])
 
 
 def write_card(name: str) -> None:
@@ -54,7 +66,7 @@ def write_card(name: str) -> None:
     card = {
         "environment": found.env,
         "frames" if target is None else "updates": found.frames,
-        "command": " && ".join(f"rollmill {words}" for words in POLICIES[name]),
+        "command": command(name),
         "training_seed": 0,
         "evaluation": f"rollmill eval policy:{name} --deterministic --episodes {EPISODES} --seed {SEED}{asked}",
         "mean_return": score["mean"],
@@ -65,7 +77,7 @@ def write_card(name: str) -> None:
 
 
 def keep(run: Path, name: str) -> None:
-    export_checkpoint(run, TRAINED / f"{name}.ckpt", best=False, model=None, overwrite=True)
+    export_checkpoint(run, TRAINED / f"{name}.ckpt", best=False, model=None, overwrite=True, half=name in HALVED)
     write_card(name)
 
 

@@ -85,12 +85,15 @@ def test_export_writes_a_small_file_that_plays(call: Call, run: RunFolder, tmp_p
     small = load_checkpoint(tmp_path / "best.ckpt")
     assert small.step == best.step
     assert set(small.state["learners"][0]) == {"model", "version"}
-    assert (tmp_path / "best.ckpt").stat().st_size < best.path.stat().st_size
+    nbytes = (tmp_path / "best.ckpt").stat().st_size
+    assert nbytes < best.path.stat().st_size
     assert call("eval", "best.ckpt", "--episodes", "2", "--json").code == 0
     again = call("checkpoint", "export", str(best.path), "--out", "best.ckpt")
     assert again.code == 2
     assert "exists already" in again.err
-    assert call("checkpoint", "export", str(best.path), "--out", "best.ckpt", "--overwrite").code == 0
+    assert call("checkpoint", "export", str(best.path), "--out", "best.ckpt", "--overwrite", "--half").code == 0
+    assert (tmp_path / "best.ckpt").stat().st_size < nbytes
+    assert call("eval", "best.ckpt", "--episodes", "2", "--json").code == 0
 
 
 def test_export_takes_models_of_the_pool(call: Call, run: RunFolder, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def export(
     out: Path,
     best: bool = False,
     model: int | None = None,
+    half: bool = False,
     root: Path = _ROOT,
     overwrite: bool = False,
     json_: Json = False,
@@ -136,6 +137,7 @@ def export(
         out: The file to write.
         best: Take the checkpoint with the best metric instead of the newest.
         model: Take the model of this id from the run's pool.
+        half: Round weights to float16, for half the size; the policy still computes in float32.
         root: Folder of all experiments.
         overwrite: Replace a file that exists.
         json_: Print JSON.
@@ -143,7 +145,7 @@ def export(
     if not out.suffix:
         raise ConfigError(f"--out {out}: the name of a file, such as {out}.ckpt")
     source = Path(target) if Path(target).is_file() else find_run(target, root)
-    taken = export_checkpoint(source, out, best=best, model=model, overwrite=overwrite)
+    taken = export_checkpoint(source, out, best=best, model=model, overwrite=overwrite, half=half)
     nbytes = out.stat().st_size
     if json_:
         print(json.dumps({"file": str(out), "bytes": nbytes, "checkpoint": str(taken)}))

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rollmill.core import tree_file
 from rollmill.core.checkpoints import Checkpoint, Checkpoints, Loaded, load_checkpoint, save_guarded
 from rollmill.core.errors import CheckpointError, ConfigError
@@ -15,6 +17,8 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.core.steps import FRAMES, place, unit_of
 from rollmill.runs.policies import online_state
 from rollmill.runs.policies.find import find_checkpoints
+
+HALF_MAX = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,13 @@ def remove(path: Path, which: Sequence[Checkpoint]) -> None:
         checkpoints.remove(checkpoint)
 
 
-def export_checkpoint(target: Path, out: Path, *, best: bool, model: int | None, overwrite: bool) -> Path:
-    """Write what a policy needs to play, and nothing more, into one file; returns what it was taken from."""
+def export_checkpoint(
+    target: Path, out: Path, *, best: bool, model: int | None, overwrite: bool, half: bool = False
+) -> Path:
+    """Write what a policy needs to play, and nothing more, into one file; returns what it was taken from.
+
+    ``half``: weights are rounded to float16, for half the size. Who loads them computes in float32 as before.
+    """
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} exists already; choose another name, or --overwrite")
     if model is not None and best:
@@ -104,8 +113,19 @@ def export_checkpoint(target: Path, out: Path, *, best: bool, model: int | None,
     else:
         loaded = load_checkpoint(find_checkpoints(target, best)[0])
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_guarded(out.absolute(), _playable_part(loaded), min_free_mb=0)
+    content = _playable_part(loaded)
+    save_guarded(out.absolute(), _halved(content) if half else content, min_free_mb=0)
     return loaded.path
+
+
+def _halved(tree: Any, name: str = "") -> Any:
+    """The same with weights in float16, where they fit. Biases and moments are few, and moments may be large."""
+    if isinstance(tree, Mapping):
+        return {key: _halved(part, key) for key, part in tree.items()}
+    if isinstance(tree, list):
+        return [_halved(part, name) for part in tree]
+    is_weight = isinstance(tree, np.ndarray) and tree.dtype == np.float32 and "weight" in name.rpartition(".")[2]
+    return tree.astype(np.float16) if is_weight and np.abs(tree).max(initial=0) < HALF_MAX else tree
 
 
 def _playable_part(loaded: Loaded) -> dict[str, Any]:
