@@ -107,3 +107,22 @@ def corner_model(path: Path, memory: str = "lstm") -> Path:
     model.starts = Starts(np.zeros((3, 4), np.float32), np.ones((3, 4), np.float32))
     save_dynamics(path, model, {})
     return path
+
+
+def corner_latents(path: Path) -> Path:
+    """Random latents of the shape that ``corner_encoder`` gives, to be looked up."""
+    fields = (Field("mean", "float32", (4,)), Field("std", "float32", (4,)))
+    spec = EnvSpec("toy_image", fields, ActionSpec("discrete", nvec=(4,), start=(0,)))
+    rng = np.random.default_rng(0)
+    with StoreWriter(path, StoreSchema.for_env(spec)) as writer:
+        for number in range(4):
+            columns = {
+                "obs:mean": rng.normal(size=(21, 4)).astype(np.float32),
+                "obs:std": np.full((21, 4), STD, np.float32),
+                "action": rng.integers(0, 4, 20),
+                "reward": rng.normal(size=20).astype(np.float32),
+                "version": np.zeros(20, np.int64),
+                "global_step": np.arange(20),
+            }
+            writer.add_episode(Episode(columns, EpisodeInfo(uid=number), True))
+    return path

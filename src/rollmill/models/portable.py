@@ -1,82 +1,79 @@
-"""A network as other programs call it: plain tensors in, plain tensors out, nothing kept in between.
+"""A policy as other programs call it: plain tensors in, plain tensors out, nothing kept in between.
 
-Inputs are the observation fields as the environment gives them, in the order of the spec, and for a recurrent network
-the ``state``, which is zeros at the start of an episode. Outputs are ``OUTPUTS``, and the ``next_state`` behind them.
-Normalisation of observations and of the value is inside.
+Inputs are the observation fields as the environment gives them, in the order of the spec, and whatever else the policy
+needs. Normalisation is inside. What a policy remembers goes in and comes out: such an input is zeros at the start of an
+episode, and afterwards the output ``next_<name>`` of the step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rollmill.core.fields import MASK_FIELD, EnvSpec
+from rollmill.core.fields import MASK_FIELD, EnvSpec, Field
 from rollmill.models.actor_critic import ActorCritic
-from rollmill.models.encoders import CLIP
+from rollmill.models.encoders import CLIP, ObservationNormaliser
 
-STATE, NEXT_STATE = "state", "next_state"
-OUTPUTS: dict[str, str] = {
-    "action": "the most likely action, as the environment takes it",
-    "parameters": "of the action distribution: logits, or means and then logarithms of standard deviations",
-    "value": "expected return, discounted",
-}
+STATE, NEXT = "state", "next_"
+ACTION = "the most likely action, as the environment takes it"
+PARAMETERS = "of the action distribution: logits, or means and then logarithms of standard deviations"
 
 
-class PortablePolicy(nn.Module):
-    """``forward(*observations, [state])`` for n environments at once: every tensor begins with that axis.
+class Portable(nn.Module):
+    """``forward(*inputs)`` for n environments at once: every tensor begins with that axis.
 
-    Takes the network over: it is not trained any more.
+    ``extra`` comes behind the observations, ``memory`` behind that, and behind the ``told`` outputs once more.
+    ``network`` is taken over: it is not trained any more.
     """
 
     low: Tensor
     high: Tensor
     start: Tensor
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        spec: EnvSpec,
+        *,
+        told: Mapping[str, str],
+        memory: Sequence[Field] = (),
+        extra: Mapping[Field, str] | None = None,
+    ) -> None:
         super().__init__()
-        self.model = model.eval().requires_grad_(False)
-        self.spec = spec
-        self.names = tuple(field.name for field in spec.observation)
+        self.network = network.eval().requires_grad_(False)
+        self.spec, self.told, self.memory, self.extra = spec, dict(told), tuple(memory), dict(extra or {})
         self.register_buffer("low", torch.tensor(spec.action.low, dtype=torch.float32), persistent=False)
         self.register_buffer("high", torch.tensor(spec.action.high, dtype=torch.float32), persistent=False)
         self.register_buffer("start", torch.tensor(spec.action.start, dtype=torch.int64), persistent=False)
 
     @property
-    def recurrent(self) -> bool:
-        return self.model.state_size > 0
+    def inputs(self) -> tuple[Field, ...]:
+        """All that goes in, in its order."""
+        return (*self.spec.observation, *self.extra, *self.memory)
 
     @property
-    def input_names(self) -> list[str]:
-        return [*self.names, *([STATE] if self.recurrent else [])]
+    def outputs(self) -> dict[str, str]:
+        """All that comes out, in its order, and what it is."""
+        return {**self.told, **{NEXT + field.name: f"{field.name} of the next step" for field in self.memory}}
 
-    @property
-    def output_names(self) -> list[str]:
-        return [*OUTPUTS, *([NEXT_STATE] if self.recurrent else [])]
+    def normalisation(self) -> dict[str, Any]:
+        """What is done to numbers inside, for the card."""
+        return {}
 
     def example(self, rows: int = 2) -> tuple[Tensor, ...]:
         """Inputs of the right shapes; everything is allowed where there is an action mask."""
-        fields = self.spec.observation
-        dtypes = {field.name: getattr(torch, field.dtype) for field in fields}
-        filled = [
-            torch.full((rows, *field.shape), int(field.name == MASK_FIELD), dtype=dtypes[field.name])
-            for field in fields
-        ]
-        return (*filled, *([self.model.initial_state(rows)] if self.recurrent else []))
+        return tuple(
+            torch.full((rows, *field.shape), int(field.name == MASK_FIELD), dtype=getattr(torch, field.dtype))
+            for field in self.inputs
+        )
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        obs = dict(zip(self.names, inputs))
-        rows = inputs[0].shape[0]
-        state = inputs[-1] if self.recurrent else torch.zeros(rows, 0)
-        output = self.model.step(obs, torch.zeros(rows, dtype=torch.bool), state)
-        parameters = output.params.float()
-        action = self.model.head.sample(parameters, obs.get(MASK_FIELD), deterministic=True)
-        told = (self._as_taken(action), parameters, self.model.denormalise(output.value.float(), obs))
-        return (*told, output.state) if self.recurrent else told
+    def by_name(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {field.name: x for field, x in zip(self.inputs, inputs)}
 
-    def _as_taken(self, action: Tensor) -> Tensor:
+    def as_taken(self, action: Tensor) -> Tensor:
         """Choices counted from where the environment begins to count, numbers within their bounds."""
         spec = self.spec.action
         if spec.kind == "continuous":
@@ -91,30 +88,51 @@ class PortablePolicy(nn.Module):
         return action + (self.start[0] if spec.kind == "discrete" else self.start)
 
 
-def card(policy: PortablePolicy, model_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What somebody needs to call the network or to build it again, as plain values for JSON."""
-    model, spec = policy.model, policy.spec
-    inputs = [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape)} for f in spec.observation]
-    if policy.recurrent:
-        inputs.append({"name": STATE, "dtype": "float32", "shape": [model.state_size]})
+class PortablePolicy(Portable):
+    """Networks that are trained step by step, with a memory (``state``) or without."""
+
+    network: ActorCritic
+
+    def __init__(self, network: ActorCritic, spec: EnvSpec) -> None:
+        told = {"action": ACTION, "parameters": PARAMETERS, "value": "expected return, discounted"}
+        state = [Field(STATE, "float32", (network.state_size,))] if network.state_size else []
+        super().__init__(network, spec, told=told, memory=state)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        obs, rows = self.by_name(inputs), inputs[0].shape[0]
+        state = obs.pop(STATE) if self.memory else torch.zeros(rows, 0)
+        output = self.network.step(obs, torch.zeros(rows, dtype=torch.bool), state)
+        parameters = output.params.float()
+        action = self.network.head.sample(parameters, obs.get(MASK_FIELD), deterministic=True)
+        told = (self.as_taken(action), parameters, self.network.denormalise(output.value.float(), obs))
+        return (*told, output.state) if self.memory else told
+
+    def normalisation(self) -> dict[str, Any]:
+        returns = self.network.return_moments
+        value = {"mean": returns.shift.tolist(), "std": returns.std.tolist()}
+        return {"observations": scaled_fields(self.network.observation_moments), "value": value}
+
+
+def card(policy: Portable) -> dict[str, Any]:
+    """What somebody needs to call the network, as plain values for JSON."""
+    sizes = [field.shape[0] for field in policy.memory if field.name == STATE]
     return {
-        "inputs": inputs,
-        "outputs": {name: OUTPUTS.get(name, "memory for the next step") for name in policy.output_names},
-        "state_size": model.state_size,
-        "spec": spec.to_dict(),
-        "model": dict(model_settings),
-        "normalisation": _normalisation(model),
+        "inputs": [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape)} for f in policy.inputs],
+        "outputs": policy.outputs,
+        "memory": [field.name for field in policy.memory],
+        "state_size": sizes[0] if sizes else 0,
+        **({"about": {field.name: text for field, text in policy.extra.items()}} if policy.extra else {}),
+        "spec": policy.spec.to_dict(),
+        "normalisation": policy.normalisation(),
     }
 
 
-def _normalisation(model: ActorCritic) -> dict[str, Any]:
+def scaled_fields(scaled: ObservationNormaliser) -> dict[str, Any]:
     """By field: ``(x - mean) / std``, then cut at ``clip``."""
-    scaled = model.observation_moments
     found: dict[str, Any] = {
         name: {"mean": moments.shift.tolist(), "std": moments.std.tolist(), "clip": CLIP}
         for name, moments in zip(scaled.names, scaled.moments)
     }
     for name, moments in zip(scaled.image_shapes, scaled.pixels):  # their mean is rounded, and nothing is cut
         found[name] = {"mean": moments.shift.round().tolist(), "std": moments.std.tolist(), "clip": None}
-    returns = model.return_moments
-    return {"observations": found, "value": {"mean": returns.shift.tolist(), "std": returns.std.tolist()}}
+    return found

@@ -14,6 +14,7 @@ a band over *steps*, so what a token sees does not depend on where a window begi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,11 @@ class Memory:
     """``[lanes]`` int64: steps since the lane's episode began; the number of the step that comes next."""
     layers: list[Tensor]
     """One tensor per block, ``[lanes, ...]``; its meaning is the mixer's own."""
+
+    @property
+    def flat(self) -> Tensor:
+        """All that the blocks hold, ``[lanes, numbers]``."""
+        return torch.cat([layer.flatten(1) for layer in self.layers], 1)
 
 
 class Attention(nn.Module):
@@ -148,7 +154,7 @@ def chunk_order(age: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Step and kind ``[n, S]`` of a chunk's tokens: the action (kind S - 1) of the step before, then 0 .. S - 2."""
     kinds = torch.arange(-1, tokens - 1, device=age.device) % tokens
     steps = age[:, None] - (kinds == tokens - 1).long()
-    return steps, kinds.expand(len(age), tokens)
+    return steps, kinds.expand(age.shape[0], tokens)
 
 
 class Block(nn.Module):
@@ -218,6 +224,12 @@ class Trunk(nn.Module):
         like = self.norm.weight.detach()
         layers = [block.mixer.memory(lanes, like) for block in self.blocks]  # type: ignore[union-attr,operator]
         return Memory(torch.zeros(lanes, dtype=torch.int64, device=like.device), layers)
+
+    def unpack(self, age: Tensor, flat: Tensor) -> Memory:
+        """The memory of ``[n]`` lanes from ``Memory.flat``; a copy."""
+        shapes = [layer.shape[1:] for layer in self.memory(1).layers]
+        parts = torch.split(flat.clone(), [math.prod(shape) for shape in shapes], 1)
+        return Memory(age.clone(), [part.reshape(-1, *shape) for part, shape in zip(parts, shapes)])
 
     def act(self, x: Tensor, memory: Memory, lanes: Tensor, first: Tensor) -> Tensor:
         """A chunk ``x`` ``[n, S, D]`` of lanes ``[n]`` -> ``[n, S, D]``; ``first`` ``[n]``: a new episode begins."""

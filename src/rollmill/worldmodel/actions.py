@@ -73,7 +73,7 @@ class ActionMap:
         if self._bounds.count:
             parts.append(self._squashed(outputs[:, first:]))
         flat = torch.cat([part.to(parts[-1].dtype) for part in parts], -1)
-        return flat.reshape(len(outputs), *self.action.field.shape)
+        return flat.reshape(outputs.shape[0], *self.action.field.shape)
 
     def _squashed(self, numbers: Tensor) -> Tensor:
         low, high = self._bounds.on(numbers.device)

@@ -31,15 +31,16 @@ from rollmill.core import atomic
 from rollmill.core.checkpoints import Loaded, load_checkpoint, restoring, saved_settings, saved_spec
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ConfigError, MissingExtraError
-from rollmill.runs.policies.find import checkpoint_name, find_checkpoints
+from rollmill.core.run_kind import UNITS
+from rollmill.core.steps import FRAMES, place
+from rollmill.runs.policies.base import LoadOptions
+from rollmill.runs.policies.find import checkpoint_name, find_checkpoints, find_controller
 from rollmill.runs.policies.online_state import require_online
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.trust import load_saved
 
 if TYPE_CHECKING:
-    from rollmill.models.actor_critic import ActorCritic
-    from rollmill.models.portable import PortablePolicy
-    from rollmill.models.settings import ModelSettings
+    from rollmill.models.portable import Portable
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
@@ -67,10 +68,13 @@ def export_policy(
     best: bool = False,
     overwrite: bool = False,
     trust_code: bool = False,
+    encoder: Path | None = None,
+    dynamics: Path | None = None,
 ) -> Exported:
     """Write the policy of a run or a checkpoint to ``out``, and its card beside it.
 
     ``policy``: which one, where agents have several (None: the first), or which member of a population (the best).
+    ``encoder`` and ``dynamics``: the models of a controller, where they are no longer where they were.
     """
     if to not in get_args(Format):
         raise ConfigError(f"--to {to}: expected one of {', '.join(get_args(Format))}")
@@ -80,8 +84,8 @@ def export_policy(
     taken = [path for path in (out, beside) if path.exists()]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} exists; --overwrite replaces it")
-    loaded = load_checkpoint(find_checkpoints(target, best)[0])
-    portable, about = _portable(loaded, _first(loaded.state) if policy is None else policy, trust_code)
+    how = LoadOptions(best=best, device="cpu", trust_code=trust_code, encoder=encoder, dynamics=dynamics)
+    portable, about, source = _portable(target, policy, how)
     text = json.dumps(_json(about), allow_nan=False, indent=1)
     data = _WRITERS[to](portable, text)
     try:
@@ -90,7 +94,27 @@ def export_policy(
         atomic.write_text(beside, text + "\n")
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from error
-    return Exported(out, beside, to, len(data), loaded.path)
+    return Exported(out, beside, to, len(data), source)
+
+
+def _portable(target: Path, policy: int | None, how: LoadOptions) -> tuple[Portable, dict[str, Any], Path]:
+    """The network that a path means, its card, and the file it is in."""
+    import torch
+
+    from rollmill.models.portable import card
+
+    torch.set_num_threads(1)
+    if (file := find_controller(target)) is not None:
+        portable, about = _controller(file, how)
+    else:
+        loaded = load_checkpoint(find_checkpoints(target, how.best)[0])
+        file = loaded.path
+        kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
+        number = _first(loaded.state) if policy is None else policy
+        portable, about = _offline(loaded) if kind == "offline" else _online(loaded, number, how.trust_code)
+        about = {"checkpoint": checkpoint_name(file), "mean_return": loaded.metric, "policy": number, **about}
+    origin = {"format": "rollmill policy", "version": 1, "rollmill": __version__}
+    return portable, {**origin, **about, **card(portable)}, file
 
 
 def _first(state: Any) -> int:
@@ -99,36 +123,13 @@ def _first(state: Any) -> int:
     return int(population["best"]) if isinstance(population, Mapping) else 0
 
 
-def _portable(loaded: Loaded, number: int, trust_code: bool) -> tuple[PortablePolicy, dict[str, Any]]:
-    """The network of a checkpoint, and its card."""
-    import torch
-
-    from rollmill.models.portable import PortablePolicy, card
-
-    torch.set_num_threads(1)
-    kind = loaded.state.get("kind") if isinstance(loaded.state, Mapping) else None
-    model, settings, env = _offline(loaded) if kind == "offline" else _online(loaded, number, trust_code)
-    portable = PortablePolicy(model, saved_spec(loaded.path, loaded.state["spec"]))
-    about = {
-        "format": "rollmill policy",
-        "version": 1,
-        "rollmill": __version__,
-        "checkpoint": checkpoint_name(loaded.path),
-        "frames": loaded.step,
-        "mean_return": loaded.metric,
-        "policy": number,
-        **card(portable, to_dict(settings)),
-        "env": env,
-    }
-    return portable, about
-
-
-Parts = tuple["ActorCritic", "ModelSettings", dict[str, Any]]
-"""Network, its settings, settings of the environment."""
+Parts = tuple["Portable", dict[str, Any]]
+"""A network, and what its card says about where it comes from."""
 
 
 def _online(loaded: Loaded, number: int, trust_code: bool) -> Parts:
     from rollmill.models.actor_critic import build_model
+    from rollmill.models.portable import PortablePolicy
     from rollmill.models.saving import load_weights
 
     state = require_online(loaded).state
@@ -139,24 +140,40 @@ def _online(loaded: Loaded, number: int, trust_code: bool) -> Parts:
     model = build_model(spec, config.model)
     with restoring(loaded.path, f"learners.{number}.model"):
         load_weights(model, learners[number]["model"])
-    return model, config.model, to_dict(config.env)
+    about = {**place(loaded.step, FRAMES), "model": to_dict(config.model), "env": to_dict(config.env)}
+    return PortablePolicy(model, spec), about
 
 
 def _offline(loaded: Loaded) -> Parts:
     import torch
 
+    from rollmill.models.portable import PortablePolicy
     from rollmill.offline.actor_critic import ValuePolicy
+    from rollmill.offline.portable import PortableSequence
     from rollmill.runs.policies.offline import load_network, require_offline
     from rollmill.runs.settings.offline import OfflineConfig
 
     state = require_offline(loaded).state
     config = saved_settings(OfflineConfig, state["config"], loaded.path)
+    spec = saved_spec(loaded.path, state["spec"])
     network = load_network(loaded, config, torch.device("cpu"))
-    if not isinstance(network, ValuePolicy):
-        raise ConfigError(
-            f"{loaded.path}: policies of algorithm={config.algorithm} see many steps at once and are not exported yet"
-        )
-    return network.policy, network.network, dict(state["env"])
+    about = {**place(loaded.step, UNITS["offline"]), "algorithm": config.algorithm, "env": dict(state["env"])}
+    if isinstance(network, ValuePolicy):
+        return PortablePolicy(network.policy, spec), {**about, "model": to_dict(network.network)}
+    about |= {"model": to_dict(config.model), "targets": state["targets"]}
+    return PortableSequence(network, spec), about
+
+
+def _controller(file: Path, how: LoadOptions) -> Parts:
+    from rollmill.runs.policies.controller import load_world_model
+    from rollmill.worldmodel.controller.portable import PortableController
+
+    policy = load_world_model(file, how)
+    spec = policy.require_spec()
+    controller = policy.models.controller_state(policy.settings, spec, 1)
+    portable = PortableController(policy.models.encoder, controller, policy.weights, spec)
+    about = {"checkpoint": policy.name, **place(policy.frames, policy.unit)}
+    return portable, {**about, "model": to_dict(policy.settings), "env": to_dict(policy.require_env())}
 
 
 def _json(value: Any) -> Any:
@@ -171,16 +188,16 @@ def _json(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------ formats
 
 
-def _safetensors(policy: PortablePolicy, text: str) -> bytes:
+def _safetensors(policy: Portable, text: str) -> bytes:
     from rollmill.models.saving import weights_of
 
     with _needs("safetensors"):
         from safetensors.numpy import save
-    data: bytes = save(weights_of(policy.model), metadata={CARD: text})
+    data: bytes = save(weights_of(policy.network), metadata={CARD: text})
     return data
 
 
-def _torch_export(policy: PortablePolicy, text: str) -> bytes:
+def _torch_export(policy: Portable, text: str) -> bytes:
     import torch
 
     buffer = io.BytesIO()
@@ -189,7 +206,7 @@ def _torch_export(policy: PortablePolicy, text: str) -> bytes:
     return buffer.getvalue()
 
 
-def _onnx(policy: PortablePolicy, text: str) -> bytes:
+def _onnx(policy: Portable, text: str) -> bytes:
     import torch
 
     with _needs("onnx"):
@@ -199,8 +216,8 @@ def _onnx(policy: PortablePolicy, text: str) -> bytes:
         program = torch.onnx.export(
             _program(policy),
             dynamo=True,
-            input_names=policy.input_names,
-            output_names=policy.output_names,
+            input_names=[field.name for field in policy.inputs],
+            output_names=list(policy.outputs),
             verbose=False,
         )
     assert program is not None, "asked for with dynamo=True"
@@ -212,20 +229,21 @@ def _onnx(policy: PortablePolicy, text: str) -> bytes:
     return data
 
 
-_WRITERS: dict[Format, Callable[[PortablePolicy, str], bytes]] = {
+_WRITERS: dict[Format, Callable[[Portable, str], bytes]] = {
     "safetensors": _safetensors,
     "onnx": _onnx,
     "torch-export": _torch_export,
 }
 
 
-def _program(policy: PortablePolicy) -> Any:
+def _program(policy: Portable) -> Any:
     """The network as torch.export sees it; the first axis of all inputs is free."""
     import torch
 
     inputs = policy.example()
     rows = {0: torch.export.Dim("rows")}
     with torch.no_grad():
+        policy(*inputs)  # what is made once and kept must not be made while it is traced
         return torch.export.export(policy, inputs, dynamic_shapes=(tuple(rows for _ in inputs),))
 
 
@@ -240,12 +258,13 @@ def _needs(package: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torch's exporters say about their own insides."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    levels = {log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
+    for log in levels:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in levels.items():
+            log.setLevel(level)

@@ -150,7 +150,7 @@ class LoadedPolicy:
         action; policies that are asked for a return, or see the last reward (``env.previous_reward``), need it. The
         last action need not be given. Actions are as ``spec.action`` says: choices count from 0.
         """
-        spec = self._spec()
+        spec = self.require_spec()
         known = {name for name in PREVIOUS if not (isinstance(obs, Mapping) and name in obs)}
         seen, single = _batch(obs, replace(spec, observation=tuple(f for f in spec.observation if f.name not in known)))
         count = len(next(iter(seen.values())))
@@ -165,7 +165,8 @@ class LoadedPolicy:
         self.check(spec)
         self.spec = spec
 
-    def _spec(self) -> EnvSpec:
+    def require_spec(self) -> EnvSpec:
+        """``spec``; where only the environment can tell, that is looked at."""
         if self.spec is None:
             env = self.require_env()
             with process_scope() as environment:

@@ -12,7 +12,10 @@ from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.run_kind import FOLDERS
 from rollmill.core.text import nearest
+from rollmill.core.tree_file import read_header
+from rollmill.worldmodel.files import CONTROLLER
 
 TRAINED = Path(__file__).parents[2] / "trained"
 """Policies that come with the package, each with a card beside it (``tools/trained_policies.py``)."""
@@ -72,6 +75,28 @@ def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> l
         what = "no checkpoint has a known return; leave out --best" if best else "no checkpoint yet"
         raise CheckpointError(f"{target}: {what}")
     return [found.path]
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something; CheckpointError where nobody may know."""
+    try:
+        return path.exists()
+    except OSError as error:  # no permission, a name that is too long
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+
+
+def find_controller(target: Path) -> Path | None:
+    """The controller of a world model that a path means: its file, the folder of its search, or of the whole model."""
+    if not exists(target):
+        return None
+    if target.is_dir():
+        places = (target / CONTROLLER.name, target / FOLDERS["controller"] / CONTROLLER.name)
+        return next((file for file in places if file.is_file()), None)
+    try:
+        header = read_header(target)
+    except CheckpointError:  # reading it as a checkpoint says what is wrong
+        return None
+    return target if CONTROLLER.is_in(header) else None
 
 
 def find_version(run: Path, frames: int) -> Path:

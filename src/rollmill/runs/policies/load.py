@@ -8,12 +8,10 @@ from pathlib import Path
 
 from rollmill.core.checkpoints import Loaded, load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError
-from rollmill.core.run_kind import FOLDERS
 from rollmill.core.text import nearest
-from rollmill.core.tree_file import read_header
 from rollmill.envs.settings import EnvSettings
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
-from rollmill.runs.policies.find import find_checkpoints, find_version, shipped_policy
+from rollmill.runs.policies.find import exists, find_checkpoints, find_controller, find_version, shipped_policy
 from rollmill.runs.policies.online import load_online
 from rollmill.runs.policies.simple import BUILT_IN, load_built_in, load_scripted
 from rollmill.worldmodel.files import CONTROLLER
@@ -76,11 +74,11 @@ def load_each(word: str, how: LoadOptions, every: bool = False, flag: str = "") 
     if word in BUILT_IN:
         return [load_built_in(word, how)]
     target = shipped_policy(Path(word))
-    if (file := _controller(target)) is not None:
+    if (file := find_controller(target)) is not None:
         from rollmill.runs.policies.controller import load_world_model
 
         return [load_world_model(file, how)]
-    if _exists(target):
+    if exists(target):
         return [_load_file(path, target, how) for path in find_checkpoints(target, how.best, every)]
     if (past := re.fullmatch(r"(.+)@(\d[\d_]*)", word)) is not None:
         path = find_version(Path(past[1]), int(past[2]))
@@ -94,27 +92,6 @@ def load_each(word: str, how: LoadOptions, every: bool = False, flag: str = "") 
         f"{flag}{word}: expected {', '.join(BUILT_IN)}, a run folder or checkpoint (there is no {word}), "
         f"or module:callable{f'; {hint}' if hint else ''}"
     )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError as error:  # no permission, a name that is too long
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-
-
-def _controller(target: Path) -> Path | None:
-    """The controller of a world model that a path means: its file, the folder of its search, or of the whole model."""
-    if not _exists(target):
-        return None
-    if target.is_dir():
-        places = (target / CONTROLLER.name, target / FOLDERS["controller"] / CONTROLLER.name)
-        return next((file for file in places if file.is_file()), None)
-    try:
-        header = read_header(target)
-    except CheckpointError:  # reading it as a checkpoint says what is wrong
-        return None
-    return target if CONTROLLER.is_in(header) else None
 
 
 def _load_file(path: Path, target: Path, how: LoadOptions) -> LoadedPolicy:

@@ -25,7 +25,7 @@ from rollmill.core.fields import ActionSpec, Array, EnvSpec
 from rollmill.core.shapes import MAPPING, ArrayOf
 from rollmill.worldmodel.actions import ActionMap
 from rollmill.worldmodel.controller.settings import ControllerSettings
-from rollmill.worldmodel.dynamics.model import Dynamics
+from rollmill.worldmodel.dynamics.model import Dynamics, LaneMemory
 from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex
 from rollmill.worldmodel.encoder.file import ImageEncoder
 from rollmill.worldmodel.files import CONTROLLER
@@ -118,7 +118,8 @@ class ControllerState:
         self._axes = _axes(settings, dynamics, device) if self._reads_memory and settings.components else None
         # Without a look at the memory there is no need to keep one.
         uses = (self._reads_memory or index is not None) and dynamics is not None and dynamics.memory_size > 0
-        self._dynamics = dynamics if uses else None
+        self.dynamics = dynamics if uses else None
+        """The model whose memory it keeps; None where nobody looks at one."""
         self._memory = dynamics.begin(lanes) if dynamics is not None and uses else None
         self._index = index
         self._weights = torch.zeros(lanes, self.shape.weights, device=device)
@@ -126,20 +127,24 @@ class ControllerState:
     def take(self, lanes: Tensor, weights: Tensor) -> None:
         """These lanes ``[n]`` begin an episode, under controllers ``[n, P]`` (or ``[P]``)."""
         self._weights[lanes] = weights.to(self._weights)
-        if self._memory is not None and self._dynamics is not None:
-            self._dynamics.forget(self._memory, lanes)
+        if self._memory is not None and self.dynamics is not None:
+            self.dynamics.forget(self._memory, lanes)
 
     def decide(self, lanes: Tensor, latents: Tensor) -> Tensor:
         """Actions ``[n, ...]`` of lanes ``[n]`` that see ``[n, Z]``; the step goes into their memory."""
+        return self.step(latents, self._weights[lanes], self._memory, lanes)
+
+    def step(self, latents: Tensor, weights: Tensor, memory: LaneMemory | None, lanes: Tensor) -> Tensor:
+        """The same under controllers ``[n, P]``, with a memory that somebody else keeps."""
         parts = [latents]
-        h = self._memory.h[lanes] if self._memory is not None else None
+        h = memory.h[lanes] if memory is not None else None
         if h is not None and self._reads_memory:
             parts.append(h if self._axes is None else (h - self._axes[0]) @ self._axes[1])
         if self._index is not None:
             parts.append(self._index.recall(latents, h))
-        actions = self._map(outputs(self.shape, torch.cat(parts, -1), self._weights[lanes]))
-        if self._dynamics is not None and self._memory is not None:
-            self._dynamics.read(latents, actions, self._memory, lanes)
+        actions = self._map(outputs(self.shape, torch.cat(parts, -1), weights))
+        if self.dynamics is not None and memory is not None:
+            self.dynamics.read(latents, actions, memory, lanes)
         return actions
 
 

@@ -77,6 +77,11 @@ class LaneMemory:
     """``[lanes, size]``: the LSTM's cells; empty for others."""
     trunk: TrunkMemory | None = None
 
+    @property
+    def flat(self) -> Tensor:
+        """All numbers of it, ``[lanes, numbers]``; ``Dynamics.unpack`` makes a memory of them again."""
+        return torch.cat([self.h, self.cell, *([] if self.trunk is None else [self.trunk.flat])], 1)
+
 
 class LstmCore(nn.Module):
     """One layer of LSTM."""
@@ -293,6 +298,15 @@ class Dynamics(nn.Module):
     def begin(self, lanes: int) -> LaneMemory:
         """Return empty memory for so many lanes."""
         return self.core.begin(lanes)
+
+    def unpack(self, step: Tensor, flat: Tensor) -> LaneMemory:
+        """The memory of ``[n]`` lanes before their steps ``[n]`` from ``LaneMemory.flat``; a copy."""
+        empty = self.begin(1)
+        sizes = empty.h.shape[1], empty.cell.shape[1]
+        h, cell, rest = torch.split(flat.clone(), [*sizes, flat.shape[1] - sum(sizes)], 1)
+        core = self.core
+        trunk = core.trunk.unpack(step + 1, rest) if isinstance(core, TransformerCore) else None
+        return LaneMemory(h, cell, trunk)
 
     def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
         """These lanes begin an episode."""

@@ -17,7 +17,10 @@ def recalled(query: Tensor, keys: Tensor, values: Tensor, neighbours: int, barre
 
     ``barred`` ``[n, N]``: keys that a query must not find.
     """
-    distance = torch.cdist(query, keys)
+    if torch.compiler.is_compiling():  # for other programs: ONNX has no cdist
+        distance = (query[:, None] - keys).square().sum(-1).sqrt()
+    else:
+        distance = torch.cdist(query, keys)
     if barred is not None:
         distance = distance.masked_fill(barred, torch.inf)
     near, index = distance.topk(neighbours, largest=False)
