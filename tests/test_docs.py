@@ -175,6 +175,16 @@ def commands() -> list[tuple[str, str]]:
     return [*found, *((FAQ.name, words) for words in re.findall(r"`rollmill ([^`]+)`", answers))]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_brackets_are_quoted(page: Path) -> None:
+    """Some shells (zsh) refuse a word with brackets, and all of them look for files of that name."""
+    blocks = [text.replace("\\\n", " ") for language, text in pieces_of(page) if language in SHELL]
+    lines = [line for text in blocks for line in text.splitlines()] + re.findall(r"`([^`\n]+)`", prose_of(page))
+    programs = re.compile(r"((nohup|env|\w+=\S+) )*(rollmill|python3?|pip|make|ray|docker) ")
+    bare = [re.sub(r"'[^']*'|\"[^\"]*\"|\$\{\w+\}|(^|\s)#.*", "", line) for line in lines if programs.match(line)]
+    assert [line for line in bare if re.search(r"[\[\]{}]", line)] == []
+
+
 @pytest.mark.parametrize(("page", "command"), sorted(set(commands())), ids=lambda text: text[:60])
 def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
     words = shlex.split(re.sub(r"\$\w+", "0", re.sub(r"[>&|].*", "", command)))
