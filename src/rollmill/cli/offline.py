@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from rollmill.cli.announce import announcer, page_of
-from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
+from rollmill.cli.options import StartOptions, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
-from rollmill.core.run_folder import Mode, RunFolder
-from rollmill.runs.lifecycle import Request
+from rollmill.core.run_folder import RunFolder
 from rollmill.runs.resume import resumed_settings
 from rollmill.runs.settings.offline import OfflineConfig
 
@@ -22,13 +20,10 @@ def offline(
     overrides: tuple[str, ...],
     store: Path | None = None,
     /,
-    config: Configs = (),
-    resume: bool = False,
-    overwrite: bool = False,
+    *,
+    options: StartOptions,
     restore: Path | None = None,
     trust_code: bool = False,
-    print_config: PrintConfig = False,
-    json_: Json = False,
 ) -> int:
     """Learn a policy from a store: ``rollmill offline runs/demo/doom_basic/data algorithm=dt fit.steps=5000``.
 
@@ -37,29 +32,19 @@ def offline(
     Args:
         overrides: Settings, for example algorithm=bc data.filter=["top=10%"].
         store: The store to learn from.
-        config: A YAML file with settings; may be given several times, later files win.
-        resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
-        overwrite: Delete the run in the folder and start anew.
         restore: Start from this checkpoint.
         trust_code: Run the code that store and checkpoints name; else your own words have to name it
             (env=my_env.py:MyEnv).
-        print_config: Print all settings as YAML and start nothing.
-        json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.offline.run import train_offline
 
-    if resume and overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
-    settings = _load(store, config, overrides, resume, restore)
-    if print_config:
+    mode, json_ = options.mode(), options.json_
+    settings = _load(store, options.config, overrides, options.resume, restore)
+    if options.print_config:
         print(dump_yaml(settings), end="")
         return 0
-    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    request = Request(
-        *(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto"),
-        trust_code=trust_code,
-        on_ready=announcer(settings, settings.folder, quiet=json_),
-    )
+    ready = announcer(settings, settings.folder, quiet=json_)
+    request = options.request(mode=mode, restore=restore, trust_code=trust_code, on_ready=ready)
     with keep_stdout(json_):
         outcome = train_offline(settings, request)
     page = page_of(outcome.folder, "offline")

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmill.cli.announce import announcement, page_of
-from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
+from rollmill.cli.options import StartOptions, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
-from rollmill.core.errors import ConfigError, RollmillError
-from rollmill.core.run_folder import Mode, RunFolder
+from rollmill.core.errors import RollmillError
+from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.console import live_panel
-from rollmill.runs.lifecycle import Request
 from rollmill.runs.resume import resumed_settings
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig, require_env
@@ -32,13 +31,9 @@ OVERSHOOT = 1.05
 def train(
     overrides: tuple[str, ...],
     /,
-    config: Configs = (),
-    resume: bool = False,
-    overwrite: bool = False,
+    options: StartOptions,
     restore: Path | None = None,
     profile: bool = False,
-    print_config: PrintConfig = False,
-    json_: Json = False,
 ) -> int:
     """Train an agent: ``rollmill train env=CartPole-v1 stop.frames=200_000``.
 
@@ -47,33 +42,25 @@ def train(
 
     Args:
         overrides: Settings, for example env=doom_basic learning.gamma=0.995.
-        config: A YAML file with settings; may be given several times, later files win.
-        resume: Continue the run in its folder from the newest checkpoint, with its saved settings below the given ones.
-        overwrite: Delete the run in the folder and start anew.
         restore: Start from this checkpoint: a new run with a parent or, with --resume, the same run from there.
         profile: Record traces of every process into the run's folder (settings: ``rollmill config profile``).
-        print_config: Print all settings as YAML, with the numbers that this machine gets, and start nothing.
-        json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    if resume and overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other: one keeps the run, the other deletes it")
-    settings = _load(config, overrides, resume, restore)
-    if print_config:
+    request = options.request(mode=options.mode(), restore=restore, profile=profile)
+    settings = _load(options.config, overrides, options.resume, restore)
+    if options.print_config:
         print(dump_yaml(size(settings)), end="")
         return 0
-    if not resume:
-        require_env(config, overrides, "rollmill train")
-    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    request = Request(mode, restore, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto", profile)
-    announcer = _Announcer(settings, quiet=json_)
+    if not options.resume:
+        require_env(options.config, overrides, "rollmill train")
+    announcer = _Announcer(settings, quiet=options.json_)
     try:
-        with keep_stdout(json_):
+        with keep_stdout(options.json_):
             outcome = run_training(settings, request, (announcer,))
     except RollmillError:
         if announcer.page is not None and live_panel(request.console):  # elsewhere the log has said so
             print(f"report: {announcer.page}", file=sys.stderr)
         raise
-    _print(outcome, announcer, settings.stop.frames, json_)
+    _print(outcome, announcer, settings.stop.frames, options.json_)
     return outcome.exit_code
 
 

@@ -75,7 +75,7 @@ def test_a_video_has_an_image_per_observation(tmp_path: Path) -> None:
 
 def test_speed_scale_and_panel_are_knobs(tmp_path: Path) -> None:
     store = write(tmp_path / "data", schema_of(Field("screen", "uint8", (21, 33, 3))), [5])
-    (file,) = write_videos(store, [0], tmp_path, VideoOptions(fps=7.5, scale=3, panel=False))
+    (file,) = write_videos(store, [0], tmp_path, VideoOptions(fps=7.5, scale=3, plain=True))
     with av.open(str(file)) as container:
         stream = container.streams.video[0]
         assert float(stream.average_rate) == 7.5

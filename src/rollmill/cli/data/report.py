@@ -53,11 +53,8 @@ def play(
     store: Path,
     /,
     out: Path,
+    options: VideoOptions,
     episodes: tuple[str, ...] = ("best",),
-    field: str | None = None,
-    fps: float = 30.0,
-    scale: int = 0,
-    plain: bool = False,
     seed: int = 0,
     json_: Json = False,
 ) -> int:
@@ -68,14 +65,9 @@ def play(
         store: The store's folder.
         out: Folder for the videos; made where there is none.
         episodes: Numbers (7, -1, 3..9), best, worst or random; best:5 takes five.
-        field: The observation to show; needed for depth and stacked images, and where there are several.
-        fps: Images per second; one per step.
-        scale: Enlarge by this factor; 0 makes images at least 320 x 240.
-        plain: Leave out the panel with step, action, reward and return below the image.
         seed: Seed of random.
         json_: Print JSON on stdout.
     """
-    options = VideoOptions(field, fps, scale, panel=not plain)
     source = open_quietly(store)
     if not len(source):
         raise ConfigError(f"{store} has no episodes")

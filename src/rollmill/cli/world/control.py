@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rollmill.cli.announce import announcer
-from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
+from rollmill.cli.options import Configs, SettingsOptions, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
-from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.world import ControllerConfig, DreamVideo
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
@@ -23,9 +21,7 @@ def dynamics(
     latents: Path,
     /,
     out: Path,
-    config: Configs = (),
-    print_config: PrintConfig = False,
-    json_: Json = False,
+    options: SettingsOptions,
 ) -> int:
     """Learn what happens next: ``rollmill world dynamics data/car_latents --out runs/car/dynamics steps=2000``.
 
@@ -35,38 +31,30 @@ def dynamics(
         overrides: Settings, for example memory=transformer size=256 sequence_length=64.
         latents: The store of latents (``rollmill world encode``).
         out: Folder of the fit.
-        config: A YAML file with settings; may be given several times, later files win.
-        print_config: Print all settings as YAML and start nothing.
-        json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.world.dynamics import train_dynamics
 
-    settings = load_config(DynamicsSettings, config, overrides)
-    if print_config:
+    settings = load_config(DynamicsSettings, options.config, overrides)
+    if options.print_config:
         print(dump_yaml(settings), end="")
         return 0
-    with keep_stdout(json_):
-        outcome = train_dynamics(settings, latents, out, _request(settings, out, json_))
-    _say(outcome.to_dict(), json_, f"{outcome.steps:,} optimizer steps; model {outcome.model}")
+    request = options.request(on_ready=announcer(settings, out, quiet=options.json_))
+    with keep_stdout(options.json_):
+        outcome = train_dynamics(settings, latents, out, request)
+    _say(outcome.to_dict(), options.json_, f"{outcome.steps:,} optimizer steps; model {outcome.model}")
     return outcome.exit_code
 
 
-@dataclass(frozen=True)
-class SearchOptions:
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(SettingsOptions):
     """How a controller is searched, in an environment or in dreams of it."""
 
     overrides: tuple[str, ...]
     """Settings, for example env=car_racing controller.population=32 dream.temperature=1.15."""
     out: Path
     """Folder of the search."""
-    config: Configs = ()
-    """A YAML file with settings; may be given several times, later files win."""
     trust_code: bool = False
     """Run the code that the dynamics model names; else your own words have to name it (env=my_env.py:MyEnv)."""
-    print_config: PrintConfig = False
-    """Print all settings as YAML and start nothing."""
-    json_: Json = False
-    """Print the outcome as JSON on stdout, and nothing else there."""
 
 
 def controller(encoder: Path, /, options: SearchOptions, dynamics: Path | None = None) -> int:
@@ -104,7 +92,7 @@ def _search(encoder: Path, model: Path | None, options: SearchOptions, in_dream:
         outcome = train_controller(
             *(settings.controller, env, encoder, model, options.out),
             dream=settings.dream if in_dream else None,
-            request=_request(settings, options.out, options.json_),
+            request=options.request(on_ready=announcer(settings, options.out, quiet=options.json_)),
         )
     metrics = outcome.to_dict()
     judged = "not judged" if outcome.final is None else f"{metrics['final_return']:.1f} +- {metrics['final_std']:.1f}"
@@ -138,14 +126,6 @@ def video(
 
     print(write_dream_video(latents, encoder, dynamics, out, load_config(DreamVideo, config, overrides), raw))
     return 0
-
-
-def _request(settings: object, out: Path, json_: bool) -> Request:
-    """The same command goes on where it stopped."""
-    return Request(
-        *("continue", None, ("rollmill", *sys.argv[1:]), "plain" if json_ else "auto"),
-        on_ready=announcer(settings, out, quiet=json_),
-    )
 
 
 def _say(metrics: Mapping[str, Any], json_: bool, text: str) -> None:

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 from rollmill.cli.announce import announcer, page_of
-from rollmill.cli.options import Configs, Json, PrintConfig
+from rollmill.cli.options import Json, StartOptions, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
-from rollmill.core.errors import ConfigError
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.resume import resumed_settings
 from rollmill.runs.settings.world import VaeConfig
@@ -22,48 +21,32 @@ def vae(
     store: Path,
     /,
     out: Path,
-    config: Configs = (),
-    resume: bool = False,
-    overwrite: bool = False,
-    print_config: PrintConfig = False,
-    json_: Json = False,
+    options: StartOptions,
 ) -> int:
     """Learn an image encoder from a store: ``rollmill world vae data/car --out runs/car/vae fit.steps=3000``.
 
     Writes ``encoder.bin`` (architecture and weights), metrics, images of reconstructions and ``report.html``. The
-    same command continues a training.
+    same command continues a training; with ``--resume`` it has the settings of the folder below the given ones.
 
     Args:
         overrides: Settings, for example encoder.size=32 fit.batch_size=128 images.per_rollout=100.
         store: The store with the images.
         out: Folder of the training.
-        config: A YAML file with settings; may be given several times, later files win.
-        resume: Continue with the settings of the folder below the given ones; without it, the same command continues.
-        overwrite: Delete the training in the folder and start anew.
-        print_config: Print all settings as YAML and start nothing.
-        json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    from rollmill.runs.lifecycle import Request
     from rollmill.runs.world.encoder import train_vae
 
-    if resume and overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other: one keeps the training, the other deletes it")
-    folder = RunFolder(out)
-    settings = (
-        resumed_settings(VaeConfig, folder, config, overrides) if resume else load_config(VaeConfig, config, overrides)
-    )
-    if print_config:
+    mode, files = options.mode("continue"), options.config
+    if options.resume:
+        settings = resumed_settings(VaeConfig, RunFolder(out), files, overrides)
+    else:
+        settings = load_config(VaeConfig, files, overrides)
+    if options.print_config:
         print(dump_yaml(settings), end="")
         return 0
-    request = Request(
-        "resume" if resume else "overwrite" if overwrite else "continue",
-        None,
-        ("rollmill", *sys.argv[1:]),
-        "off" if json_ else "auto",
-        on_ready=announcer(settings, out, quiet=json_),
-    )
-    outcome = train_vae(settings, store, out, request)
-    if json_:
+    request = options.request(mode=mode, on_ready=announcer(settings, out, quiet=options.json_))
+    with keep_stdout(options.json_):
+        outcome = train_vae(settings, store, out, request)
+    if options.json_:
         print(json.dumps(outcome.to_dict()))
         return outcome.exit_code
     print(f"{outcome.state}: {outcome.reason}; {outcome.steps:,} optimizer steps, folder {outcome.folder}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from rollmill.cli.announce import announcer
-from rollmill.cli.options import Configs, Json, PrintConfig, keep_stdout
+from rollmill.cli.options import SettingsOptions, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
@@ -18,12 +17,10 @@ from rollmill.runs.settings.world import WorldConfig
 def run(
     overrides: tuple[str, ...],
     /,
-    config: Configs = (),
+    options: SettingsOptions,
     out: Path | None = None,
     until: StageName = "report",
     trust_code: bool = False,
-    print_config: PrintConfig = False,
-    json_: Json = False,
 ) -> int:
     """All stages in turn: ``rollmill world run --config carracing_world``.
 
@@ -32,29 +29,23 @@ def run(
 
     Args:
         overrides: Settings, for example vae.fit.steps=5000 controller.generations=50.
-        config: A YAML file with settings; may be given several times, later files win.
         out: Folder of everything; unset: runs/world/NAME, after the first config.
         until: Stop after this stage.
         trust_code: Run the code that a checkpoint among collect.episodes names.
-        print_config: Print all settings as YAML and start nothing.
-        json_: Print the outcome as JSON on stdout, and nothing else there.
     """
-    if out is None and not config and not print_config:
+    config, json_ = options.config, options.json_
+    if out is None and not config and not options.print_config:
         raise ConfigError("where to? Give --out, or a --config whose name is the folder's")
     settings = load_config(WorldConfig, config, overrides)
-    if print_config:
+    if options.print_config:
         print(dump_yaml(settings), end="")
         return 0
     folder = out or Path("runs") / "world" / config[0].stem
-    from rollmill.runs.lifecycle import Request
     from rollmill.runs.world.run import run_world
 
     with keep_stdout(json_):
-        request = Request(
-            *("continue", None, ("rollmill", *sys.argv[1:]), "off" if json_ else "auto"),
-            trust_code=trust_code,
-            on_ready=announcer(settings, folder, quiet=json_),
-        )
+        ready, console = announcer(settings, folder, quiet=json_), "off" if json_ else "auto"
+        request = options.request(console=console, trust_code=trust_code, on_ready=ready)
         outcome = run_world(settings, folder, request, until)
     if json_:
         print(json.dumps(outcome.to_dict()))

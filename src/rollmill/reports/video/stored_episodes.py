@@ -33,13 +33,13 @@ class VideoOptions:
     """Knobs of a video."""
 
     field: str | None = None
-    """The observation to show; without it, the only view there is."""
+    """The observation to show; needed for depth and stacked images, and where there are several."""
     fps: float = 30.0
     """Images per second: one per step."""
     scale: int = 0
     """Each pixel becomes a square of this many; 0 makes images at least 320 x 240."""
-    panel: bool = True
-    """Draw action and reward below the image."""
+    plain: bool = False
+    """Leave out the panel with step, action, reward and return below the image."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale <= MAX_SCALE:
@@ -127,8 +127,8 @@ def _video(store: Store, i: int, path: Path, image: ImageColumn, options: VideoO
     with VideoFile(path, options.fps) as video:
         for part in read_images(store, i, image):
             for shown in part:
-                large = enlarge(shown, options.scale, fit=options.panel)
-                if options.panel:
+                large = enlarge(shown, options.scale, fit=not options.plain)
+                if not options.plain:
                     panel = panel or Panel(store, i, large.shape[1])
                     large = np.concatenate([large, panel.draw(row)])
                 video.add(large)
