@@ -57,6 +57,17 @@ def test_exploitability_is_logged_and_falls(tmp_path: Path) -> None:
     assert rows[0]["game/exploitability"] < exploitability(tree, tree.uniform()) + 0.2
 
 
+def test_the_mean_of_policies_goes_on_after_a_resume(tmp_path: Path) -> None:
+    words = (*SERIAL, "env=kuhn_poker", OBSERVER, "learning.learning_rate=1e-2", "report.every_frames=64")
+    whole = train_here(tmp_path / "whole", *words, "stop.batches=6")[1]
+    train_here(tmp_path / "parts", *words, "stop.batches=3")
+    parts = train_here(tmp_path / "parts", *words, "stop.batches=6", mode="resume")[1]
+    name = "game/average_exploitability"
+    one, two = rows_of(whole.path)[-1], rows_of(parts.path)[-1]
+    assert one["frames"] == two["frames"]
+    assert one[name] == two[name] != two["game/exploitability"]
+
+
 def test_each_player_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
     words = ("env=kuhn_poker", "env.policies=[0,1]", OBSERVER, "stop.batches=2", "learning.batch_size=64")
     run = train_here(tmp_path, *SERIAL, *words)[1]

@@ -1,13 +1,16 @@
 """Observers: when they are told, what they may look at, and that they are told of the end, whatever it was."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from running import SERIAL, assert_same, saved_state, train_here
 
 from rollmill.core.config.load import load_config
-from rollmill.core.errors import ConfigError, ObserverError
+from rollmill.core.errors import CheckpointError, ConfigError, ObserverError
+from rollmill.core.shapes import check_shape
 from rollmill.core.slots import SegmentLayout
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.train import TrainConfig
@@ -66,6 +69,43 @@ def test_steps_are_counted_over_all_sessions(tmp_path: Path) -> None:
 
     train_here(tmp_path, *TARGET, "stop.batches=4", mode="resume", observers=[Steps()])
     assert calls == ["step 3", "step 4"]
+
+
+class Counts(Observer):
+    """Counts steps over all sessions, by itself."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.steps = np.array([begin])
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self.steps += 1
+
+    def on_save(self, run: OnlineRun) -> dict[str, Any]:
+        return {"steps": self.steps.copy()}
+
+    def on_load(self, run: OnlineRun, saved: Mapping[str, Any]) -> None:
+        self.steps += saved["steps"]
+
+
+def test_what_observers_keep_is_there_after_a_resume(tmp_path: Path) -> None:
+    train_here(tmp_path, *TARGET, "stop.batches=2", observers=[Counts(), Observer(), Counts(10)])
+    one, two, new = Counts(), Counts(), Counts()
+    _, folder = train_here(tmp_path, *TARGET, "stop.batches=3", mode="resume", observers=[Observer(), one, two, new])
+    assert [own.steps.tolist() for own in (one, two, new)] == [[3], [13], [1]]
+    assert [entry["name"] for entry in saved_state(folder)["observers"]] == ["Counts"] * 3
+    train_here(tmp_path, *TARGET, "stop.batches=4", mode="resume")  # nobody is there to go on with it
+
+
+def test_what_an_observer_cannot_go_on_from_is_the_checkpoint_s_fault(tmp_path: Path) -> None:
+    train_here(tmp_path, *TARGET, "stop.batches=1", observers=[Counts()])
+
+    class Other(Observer):
+        def on_load(self, run: OnlineRun, saved: Mapping[str, Any]) -> None:
+            check_shape(saved, {"games": int})
+
+    Other.__name__ = "Counts"
+    with pytest.raises(CheckpointError, match=r"field observers.0.saved.games: it is missing"):
+        train_here(tmp_path, *TARGET, "stop.batches=2", mode="resume", observers=[Other()])
 
 
 @pytest.mark.parametrize("hook", ["init", "start", "step 2", "summaries", "stop"])

@@ -11,12 +11,14 @@ from the probabilities of the network, so no games are played for it and no luck
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, Array
+from rollmill.core.shapes import ArrayOf, Shape, check_shape
 from rollmill.envs.games.env import GAMES, MATRICES, TreeEnv
 from rollmill.envs.games.exploit import AveragePolicy, exploitability, value
 from rollmill.envs.games.tree import GameTree
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
 
 
+STATE_SHAPE: Shape = {"steps": int, "average": ArrayOf("f", 2)}
+
+
 class Exploitability(Observer):
     """Logs ``game/exploitability``, ``game/average_exploitability`` and ``game/value``.
 
-    The average is over the policies after all training steps of this session so far, the k-th with weight k: in
-    self-play it is averages that settle, where the newest policy may go round in circles.
+    The average is over the policies after all training steps so far, the k-th with weight k: in self-play it is
+    averages that settle, where the newest policy may go round in circles.
     """
 
     def __init__(self) -> None:
@@ -54,6 +59,14 @@ class Exploitability(Observer):
         self._policy = self._read()
         self._steps += 1
         self._average.add(self._policy, float(self._steps))
+
+    def on_save(self, run: OnlineRun) -> dict[str, Any]:
+        return {"steps": self._steps, "average": self._average.state()}
+
+    def on_load(self, run: OnlineRun, saved: Mapping[str, Any]) -> None:
+        check_shape(saved, STATE_SHAPE)
+        self._steps = saved["steps"]
+        self._average.load_state(saved["average"])
 
     def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
         tree = self._tree

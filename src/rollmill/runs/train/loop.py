@@ -93,6 +93,9 @@ class OnlineRun:
         if parts.matches is not None:
             self.selfplay = SelfPlay(config, parts.matches, parts.sampler, life.folder)
         self._learners = [learner for learner in parts.learners if learner.policy_id not in config.learning.frozen]
+        self._observers_saved: Sequence[Mapping[str, Any]] = []
+        """What the loaded checkpoint holds of observers: name and state."""
+        self._observers_are_set = False
         self._rank_sync = RankSync(parts.ranks, parts.sampler)
         self._dropped = 0
         self._batch: Mapping[str, Any] = {}
@@ -379,6 +382,18 @@ class OnlineRun:
         if self.life.save_due(self.iteration):
             self._save_or_complain(self.state())
 
+    def init_observers(self) -> None:
+        """Everything is built: tell the observers, and give them back what they have saved."""
+        self.tell("on_init")
+        self._observers_are_set = True
+        waiting = list(self.observers)
+        for k, entry in enumerate(self._observers_saved):
+            own = next((observer for observer in waiting if type(observer).__name__ == entry["name"]), None)
+            if own is not None and self.life.loaded is not None:  # else the run has no such observer any more
+                waiting.remove(own)
+                with restoring(self.life.loaded.path, f"observers.{k}.saved"):
+                    own.on_load(self, entry["saved"])
+
     def tell(self, hook: str, *args: object) -> None:
         """Call a hook of every observer."""
         for observer in self.observers:
@@ -442,8 +457,15 @@ class OnlineRun:
             "reporter": self._metrics.state(),
             **({} if self.members is None else {self.members.saved_as: self.members.state()}),
             **({} if self.selfplay is None else {"selfplay": self.selfplay.state()}),
+            "observers": self._observer_states(),
             "recorder": asdict(self.recorder.drops.plus(self.recorder.counts())) if self.recorder else {},
         }
+
+    def _observer_states(self) -> Sequence[Mapping[str, Any]]:
+        if not self._observers_are_set:
+            return self._observers_saved
+        kept = [(type(observer).__name__, call_hook(observer, "on_save", self)) for observer in self.observers]
+        return [{"name": name, "saved": saved} for name, saved in kept if saved]
 
     def load_state(self, loaded: Loaded) -> None:
         """Continue from a checkpoint of this run."""
@@ -462,6 +484,7 @@ class OnlineRun:
                     learner.load_state(entry)
         self.iteration = state["iteration"]
         self.seconds = state["seconds"]
+        self._observers_saved = state.get("observers", [])
         if not self._rank_sync.leads:
             with restoring(path, "ranks"):
                 self._rank_sync.load_state(state.get("ranks", []))

@@ -42,6 +42,13 @@ class Observer:
         """Metrics to add to every row of metrics."""
         return {}
 
+    def on_save(self, run: OnlineRun) -> dict[str, Any]:
+        """What a checkpoint keeps of the observer: numpy arrays, numbers and text, in dicts and lists."""
+        return {}
+
+    def on_load(self, run: OnlineRun, saved: Mapping[str, Any]) -> None:
+        """The run goes on from a checkpoint in which ``on_save`` has left something; called after ``on_init``."""
+
     def on_stop(self, run: OnlineRun) -> None:
         """The run is over, for whatever reason; always called once after ``on_init``."""
 

@@ -110,7 +110,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         ranks.join(run)
         for observer in reversed(observers):  # one call each: all are told, even when one of them fails
             stack.callback(call_hook, observer, "on_stop", run)
-        run.tell("on_init")
+        run.init_observers()
         life.folder.set_state("running", step=run.frames)
         run.loop()
         run.save()
@@ -175,5 +175,5 @@ class _Rescue(contextlib.AbstractContextManager["_Rescue"]):
         if self.run is not None and self.run.iteration and type(error).__name__ != "ValueCollapseError":
             try:
                 self.run.save(with_envs=False)
-            except (CheckpointError, RunFolderLost) as second:
+            except RollmillError as second:
                 log.error("the last weights could not be saved either: %s", second)
