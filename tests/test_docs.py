@@ -32,6 +32,8 @@ from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.launch.settings import LaunchSettings
+from rollmill.models.encoders import smallest_image
+from rollmill.models.settings import ENCODERS
 from rollmill.reports.html.style import STYLE
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.offline import OfflineConfig
@@ -296,6 +298,17 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
 def test_the_overview_leads_to_every_page() -> None:
     text = text_of(DOCS / "index.md")
     assert [page.name for page in DOCS.glob("*.md") if f"({page.name}" not in text and page.name != "index.md"] == []
+
+
+def test_every_encoder_is_described() -> None:
+    """With its layers, and how small an image may be."""
+    text = text_of(DOCS / "models.md")
+    for name, layers in ENCODERS.items():
+        (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+        if not isinstance(layers, str):
+            for channels, kernel, stride in layers:
+                assert f"{channels} {kernel}x{kernel} stride {stride}" in row, name
+            assert f"{smallest_image(name)} pixels at least" in row
 
 
 def test_every_verb_is_mentioned() -> None:

@@ -12,15 +12,14 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Field
 from rollmill.models.encoders import (
     CLIP,
-    CONVNETS,
     CustomEncoder,
     Mlp,
     ObservationNormaliser,
-    ResidualBlock,
     build_encoder,
 )
+from rollmill.models.impala import ResidualBlock
 from rollmill.models.moments import PixelMoments, RunningMoments
-from rollmill.models.settings import ModelSettings
+from rollmill.models.settings import ENCODERS, ModelSettings
 
 IMAGE = Field("image", "uint8", (40, 48, 3))
 SMALL = ModelSettings(fc=(16,), mlp=(8,))
@@ -217,7 +216,7 @@ def test_convnet_computes_what_its_layers_say():
     obs = random_obs((IMAGE,), 3)
     x = obs["image"].permute(0, 3, 1, 2).contiguous().float() / 255
     convs = [m for m in encoder.modules() if isinstance(m, nn.Conv2d)]
-    for conv, (channels, kernel, stride) in zip(convs, CONVNETS["convnet_simple"], strict=True):
+    for conv, (channels, kernel, stride) in zip(convs, ENCODERS["convnet_simple"], strict=True):
         assert conv.weight.shape[0] == channels
         assert conv.weight.shape[2:] == (kernel, kernel)
         x = functional.elu(functional.conv2d(x, conv.weight.contiguous(), conv.bias, stride))

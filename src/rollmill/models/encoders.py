@@ -20,8 +20,9 @@ from torch.nn import functional
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Field
+from rollmill.core.imports import import_object
 from rollmill.models.moments import PixelMoments, RunningMoments
-from rollmill.models.settings import ModelSettings
+from rollmill.models.settings import ENCODERS, ModelSettings
 
 Observations = Mapping[str, Tensor]
 """Observation tensors by field name, each ``[n, *shape]`` in the dtype of its field."""
@@ -31,16 +32,6 @@ HIDDEN_GAIN = math.sqrt(2)
 
 CLIP = 10.0
 """Normalised observations stay within this many standard deviations."""
-
-CONVNETS: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "convnet_small": ((16, 8, 4), (32, 4, 2)),
-    "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
-    "convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-    "convnet_grid": ((16, 3, 3), (32, 3, 2), (32, 3, 2)),
-}
-"""(channels, kernel, stride) of each layer."""
-
-IMPALA_CHANNELS = (16, 32, 32)
 
 INPLACE = {"elu": functional.elu_, "relu": torch.relu_, "tanh": torch.tanh_}
 """Activations that overwrite their input; the layer before them does not need it for its gradient."""
@@ -205,48 +196,19 @@ class Convnet(nn.Module):
         return y.permute(0, 2, 3, 1).flatten(1)  # a view: the activations are channels-last too
 
 
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added (IMPALA)."""
-
-    def __init__(self, channels: int, nonlinearity: str) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(
-            activation(nonlinearity, inplace=False),  # the input is needed again for the sum
-            _conv(channels, channels, 3, 1, padding=1),
-            activation(nonlinearity),
-            _conv(channels, channels, 3, 1, padding=1),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        branch: Tensor = self.branch(x)
-        return x + branch
-
-
 def build_convnet(field: Field, settings: ModelSettings) -> Convnet:
     """The convnet the settings name, for one image field."""
     channels = field.shape[2] if image_layout(field) == "HWC" else field.shape[0]
-    if settings.encoder == "impala":
-        return Convnet(_impala(channels, settings.nonlinearity), field)
     name = "convnet_simple" if settings.encoder == "auto" else settings.encoder
+    found = ENCODERS[name]
+    if isinstance(found, str):
+        return Convnet(import_object(found, "model.encoder")(channels, settings.nonlinearity), field)
     _check_image_size(field, name)
     layers: list[nn.Module] = []
-    for width, kernel, stride in CONVNETS[name]:
-        layers += [_conv(channels, width, kernel, stride), activation(settings.nonlinearity)]
+    for width, kernel, stride in found:
+        layers += [conv(channels, width, kernel, stride), activation(settings.nonlinearity)]
         channels = width
     return Convnet(nn.Sequential(*layers), field)
-
-
-def _impala(channels: int, nonlinearity: str) -> nn.Module:
-    layers: list[nn.Module] = []
-    for width in IMPALA_CHANNELS:
-        layers += [
-            _conv(channels, width, 3, 1, padding=1),
-            nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
-            ResidualBlock(width, nonlinearity),
-            ResidualBlock(width, nonlinearity),
-        ]
-        channels = width
-    return nn.Sequential(*layers, activation(nonlinearity))
 
 
 def image_layout(field: Field) -> Literal["HWC", "CHW"]:
@@ -256,8 +218,8 @@ def image_layout(field: Field) -> Literal["HWC", "CHW"]:
 
 def smallest_image(name: str) -> int:
     """Pixels that both sides of an image need at least for a convnet."""
-    smallest = 1
-    for _, kernel, stride in reversed(CONVNETS[name]):
+    smallest, layers = 1, ENCODERS[name]
+    for _, kernel, stride in reversed(() if isinstance(layers, str) else layers):
         smallest = (smallest - 1) * stride + kernel
     return smallest
 
@@ -266,10 +228,10 @@ def _check_image_size(field: Field, name: str) -> None:
     height, width = field.shape[:2] if image_layout(field) == "HWC" else field.shape[1:]
     side, smallest = min(height, width), smallest_image(name)
     if side < smallest:
-        fitting = [other for other in CONVNETS if smallest_image(other) <= side]
+        fitting = [other for other in ENCODERS if smallest_image(other) <= side]
         raise ConfigError(
             f"image field {field.name!r} is {height}x{width} (height x width), {name} needs at least "
-            f"{smallest}x{smallest}; use model.encoder={', '.join([*fitting, 'impala'])} or mlp"
+            f"{smallest}x{smallest}; use model.encoder={', '.join(fitting)} or mlp"
         )
 
 
@@ -303,7 +265,8 @@ def activation(name: str, inplace: bool = True) -> nn.Module:
     return nn.Tanh()
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Module:
+def conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Module:
+    """Return a convolution with the initial weights of a hidden layer."""
     return initialise(nn.Conv2d(inputs, outputs, kernel, stride, padding), HIDDEN_GAIN)
 
 

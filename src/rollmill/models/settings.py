@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollmill.core.config.schema import settings
 
@@ -11,8 +11,24 @@ LOG_STD_BOUNDS = (-5.0, 2.0)
 """The logarithm of a Gaussian policy's standard deviation stays between these."""
 
 
-EncoderName = Literal["auto", "mlp", "convnet_small", "convnet_simple", "convnet_atari", "convnet_grid", "impala"]
-"""How images are read (``encoders``), here and by offline policies."""
+Layers = tuple[tuple[int, int, int], ...]
+"""(channels, kernel, stride) of each layer of a convnet."""
+
+ENCODERS: dict[str, Layers | str] = {
+    "convnet_small": ((16, 8, 4), (32, 4, 2)),
+    "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
+    "convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "convnet_grid": ((16, 3, 3), (32, 3, 2), (32, 3, 2)),
+    "impala": "rollmill.models.impala:impala",
+}
+"""What reads an image: plain convolutions, or a function that builds something else, imported when it is used. It is
+called with the image's channels and the name of the activation, and reads images of any size, channels first."""
+
+if TYPE_CHECKING:
+    EncoderName = str
+else:
+    EncoderName = Literal[("auto", "mlp", *ENCODERS)]
+    """How images are read, here and by offline policies."""
 
 
 @settings
@@ -20,10 +36,8 @@ class ModelSettings:
     """Encoder (images through a convnet, the rest through an MLP), then memory, then the two heads."""
 
     encoder: EncoderName = "auto"
-    """How images are read: ``convnet_small`` (16 8x8/4, 32 4x4/2), ``convnet_simple`` (32 8x8/4, 64 4x4/2, 128 3x3/2),
-    ``convnet_atari`` (32 8x8/4, 64 4x4/2, 64 3x3/1), ``convnet_grid`` (16 3x3/3, 32 3x3/2, 32 3x3/2: for maps of cells,
-    the cheapest), ``impala`` (residual 16/32/32) or ``mlp`` (flattened). ``auto`` is ``convnet_simple`` for images;
-    whatever is not an image always goes through an MLP."""
+    """How images are read: by one of the convnets of docs/models.md, or by ``mlp`` (flattened). ``auto`` is
+    ``convnet_simple`` for images; whatever is not an image always goes through an MLP."""
 
     mlp: tuple[int, ...] = (128, 128)
     """Layer sizes of the MLP that reads vectors; empty passes them on as they are."""
