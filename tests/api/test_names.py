@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,38 @@ def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
     found = getattr(rollmill, name)
     assert found.__name__ == name
     assert inspect.getdoc(found)
+
+
+VERBS = {
+    *("Add", "Count", "Cuts", "Describes", "Draw", "Evaluate", "Give", "Gives", "Go", "Hear", "Holds", "Improve"),
+    *("Improves", "Is", "Learn", "Let", "Load", "Make", "Name", "Open", "Play", "Publish", "Put", "Read", "Reads"),
+    *("Return", "Say", "Start", "Take", "Tells", "Train", "Yield"),
+}
+"""What docstrings of the API may begin with: what a function is asked to do, or what a class does."""
+
+
+def documented() -> Iterator[tuple[str, object]]:
+    """Every exported name, and every public method and property of those that are classes."""
+    for name in sorted(NAMES):
+        thing = getattr(rollmill, name)
+        yield name, thing
+        for cls in inspect.getmro(thing) if inspect.isclass(thing) else ():
+            if not cls.__module__.startswith("rollmill"):
+                continue
+            for method, value in vars(cls).items():
+                found = getattr(value, "fget", None) or getattr(value, "func", None) or value
+                found = getattr(found, "__func__", found)
+                if not method.startswith("_") and inspect.isfunction(found):
+                    yield f"{name}.{method}", found
+
+
+def test_docstrings_are_sentences_with_a_verb() -> None:
+    for name, thing in documented():
+        text = inspect.getdoc(thing) or ""
+        first = text.partition(" ")[0]
+        assert first in VERBS, f"{name}: {text[:60]!r} is to begin with a verb; if it does, add that to VERBS"
+        sentence = text.partition("\n\n")[0]
+        assert sentence.endswith((".", "::")), name
 
 
 def test_type_checkers_see_the_same_names() -> None:

@@ -37,7 +37,7 @@ def collect(
     progress: bool = True,
     **blocks: Mapping[str, Any],
 ) -> Store:
-    """Add whole episodes of a policy to the store ``out``, and open it; what ``rollmill collect`` does.
+    """Add whole episodes of a policy to the store ``out``, and open it; it is what ``rollmill collect`` does.
 
     ``rollmill.collect("CartPole-v1", episodes=100, out="data/random")``. Give one of ``episodes`` (to add), ``until``
     (to have in the end) and ``steps``. What had ended when something failed, or Ctrl-C came, is in the store.

@@ -12,7 +12,7 @@ from rollmill.runs.trust import SavedEnv
 
 
 def make_env(env: Env, **args: Any) -> protocols.Env:
-    """One environment as trainings see it, with ``spec``, ``reset(seed, obs)``, ``step(action, obs)``.
+    """Make one environment as trainings see it, with ``spec``, ``reset(seed, obs)``, ``step(action, obs)``.
 
     ``env``: a name from ``rollmill envs``, any Gymnasium id, ``module:callable``, or a callable that makes one.
     ``args``: arguments of its constructor.

@@ -23,14 +23,14 @@ SHOWN = ("episode/return", "eval/return", "return", "search/best", "validation/l
 
 
 class Metrics(dict[str, Array]):
-    """Columns by name, all of the same length, one row for each report of the run; NaN where a row lacks a figure.
+    """Holds columns by name, one row for each report of a run; NaN where a row lacks a figure.
 
     ``metrics["episode/return"]`` is an array. ``docs/metrics.md`` explains every name.
     """
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Metrics:
-        """From rows as ``metrics.jsonl`` has them; a figure that was no number (``null``) is NaN."""
+        """Make columns of rows as ``metrics.jsonl`` has them; a figure that was no number (``null``) is NaN."""
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = cls()
         for name in names:
@@ -40,12 +40,12 @@ class Metrics(dict[str, Array]):
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Count the rows."""
         return len(next(iter(self.values()), ()))
 
     @property
     def axis(self) -> str:
-        """The column that counts how far the run was: ``frames`` or, in runs that have other units, ``step``."""
+        """Name the column that counts how far the run was: ``frames`` or, in runs that have other units, ``step``."""
         return next((name for name in AXES if name in self), "")
 
     def __missing__(self, name: str) -> Array:
@@ -56,7 +56,7 @@ class Metrics(dict[str, Array]):
         return f"<Metrics: {self.rows:,} rows of {len(self)} columns: {', '.join(self)}>"
 
     def to_pandas(self) -> pd.DataFrame:
-        """The table as a DataFrame, one column for each metric; needs pandas."""
+        """Return the table as a DataFrame, one column for each metric; needs pandas."""
         try:
             import pandas as pd
         except ModuleNotFoundError as error:

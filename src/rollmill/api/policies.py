@@ -44,7 +44,7 @@ def load_policy(
     trust_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> LoadedPolicy:
-    """A policy that can be asked, evaluated, sampled and collected with.
+    """Load a policy that can be asked, evaluated, sampled and collected with.
 
     ``agent = rollmill.load_policy("runs/default/CartPole-v1-s0"); agent.act(observation)``. It remembers what it has
     seen until ``agent.reset()``.
@@ -96,7 +96,7 @@ def evaluate(
     progress: bool = True,
     **options: Any,
 ) -> EvalResult:
-    """What a policy is worth, over whole episodes; what ``rollmill eval`` does.
+    """Play whole episodes and return what a policy is worth; it is what ``rollmill eval`` does.
 
     ``rollmill.evaluate("runs/default/CartPole-v1-s0", episodes=20, random=True)`` returns a result with
     ``mean_return``, ``returns`` and, where asked for, a score of random play. The same seed gives the same episodes.
@@ -141,7 +141,7 @@ def match(
     progress: bool = True,
     **options: Any,
 ) -> MatchResult:
-    """Let policies play each other, all pairs with seats swapped; what ``rollmill match`` does.
+    """Let policies play each other, all pairs with seats swapped; it is what ``rollmill match`` does.
 
     ``rollmill.match("runs/default/a", "runs/default/b", "random", games=200)`` returns a result with ``best``,
     ``ratings`` (Elo and its covariance) and ``table`` (wins, draws); ``print(result.text())`` shows them.

@@ -35,7 +35,7 @@ CONFIGS: dict[RunKind, str] = {
 
 
 class Run:
-    """A run folder: ``Run("runs/default/CartPole-v1-s0")``, or what ``rollmill.train`` returns.
+    """Reads a run folder: ``Run("runs/default/CartPole-v1-s0")``; ``rollmill.train`` returns one.
 
     Trainings, offline runs, world models and their stages all open. Nothing is kept in memory: a run that goes on can
     be looked at again and again.
@@ -61,38 +61,42 @@ class Run:
 
     @property
     def kind(self) -> RunKind:
-        """``online``, ``offline``, ``world``, or a stage of the latter: ``encoder``, ``dynamics``, ``controller``."""
+        """Say what it is: ``online``, ``offline``, ``world``, or a stage of that (``encoder``, ``dynamics``,
+        ``controller``).
+        """
         return run_kind(read_saved(self._folder.config))
 
     @property
     def state(self) -> str:
-        """``running``, ``finished``, ``interrupted``, ``failed``, or ``killed`` (it says running; nobody is there)."""
+        """Say how it stands: ``running``, ``finished``, ``interrupted``, ``failed``, or ``killed`` (it says that it is
+        running, and nobody is there).
+        """
         return self._row().state
 
     @property
     def reason(self) -> str:
-        """Why it ended."""
+        """Say why it ended."""
         return self._row().reason
 
     @property
     def frames(self) -> int:
-        """How far it came: simulator frames; updates, steps or generations in runs that have no frames."""
+        """Say how far it came: simulator frames; updates, steps or generations in runs that have no frames."""
         return self._row().frames or 0
 
     @property
     def mean_return(self) -> float | None:
-        """The return in the last row of its metrics; None where there is none."""
+        """Return the return in the last row of its metrics; None where there is none."""
         return self._row().mean_return
 
     @property
     def config(self) -> Any:
-        """All its settings: a ``TrainConfig``, or the like of other kinds of runs."""
+        """Return all its settings: a ``TrainConfig``, or the like of other kinds of runs."""
         return load_config(import_object(CONFIGS[self.kind], "config"), (self._folder.config,), ())
 
     # -- what it left --------------------------------------------------------------------------
 
     def metrics(self) -> Metrics:
-        """All rows of its metrics as columns by name (``docs/metrics.md`` explains them)."""
+        """Read all rows of its metrics as columns by name (``docs/metrics.md`` explains them)."""
         if not self._folder.metrics.exists():
             stages = ", ".join(self.stages)
             hint = f"its stages have, which are: {stages} (run.stages)" if stages else "it has not come that far"
@@ -108,22 +112,22 @@ class Run:
 
     @property
     def data(self) -> Store:
-        """What it has recorded (``recording={"keep": "all"}``); StoreError where it has not."""
+        """Open what it has recorded (``recording={"keep": "all"}``); StoreError where it has not."""
         return open_store(self.path)
 
     def policy(self, **options: Any) -> LoadedPolicy:
-        """What it has learnt, to be asked, evaluated and collected with; the options are those of ``load_policy``."""
+        """Load what it has learnt, as ``rollmill.load_policy`` does, with its options."""
         from rollmill.api.policies import load_policy
 
         return load_policy(self, **options)
 
     @property
     def report(self) -> Path:
-        """Its page, ``report.html``; written when a run ends."""
+        """Return the path of its page, ``report.html``, which is written when a run ends."""
         return self.path / "report.html"
 
     @property
     def stages(self) -> dict[str, Run]:
-        """The stages of a world model that are runs of their own, by name; none in other kinds of runs."""
+        """Return the stages of a world model that are runs of their own, by name; none in other kinds of runs."""
         folders = {stage: self.path / folder for stage, folder in FOLDERS.items()}
         return {stage: Run(folder) for stage, folder in folders.items() if is_run(folder)}

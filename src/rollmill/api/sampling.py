@@ -41,7 +41,7 @@ def sample(
     overrides: Mapping[str, Any] | None = None,
     **blocks: Mapping[str, Any],
 ) -> Iterator[Trajectory]:
-    """Segments of experience, without end, for a learner of one's own::
+    """Yield segments of experience, without end, for a learner of one's own::
 
         for segment in rollmill.sample("CartPole-v1", policy, sampling={"rollout": 64}):
             learn(segment.obs["obs"], segment.actions, segment.rewards, segment.valid)

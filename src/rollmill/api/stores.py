@@ -10,7 +10,7 @@ from rollmill.store.reader import Store
 
 
 def open_store(path: str | os.PathLike[str], *, verify: bool = True, unfinished: bool = False) -> Store:
-    """The episodes that were recorded or collected in a folder; a run folder stands for its ``data``.
+    """Open the episodes that were recorded or collected in a folder; a run folder stands for its ``data``.
 
     ``verify``: check the checksum of everything that is read. ``unfinished``: list episodes that have no end yet, too.
     """

@@ -39,7 +39,7 @@ def train(
     progress: bool = True,
     **blocks: Mapping[str, Any],
 ) -> Run:
-    """Train an agent to the end and return the run; what ``rollmill train`` does, with the same settings.
+    """Train an agent to the end and return the run; it is what ``rollmill train`` does, with the same settings.
 
     ``rollmill.train("CartPole-v1", frames=50_000, learning={"gamma": 0.98})``. Ctrl-C (in a notebook: the stop button)
     ends the run in order and returns it, ``interrupted``; a second one raises KeyboardInterrupt at once. Errors are

@@ -34,7 +34,7 @@ def trace_text(error: BaseException) -> str:
 
 
 class RollmillError(Exception):
-    """Something went wrong that the message explains: what, where, and what to do."""
+    """Tells in its message what went wrong, where, and what to do."""
 
     exit_code = 1
 

@@ -60,7 +60,7 @@ class Expect:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A named set of runs: what they share, and what they differ in."""
+    """Describes a set of runs by a name, by what they share, and by what they differ in."""
 
     name: str
     params: Params = field(default_factory=lambda: ParamList([{}]))
@@ -149,7 +149,7 @@ class Experiment:
             raise ConfigError(f"experiment {self.name}: a population has one seed; for others make others: seeds: [7]")
 
     def seed_list(self) -> Sequence[int]:
-        """The seeds; none where the parameters set them."""
+        """Return the seeds; none where the parameters set them."""
         return range(self.seeds) if isinstance(self.seeds, int) else self.seeds
 
     def all_params(self) -> Params:

@@ -80,7 +80,7 @@ class CustomLearner:
         self._board = parts.board
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Adam or one of its kin (its state must have ``exp_avg`` and ``exp_avg_sq``, to be saved)."""
+        """Return Adam or one of its kin (its state must have ``exp_avg`` and ``exp_avg_sq``, to be saved)."""
         return torch.optim.Adam(self.model.parameters(), self.settings.learning_rate, eps=self.settings.adam_eps)
 
     def learn(self, batch: Batch, progress: float) -> Mapping[str, float]:
@@ -95,7 +95,7 @@ class CustomLearner:
     # -- to be called from ``learn`` -----------------------------------------------------------
 
     def evaluate(self, batch: Batch) -> Evaluated:
-        """Log-probabilities, entropies and values of all rows by the network as it is now, with gradients."""
+        """Return log-probabilities, entropies and values of all rows by the network as it is now, with gradients."""
         output = self.model.unroll(batch.obs, batch.first, batch.state[0])
         params = output.params[:-1]
         mask = batch.obs[MASK_FIELD][:-1] if MASK_FIELD in batch.obs else None
@@ -104,7 +104,7 @@ class CustomLearner:
         return Evaluated(log_prob, entropy, self.model.denormalise(output.value, batch.obs))
 
     def step(self, loss: Tensor) -> float:
-        """One step of the optimizer against a loss; returns the norm of its gradient, which is clipped before."""
+        """Take one step of the optimizer against a loss; returns the norm of its gradient, which is clipped before."""
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or math.inf)
@@ -118,7 +118,7 @@ class CustomLearner:
 
     @property
     def oldest_useful(self) -> int:
-        """The oldest version whose experience may still be learnt from (``learning.max_policy_lag``)."""
+        """Return the oldest version whose experience may still be learnt from (``learning.max_policy_lag``)."""
         return self.version - self.settings.max_policy_lag
 
     def train(self, segments: Mapping[str, Array | Tensor], progress: float = 0.0) -> dict[str, float]:
@@ -136,7 +136,7 @@ class CustomLearner:
         return {**metrics, **rows, "policy_lag": float(lag.mean())}
 
     def counts(self) -> dict[str, float]:
-        """There is no replay buffer here."""
+        """Return nothing: there is no replay buffer here."""
         return {}
 
     def publish(self) -> None:
@@ -144,11 +144,11 @@ class CustomLearner:
         self._board.publish(self.model, self.version)
 
     def agree(self) -> None:
-        """There is one rank only."""
+        """Publish the weights: there is one rank only."""
         self.publish()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; a subclass that has more adds to it."""
+        """Return what a checkpoint holds; a subclass that has more adds to it."""
         return {
             "version": self.version,
             "model": weights_of(self.model),
@@ -157,7 +157,7 @@ class CustomLearner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of ``state``."""
+        """Go on from what ``state`` has returned."""
         check_shape({name: state[name] for name in STATE_SHAPE if name in state}, STATE_SHAPE)
         load_weights(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])

@@ -78,7 +78,7 @@ class Store:
 
     @property
     def shards(self) -> list[ShardRef]:
-        """The shards that can be read; ``table["shard"]`` are numbers in this list."""
+        """Return the shards that can be read; ``table["shard"]`` are numbers in this list."""
         return self._catalog.shards
 
     @property
@@ -87,7 +87,7 @@ class Store:
 
     @property
     def problems(self) -> list[Problem]:
-        """What opening came across, lost episodes one by one."""
+        """Return what opening came across, lost episodes one by one."""
         return self._catalog.problems
 
     # ---------------------------------------------------------------------------------------- the table
@@ -129,10 +129,11 @@ class Store:
         return len(self.table)
 
     def end_record(self, i: int) -> EpisodeEnd:
-        """Length, return, flags, seeds, versions, statistics of episode ``i``."""
+        """Return length, return, flags, seeds, versions and statistics of episode ``i``."""
         return self.table.end(self._number(i))
 
     def stats(self, i: int) -> dict[str, Any]:
+        """Return the environment's own statistics of episode ``i``."""
         return dict(self.end_record(i).stats)
 
     def _number(self, i: int) -> int:
@@ -144,15 +145,15 @@ class Store:
 
     @property
     def episodes(self) -> Episodes:
-        """All episodes as a sequence: ``store.episodes[3].rewards``."""
+        """Return all episodes as a sequence: ``store.episodes[3].rewards``."""
         return Episodes(self)
 
     def windows(self, length: int, **options: Any) -> Windows:
-        """Windows of ``length`` steps; the options are those of ``Windows``."""
+        """Return windows of ``length`` steps; the options are those of ``Windows``."""
         return Windows(self, length, **options)
 
     def transitions(self, **options: Any) -> Transitions:
-        """Single steps with what they led to; the options are those of ``Transitions``."""
+        """Return single steps with what they led to; the options are those of ``Transitions``."""
         return Transitions(self, **options)
 
     # ---------------------------------------------------------------------------------------- reading
@@ -175,7 +176,7 @@ class Store:
         out: Mapping[str, Array] | None = None,
         next_obs: bool = False,
     ) -> dict[str, Array]:
-        """Steps ``start`` .. ``stop`` of episode ``i``: ``[stop - start, ...]`` per column.
+        """Read steps ``start`` .. ``stop`` of episode ``i``: ``[stop - start, ...]`` per column.
 
         With ``next_obs``, observation columns have one row more. ``columns`` may name ``step``, ``terminated`` and
         ``truncated`` too. ``out``: C-contiguous arrays of just the right shape and dtype to fill instead of new ones.
@@ -200,7 +201,7 @@ class Store:
         return result
 
     def rewards(self, i: int) -> Array:
-        """All rewards ``[n]`` of episode ``i``, read without the rest of their blocks where these are large.
+        """Read all rewards ``[n]`` of episode ``i``, read without the rest of their blocks where these are large.
 
         Every column of a block has a checksum of its own. Blocks of version 0.1 have none: they are read whole, as is
         a block with a damaged place, which raises ``BadBlock`` then.
@@ -337,7 +338,7 @@ class Store:
         )
 
     def records(self, i: int) -> Iterator[tuple[bytes, Block | EpisodeEnd]]:
-        """The records of an episode, its end record last: the payloads as they are on disk, and what they say.
+        """Yield the records of an episode, its end record last: the payloads as they are on disk, and what they say.
 
         Checksums are always verified, and that every record is this episode's; ``BadBlock`` otherwise.
         """

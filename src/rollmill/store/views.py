@@ -61,7 +61,7 @@ class Source(Protocol):
 
 
 class Windows:
-    """Windows of ``length`` steps, one for every ``stride``-th step of every episode.
+    """Cuts episodes into windows of ``length`` steps, one for every ``stride``-th step of every episode.
 
     A batch holds, for B windows of K steps:
 
@@ -122,7 +122,7 @@ class Windows:
         return {name: array[0] for name, array in self.batch([index % len(self)]).items()}
 
     def where(self, indices: ArrayLike) -> tuple[Array, Array]:
-        """Position in ``episodes`` and first step of windows ``[B]``."""
+        """Return position in ``episodes`` and first step of windows ``[B]``."""
         wanted = np.asarray(indices, np.int64)
         if wanted.size and (wanted.min() < 0 or wanted.max() >= len(self)):
             raise IndexError(f"windows {wanted.min()}..{wanted.max()} of {len(self)}")
@@ -130,7 +130,7 @@ class Windows:
         return positions, (wanted - self.first[positions]) * self.stride
 
     def batch(self, indices: ArrayLike, out: Mapping[str, Array] | None = None) -> Batch:
-        """Windows ``[B]``; ``out`` are arrays of an earlier batch or of ``empty`` to fill again."""
+        """Read windows ``[B]``; ``out`` are arrays of an earlier batch or of ``empty`` to fill again."""
         positions, starts = self.where(indices)
         arrays = self.arrays(len(positions), out)
         # In the order in which they lie on disk: neighbours share blocks.
@@ -143,18 +143,18 @@ class Windows:
         return arrays
 
     def take(self, loaded: Mapping[str, Array], origin: int, position: int, start: int, out: Batch, row: int) -> None:
-        """The window at ``start`` into row ``row`` of ``out``, from columns of its episode read from ``origin`` on."""
+        """Put the window at ``start`` into row ``row`` of ``out``; ``loaded`` is its episode from ``origin`` on."""
         count = self._count(position, start)
         for name, target in self._rows(out, row, count).items():
             target[...] = loaded[name][start - origin : start - origin + len(target)]
         self._finish(out, row, position, start, count)
 
     def arrays(self, count: int, out: Mapping[str, Array] | None = None) -> Batch:
-        """Arrays to fill with ``count`` windows: new ones, or the first rows of ``out``."""
+        """Return arrays to fill with ``count`` windows: new ones, or the first rows of ``out``."""
         return self.empty(count) if out is None else _first_rows(out, self.empty(0), count)
 
     def empty(self, count: int) -> Batch:
-        """New arrays for ``count`` windows."""
+        """Return new arrays for ``count`` windows."""
         arrays: Batch = {}
         for name in self.columns:
             if name in DERIVED:
@@ -168,13 +168,13 @@ class Windows:
         return arrays
 
     def nbytes(self, count: int) -> int:
-        """Bytes that ``count`` windows take."""
+        """Return the bytes that ``count`` windows take."""
         return sum(count * math.prod(array.shape[1:]) * array.itemsize for array in self.empty(0).values())
 
     def sample(
         self, count: int, rng: np.random.Generator, weights: Weights = "windows", as_played: bool = False
     ) -> Array:
-        """``[count]`` random indices, with replacement.
+        """Draw ``[count]`` random indices, with replacement.
 
         ``weights``: every window is as likely (``windows``), or an episode is drawn first, by its length (``length``,
         as Decision Transformers do) or each as likely (``episodes``), and then one of its windows.
@@ -228,8 +228,9 @@ class Windows:
 
 
 class Transitions:
-    """Single steps with the observation they led to: ``obs:*``, ``action``, ``reward``, ``terminated``, ``truncated``
-    and ``next_obs:*``, each ``[B, ...]``. ``columns`` replaces these; observation columns come with their next.
+    """Gives single steps with the observation they led to: ``obs:*``, ``action``, ``reward``, ``terminated``,
+    ``truncated`` and ``next_obs:*``, each ``[B, ...]``. ``columns`` replaces these; observation columns come with their
+    next.
     """
 
     def __init__(
@@ -245,16 +246,17 @@ class Transitions:
         return self._split({name: array[None] for name, array in self.windows[index].items()}, 0)
 
     def batch(self, indices: ArrayLike, out: Mapping[str, Array] | None = None) -> Batch:
-        """Transitions ``[B]``; ``out`` comes from ``empty``. An observation and its next are views of one array."""
+        """Read transitions ``[B]``; ``out`` comes from ``empty``. Observations and the next are views of one array."""
         return self._split(self.windows.batch(indices, out))
 
     def empty(self, count: int) -> Batch:
-        """Arrays for ``batch`` to fill: ``[count, 1, ...]``, observations ``[count, 2, ...]``."""
+        """Return arrays for ``batch`` to fill: ``[count, 1, ...]``, observations ``[count, 2, ...]``."""
         return self.windows.empty(count)
 
     def sample(
         self, count: int, rng: np.random.Generator, weights: Weights = "windows", as_played: bool = False
     ) -> Array:
+        """Draw ``[count]`` random indices, as ``Windows.sample`` does."""
         return self.windows.sample(count, rng, weights, as_played)
 
     def _split(self, pairs: Batch, row: int | None = None) -> Batch:

@@ -273,7 +273,7 @@ class ProfileSettings:
 
 @settings
 class TrainConfig:
-    """Everything ``rollmill train`` can be told."""
+    """Holds everything that ``rollmill train`` can be told."""
 
     run: RunSettings = field(default_factory=RunSettings)
     env: EnvSettings = field(default_factory=EnvSettings)
@@ -298,23 +298,23 @@ class TrainConfig:
 
     @property
     def folder(self) -> Path:
-        """The run's folder: ``<dir>/<experiment>/<name>``."""
+        """Return the run's folder: ``<dir>/<experiment>/<name>``."""
         plain = re.sub(r"[^\w.-]+", "-", self.env.id.removeprefix(f"{MAIN}:")).strip(".-")
         return self.run.dir / self.run.experiment / (self.run.name or f"{plain}-s{self.run.seed}")
 
     @property
     def policy_count(self) -> int:
-        """Policies of the run: those of agents, or the members of a population."""
+        """Count the policies of the run: those of agents, or the members of a population."""
         return max(self.env.policy_count, self.pbt.members)
 
     @property
     def on_policy(self) -> bool:
-        """Whether every row is learnt from by the weights that decided it (sync mode, without any replay)."""
+        """Say whether every row is learnt from by the weights that decided it (sync mode, without any replay)."""
         return self.sampling.mode == "sync" and self.learning.algorithm == "appo" and not self.replay.on
 
     @property
     def report_frames(self) -> int:
-        """Frames between two rows of metrics."""
+        """Return the frames between two rows of metrics."""
         return self.report.every_frames or (max(1, self.stop.frames // 500) if self.stop.frames else 10_000)
 
 

@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """All hooks of a run; the base class does nothing."""
+    """Is told what happens in a run, hook by hook; the base class does nothing."""
 
     def on_init(self, run: OnlineRun) -> None:
-        """Everything is built, nothing has started."""
+        """Hear that everything is built, and nothing has started."""
 
     def on_start(self, run: OnlineRun) -> None:
-        """Workers are being started."""
+        """Hear that workers are being started."""
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
-        """One batch has been learnt from; ``iteration`` counts from 1 over all sessions of the run."""
+        """Hear that one batch has been learnt from; ``iteration`` counts from 1 over all sessions of the run."""
 
     def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
-        """Metrics to add to every row of metrics."""
+        """Return metrics to add to every row of metrics."""
         return {}
 
     def on_save(self, run: OnlineRun) -> dict[str, Any]:
-        """What a checkpoint keeps of the observer: numpy arrays, numbers and text, in dicts and lists."""
+        """Return what a checkpoint keeps of the observer: numpy arrays, numbers and text, in dicts and lists."""
         return {}
 
     def on_load(self, run: OnlineRun, saved: Mapping[str, Any]) -> None:
-        """The run goes on from a checkpoint in which ``on_save`` has left something; called after ``on_init``."""
+        """Go on from a checkpoint in which ``on_save`` has left something; called after ``on_init``."""
 
     def on_stop(self, run: OnlineRun) -> None:
-        """The run is over, for whatever reason; always called once after ``on_init``."""
+        """Hear that the run is over, for whatever reason; always called once after ``on_init``."""
 
 
 @dataclass(frozen=True)
