@@ -112,6 +112,20 @@ def test_an_answer_larger_than_a_pipe() -> None:
     assert probe(settings) == probe_here(settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "seconds", "told"),
+    [
+        (EnvSettings(id="population_envs:Seen", variables={"level": 0.5}), 60.0, ["seen"]),
+        (EnvSettings(id="toy_target"), 60.0, []),
+        (EnvSettings(id="toy_target"), 1e-9, None),
+    ],
+)
+def test_what_an_environment_tells_of_an_episode(settings: EnvSettings, seconds: float, told: list[str] | None) -> None:
+    asked = Probe(settings, os.environ, episode_seconds=seconds)
+    assert asked.result(60) == probe_here(settings)
+    assert asked.statistics == told
+
+
 def test_a_probe_can_be_given_up() -> None:
     running = Probe(EnvSettings(id=FAULTY, args={"where": "constructor", "what": "hang"}), os.environ)
     pid = running._errand.pid

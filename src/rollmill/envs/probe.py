@@ -6,9 +6,11 @@ and it runs while the main process still imports torch. ``python -m rollmill.env
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -73,19 +75,25 @@ CONFIG_ERRORS = {kind.__name__: kind for kind in (ConfigError, MissingExtraError
 class Probe:
     """A running probe process; ``result`` waits for its answer."""
 
-    def __init__(self, settings: EnvSettings, environment: Mapping[str, str], info_steps: int = 0) -> None:
-        """``info_steps``: play so many steps at random, and look what ``info`` says (``info``)."""
-        self._settings = settings
+    def __init__(
+        self, settings: EnvSettings, environment: Mapping[str, str], info_steps: int = 0, episode_seconds: float = 0.0
+    ) -> None:
+        """``info_steps``: play so many steps at random, and look what ``info`` says (``info``); ``episode_seconds``:
+        play until an episode ends, at most so long, and look what it says then (``statistics``).
+        """
+        self._settings, self._episode_seconds = settings, episode_seconds
         self.info: dict[str, str] = {}
         """What was found in ``info``, by name: the word of ``env.info`` for it; empty where it cannot be kept."""
-        question = {"env": asdict(settings), "info_steps": info_steps}
+        self.statistics: Sequence[str] | None = None
+        """Names of what the environment tells of an ended episode; None: none has ended."""
+        question = {"env": asdict(settings), "info_steps": info_steps, "episode_seconds": episode_seconds}
         self._errand = Errand("rollmill.envs.probe", question, environment)
 
     def result(self, timeout: float) -> EnvSpec:
         """The spec, or an EnvError that says what the constructor did; ``timeout`` 0 waits for ever."""
         name, hint = self._settings.id, self._settings.check_hint
         try:
-            answer = self._errand.first_line(timeout or None)
+            answer = self._errand.first_line(timeout + self._episode_seconds if timeout else None)
             if answer is None:
                 noise = self._errand.last_noise
                 raise EnvError(f"{name}: building it ended the process, which {self._errand.end()}\n{hint}\n{noise}")
@@ -96,7 +104,7 @@ class Probe:
             raise EnvError(f"{name}: the constructor hangs for more than {timeout:g} s; {hint}") from None
         finally:
             self.close()
-        self.info = answer["info"]
+        self.info, self.statistics = answer["info"], answer["statistics"]
         try:
             return EnvSpec.from_dict(answer["spec"])
         except (TypeError, ValueError) as error:
@@ -135,24 +143,44 @@ def look_for_info(env: Env, steps: int) -> dict[str, str]:
 
     A name whose values are of several kinds, or none that a row can hold, has no word.
     """
-    spec, rng = env.spec, np.random.default_rng(0)
-    obs = {f.name: np.zeros((spec.agents, *f.shape), f.dtype) for f in spec.observation}
     found: dict[str, str] = {}
-    over = np.ones(spec.agents, bool)
-    for step in range(steps):
-        if over.all():
-            env.reset(step, obs)
-            over[:] = False
-            note_info(found, getattr(env, "reset_info", None))
-        _, terminated, truncated, info = env.step(random_actions(spec, rng, obs, spec.agents), obs)
-        over |= np.asarray(terminated, bool) | np.asarray(truncated, bool)
+    for info, _ in itertools.islice(_play(env, lambda: note_info(found, getattr(env, "reset_info", None))), steps):
         note_info(found, info)
     return found
 
 
+def look_for_statistics(env: Env, seconds: float) -> list[str] | None:
+    """Names of what an env, played at random, tells of the first episode that ends; None where none has in time."""
+    begun = time.monotonic()
+    for info, over in _play(env):
+        if over:
+            return [str(name) for name in info.get("episode_stats") or {} if not str(name).startswith("_")]
+        if time.monotonic() - begun > seconds:
+            return None
+    raise AssertionError("it is played without end")
+
+
+def _play(env: Env, on_reset: Callable[[], None] = lambda: None) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """Play at random without end: what ``info`` says at every step, and whether the episode is over."""
+    spec, rng = env.spec, np.random.default_rng(0)
+    obs = {f.name: np.zeros((spec.agents, *f.shape), f.dtype) for f in spec.observation}
+    for seed in itertools.count():
+        env.reset(seed, obs)
+        on_reset()
+        over = np.zeros(spec.agents, bool)
+        while not over.all():
+            _, terminated, truncated, info = env.step(random_actions(spec, rng, obs, spec.agents), obs)
+            over |= np.asarray(terminated, bool) | np.asarray(truncated, bool)
+            yield info or {}, bool(over.all())
+
+
 def _look(env: Env, question: Mapping[str, Any]) -> dict[str, Any]:
-    steps = question["info_steps"]
-    return {"spec": env.spec.to_dict(), "info": look_for_info(env, steps) if steps else {}}
+    steps, seconds = question["info_steps"], question["episode_seconds"]
+    return {
+        "spec": env.spec.to_dict(),
+        "info": look_for_info(env, steps) if steps else {},
+        "statistics": look_for_statistics(env, seconds) if seconds else None,
+    }
 
 
 if __name__ == "__main__":

@@ -17,6 +17,17 @@ INFO_STEPS = 200
 """Steps at random in which is looked what ``info`` says."""
 
 
+EPISODE_SECONDS = 20.0
+"""How long an episode may take at random in which is looked what the environment tells of it."""
+
+
+def episode_statistics(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> Sequence[str] | None:
+    """Names of what an environment tells of an episode; None where none ends in ``EPISODE_SECONDS``."""
+    probe = Probe(env, environment, episode_seconds=EPISODE_SECONDS)
+    probe.result(timeout)
+    return probe.statistics
+
+
 def probe_in_child(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> EnvSpec:
     """Return an env's spec, from a process of its own while this one imports torch."""
     probe = Probe(env, environment)

@@ -21,6 +21,7 @@ from rollmill.pbt.lineage import ancestors, best_member, best_so_far, schedule
 from rollmill.runs.checkpoints.export import export_policy
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.settings.train import check
+from rollmill.runs.train import run
 from rollmill.runs.train.build import Parts, build_parts
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
@@ -261,13 +262,36 @@ def test_variables_of_an_environment_are_each_members_own(tmp_path: Path, mode: 
     assert any(entry["moves"] for entry in entries[1:])
 
 
-def test_an_objective_that_the_environment_does_not_tell_is_refused(tmp_path: Path) -> None:
-    words = ("env=population_envs:Seen", "env.variables.level=0.5", "pbt.members=2", "pbt.objective=sean")
-    with pytest.raises(ConfigError, match=r"pbt.objective=sean: .* did you mean .seen"):
-        train_here(tmp_path, *SERIAL, *words, "stop.frames=2000")
+class Never(Observer):
+    """Nothing may start."""
+
+    def on_init(self, run: OnlineRun) -> None:
+        raise AssertionError
 
 
-def test_an_environment_that_tells_nothing_of_its_episodes_is_refused_at_the_first_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["serial", "async"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("env=population_envs:Seen", "env.variables.level=0.5", "pbt.objective=-sean"),
+            r"pbt.objective=-sean: .* no such statistic .* did you mean .seen",
+        ),
+        (("env=toy_target", "pbt.objective=goals"), r"pbt.objective=goals: .* tells no statistics of its episodes"),
+    ],
+)
+def test_an_objective_that_the_environment_does_not_tell_is_refused_before_anything_starts(
+    tmp_path: Path, mode: str, words: tuple[str, ...], message: str
+) -> None:
+    words = (*words, "pbt.members=2", f"sampling.mode={mode}", "stop.frames=2000")
+    with pytest.raises(ConfigError, match=message):
+        train_here(tmp_path, *words, observers=[Never()])
+
+
+def test_where_no_episode_ends_in_time_the_first_round_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "episode_statistics", lambda *words: None)
     with pytest.raises(ConfigError, match=r"pbt.objective=goals: the environment tells no statistics of its episodes"):
         train_here(tmp_path, *SERIAL, *POPULATION, "pbt.objective=goals")
 

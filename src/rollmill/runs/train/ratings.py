@@ -5,7 +5,7 @@ the first step on, in the environments as they are now.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,18 @@ MOST_WAITING = 10_000
 SILENT = 10
 """Episodes without any statistics after which none are expected any more."""
 BUILT_IN = {"return": "episode_return", "length": "length"}
+
+
+def require_objective(objective: str, told: Collection[str]) -> None:
+    """ConfigError unless members can be compared by it; ``told``: what the environment tells of an episode, by name."""
+    name, there = objective.removeprefix("-"), (*BUILT_IN, *told)
+    if name in there:
+        return
+    hint = nearest(name, there)
+    raise ConfigError(
+        f"pbt.objective={objective}: the environment tells no {'such statistic' if told else 'statistics'} of its "
+        f"episodes{f'; {hint}' if hint else ''} (there are: {', '.join(there)})"
+    )
 
 
 class Ratings:
@@ -79,14 +91,8 @@ class Ratings:
             _keep(self._waiting, (episode.lane, episode.episode), episode.policy_id)
 
     def _rate_by(self, member: int, stats: Mapping[str, float]) -> None:
-        name = self._objective.removeprefix("-")
-        if name not in stats:
-            hint = nearest(name, (*BUILT_IN, *stats))
-            raise ConfigError(
-                f"pbt.objective={name}: the environment tells no such statistic of its episodes"
-                f"{f'; {hint}' if hint else ''} (there are: {', '.join((*BUILT_IN, *stats))})"
-            )
-        self._rate(member, float(stats[name]))
+        require_objective(self._objective, stats)
+        self._rate(member, float(stats[self._objective.removeprefix("-")]))
 
     def _rate(self, member: int, value: float) -> None:
         self.windows[member].append(-value if self._objective.startswith("-") else value)
@@ -94,10 +100,7 @@ class Ratings:
     def evidence(self) -> list[Evidence]:
         """Of every policy; ConfigError where the environment never says what they are to be judged by."""
         if len(self._waiting) >= SILENT and not self._is_told:
-            raise ConfigError(
-                f"pbt.objective={self._objective}: the environment tells no statistics of its episodes "
-                f"(there are: {', '.join(BUILT_IN)})"
-            )
+            require_objective(self._objective, ())
         return [Evidence.of(list(window)) for window in self.windows]
 
     def restart(self, policy: int, varied: bool) -> None:

@@ -21,10 +21,11 @@ from rollmill.core.out_of_memory import memory_is_named
 from rollmill.core.process_scope import process_scope, temporary_files_in
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
+from rollmill.pbt.exchange import Exchange
 from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.policies.online_state import require_online
-from rollmill.runs.probing import probe_in_child
+from rollmill.runs.probing import episode_statistics, probe_in_child
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.background_eval import BackgroundEval
@@ -34,6 +35,7 @@ from rollmill.runs.train.observers import Observer, build_observers, call_hook
 from rollmill.runs.train.profiler import Profiler
 from rollmill.runs.train.publishing import Publisher
 from rollmill.runs.train.ranks import share_of, start_ranks
+from rollmill.runs.train.ratings import BUILT_IN, require_objective
 from rollmill.runs.train.recording import build_recorder
 from rollmill.runs.train.reporting import TrainMetrics
 from rollmill.runs.train.save_requests import SaveRequests
@@ -92,6 +94,8 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
             observers = (*observers, BackgroundEval(config.evaluation, environment))
         stack.enter_context(memory_is_named(MEMORY_ADVICE))
         spec = _learn_spec(config, environment)
+        if life.loaded is None:
+            _check_objective(config, environment)
         config = _size_for(spec, asked, config, life)
         checkpoint = life.loaded.path if life.loaded else None
         if checkpoint is None:
@@ -135,6 +139,19 @@ def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
     if config.sampling.mode == "serial":
         return probe_here(config.env)
     return probe_in_child(config.env, environment, config.sampling.start_timeout)
+
+
+def _check_objective(config: TrainConfig, environment: Mapping[str, str]) -> None:
+    """ConfigError where members of a population are to be compared by what the environment does not tell.
+
+    An environment whose episodes are long passes: it is looked again when the first one has ended.
+    """
+    exchange = config.pbt.exchange
+    objective = (config.pbt if exchange is None else Exchange(exchange).about().pbt).objective
+    if (config.pbt.on or exchange is not None) and objective.removeprefix("-") not in BUILT_IN:
+        told = episode_statistics(config.env, environment, config.sampling.start_timeout)
+        if told is not None:
+            require_objective(objective, told)
 
 
 def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, life: Life) -> TrainConfig:
