@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import itertools
 import json
 import re
@@ -264,12 +265,24 @@ def test_python_code_runs(page: Path, block: str, tmp_path: Path, monkeypatch: p
 
 def try_out(found: object, name: str) -> None:
     """Use what a page defines the way a run would."""
+    import torch
+    from dreaming import line_model
     from torch import nn
 
     from rollmill.models.actor_critic import build_model
     from rollmill.models.settings import ModelSettings
+    from rollmill.worldmodel.controller.nets import build_own
+    from rollmill.worldmodel.dynamics.model import Core
+    from rollmill.worldmodel.encoder.file import ImageEncoder, build_encoder
 
-    if isinstance(found, type) and issubclass(found, nn.Module):
+    if isinstance(found, type) and issubclass(found, ImageEncoder):
+        encoder = build_encoder(name, (8, 8, 3), size=4)
+        torch.autograd.backward(encoder.loss(torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.Generator())[0])
+    elif isinstance(found, type) and issubclass(found, Core):
+        line_model(custom=name)
+    elif isinstance(found, type) and "features" in inspect.signature(found).parameters:
+        build_own(name, {}, features=5, outputs=2, device="cpu")
+    elif isinstance(found, type) and issubclass(found, nn.Module):
         spec = EnvSpec("docs", (Field("obs", "float32", (4,)),), ActionSpec("discrete", nvec=(2,), start=(0,)))
         build_model(spec, ModelSettings(custom=name))
     elif getattr(found, "__name__", "") == "make" or hasattr(found, "reset"):

@@ -12,7 +12,7 @@ from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
-from rollmill.worldmodel.dynamics.model import Dynamics, Origin, Starts, save_dynamics
+from rollmill.worldmodel.dynamics.model import Dynamics, Origin, Starts, build_dynamics, save_dynamics
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.encoder.file import build_encoder, save_encoder
 
@@ -74,7 +74,7 @@ def line_model(seed: int = 0, **settings: object) -> Dynamics:
     """An untrained model of the line, with places for dreams to begin."""
     torch.manual_seed(seed)
     chosen = DynamicsSettings(**{"size": 8, "mixtures": 2, "context": 4, "heads": 2, **settings})  # type: ignore[arg-type]
-    model = Dynamics(chosen, Origin(LATENT_SPEC, "line", {}, 2)).eval().requires_grad_(False)
+    model = build_dynamics(chosen, Origin(LATENT_SPEC, "line", {}, 2)).eval().requires_grad_(False)
     model.starts = Starts(np.array([[0.0, 0.0], [0.5, 0.0]], np.float32), np.full((2, 2), 0.01, np.float32))
     return model
 

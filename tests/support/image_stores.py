@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ def image_store(path: Path, episodes: int, steps: int = 5, **options: Any) -> Pa
     return path
 
 
+def two_eyes(path: Path) -> Path:
+    """A store whose observation has two images."""
+    fields = (Field("left", "uint8", SHAPE), Field("right", "uint8", SHAPE))
+    schema = StoreSchema.for_env(EnvSpec("eyes", fields, ActionSpec("discrete", nvec=(3,), start=(0,))))
+    with StoreWriter(path, schema, sync="seal", shard_bytes=1) as writer:
+        for uid in (1, 2):
+            one = image_episode(uid, 4)
+            columns = {name: one.columns[name] for name in ("action", "reward", "global_step", "version")}
+            eyes = {"obs:left": one.columns["obs:image"], "obs:right": one.columns["obs:image"][::-1].copy()}
+            writer.add_episode(replace(one, columns={**eyes, **columns}))
+    return path
+
+
 def tiny_encoder(path: Path, seed: int = 0, shape: tuple[int, int, int] = SHAPE) -> Path:
     """The file of an untrained encoder."""
     import torch
@@ -98,7 +112,7 @@ def damage_images(store: Path, number: int) -> str:
 
 
 def die_while_encoding(store: Path, encoder: Path, out: Path, point: str, after: int = 2) -> None:
-    """Encode, and be killed at ``point`` of the shard number ``after``."""
+    """Encode, a file for each shard, and be killed at ``point`` of the one number ``after``."""
     from rollmill.runs.world import encode as world_encode
     from rollmill.store.format.shards import shard_path
 
@@ -117,7 +131,7 @@ def die_while_encoding(store: Path, encoder: Path, out: Path, point: str, after:
         os.kill(os.getpid(), signal.SIGKILL)
 
     world_encode._Job._publish = dies  # type: ignore[method-assign]
-    world_encode.encode_store(world_encode.EncodeOptions(store, encoder, out))
+    world_encode.encode_store(world_encode.EncodeOptions(store, encoder, out, shard_bytes=1))
 
 
 def main() -> None:
@@ -137,7 +151,7 @@ def main() -> None:
     for number in range(4):
         child = os.fork()
         if child == 0:
-            outcome = encode_store(EncodeOptions(store, encoder, folder / "together"))
+            outcome = encode_store(EncodeOptions(store, encoder, folder / "together", shard_bytes=1))
             (folder / f"together-{number}.json").write_text(json.dumps(outcome.to_dict()))
             os._exit(0)
         children.append(child)

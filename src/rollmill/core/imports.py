@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,30 @@ def import_object(target: str, key: str, fits: Callable[[Any], bool] = callable)
             f"(it has: {', '.join(names) or 'none'})"
         )
     return found
+
+
+def check_custom(custom: str | None, custom_args: Mapping[str, Any]) -> None:
+    """For settings with the keys ``custom`` and ``custom_args``: ValueError where these make no sense."""
+    if custom is not None and not all(custom.rpartition(":")[::2]):
+        raise ValueError(f'custom must read "module:Class" or "path/to/file.py:Class", not {custom!r}')
+    if custom_args and custom is None:
+        raise ValueError("custom_args are given but custom is not")
+
+
+def check_arguments(found: type, label: str, given: Mapping[str, object], custom_args: Mapping[str, Any]) -> None:
+    """ConfigError unless a class can be called with what all of its kind are ``given``, and its ``custom_args``.
+
+    ``label`` is what the user has written: ``model.custom=module:Class``.
+    """
+    signature = inspect.signature(found)
+    try:
+        signature.bind(*given.values(), **custom_args)
+    except TypeError as error:
+        accepted = [str(parameter) for parameter in list(signature.parameters.values())[len(given) :]]
+        raise ConfigError(
+            f"{label} is called with ({', '.join([*given, '**custom_args'])}): {error}; "
+            f"its further parameters: {', '.join(accepted) or 'none'}"
+        ) from error
 
 
 def import_module(source: str, key: str, target: str = "") -> ModuleType:

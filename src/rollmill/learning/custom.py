@@ -7,7 +7,6 @@ whoever acts, and a checkpoint holds network, optimizer and randomness.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, Array, EnvSpec
-from rollmill.core.imports import import_object
+from rollmill.core.imports import check_arguments, import_object
 from rollmill.core.shapes import BYTES, Shape, check_shape
 from rollmill.learning.batch import Batch, load_batch
 from rollmill.learning.guards import stopped_by_nan
@@ -171,9 +169,6 @@ def build_custom(parts: LearnerParts) -> CustomLearner:
     target, args = parts.settings.custom, parts.settings.custom_args
     assert target is not None
     found = import_object(target, "learning.custom", lambda x: isinstance(x, type) and issubclass(x, CustomLearner))
-    try:
-        inspect.signature(found).bind(parts, **args)
-    except TypeError as error:
-        raise ConfigError(f"learning.custom={target} is called with (parts, **custom_args): {error}") from error
+    check_arguments(found, f"learning.custom={target}", {"parts": parts}, args)
     made: CustomLearner = found(parts, **args)
     return made

@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
+from rollmill.core.imports import check_custom
 
 MOST_THREADS = 1024
 IN_STEP = ("clip", "value_clip", "value_coefficient", "gamma", "gae_lambda", "rho_bar", "c_bar", "max_grad_norm")
@@ -168,10 +169,7 @@ class LearningSettings:
                 raise ValueError(f"{name} must be 0 (off) or positive")
         if self.max_policy_lag < 1:
             raise ValueError("max_policy_lag must be at least 1")
-        if self.custom is not None and not all(self.custom.rpartition(":")[::2]):
-            raise ValueError(f'custom must read "module:Class" or "path/to/file.py:Class", not {self.custom!r}')
-        if self.custom_args and self.custom is None:
-            raise ValueError("custom_args are given but custom is not")
+        check_custom(self.custom, self.custom_args)
         if self.custom is not None and (self.algorithm != "appo" or self.ranks > 1):
             raise ValueError("custom takes the place of the algorithm, in one process: leave out algorithm and ranks")
         if self.targets == "vtrace" and self.recurrence:

@@ -14,7 +14,6 @@ A network of your own (``model.custom``) is a class with the constructor
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import MASK_FIELD, TASK_FIELD, EnvSpec
-from rollmill.core.imports import import_object
+from rollmill.core.imports import check_arguments, import_object
 from rollmill.models.encoders import (
     ObservationNormaliser,
     Observations,
@@ -194,25 +193,14 @@ def build_model(spec: EnvSpec, settings: ModelSettings) -> ActorCritic:
     if settings.custom is None:
         return ActorCritic(spec, settings)
     found = import_object(settings.custom, "model.custom", lambda v: isinstance(v, type) and issubclass(v, nn.Module))
-    _check_arguments(found, spec, settings)
+    given = {"spec": spec, "settings": settings}
+    check_arguments(found, f"model.custom={settings.custom}", given, settings.custom_args)
     if issubclass(found, ActorCritic):
         model: ActorCritic = found(spec, settings, **settings.custom_args)
     else:
         model = _with_custom_encoder(found, spec, settings)
     _check_output_shapes(model, spec, settings)
     return model
-
-
-def _check_arguments(found: type, spec: EnvSpec, settings: ModelSettings) -> None:
-    signature = inspect.signature(found)
-    try:
-        signature.bind(spec, settings, **settings.custom_args)
-    except TypeError as error:
-        accepted = [str(parameter) for parameter in list(signature.parameters.values())[2:]]
-        raise ConfigError(
-            f"model.custom={settings.custom} is called with (spec, settings, **custom_args): {error}; "
-            f"its further parameters: {', '.join(accepted) or 'none'}"
-        ) from error
 
 
 def _with_custom_encoder(found: type[nn.Module], spec: EnvSpec, settings: ModelSettings) -> ActorCritic:

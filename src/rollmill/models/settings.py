@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollmill.core.config.schema import settings
+from rollmill.core.imports import check_custom
 
 LOG_STD_BOUNDS = (-5.0, 2.0)
 """The logarithm of a Gaussian policy's standard deviation stays between these."""
@@ -107,7 +108,4 @@ class ModelSettings:
         low, high = LOG_STD_BOUNDS
         if not low <= self.initial_log_std <= high:
             raise ValueError(f"initial_log_std must lie between {low:g} and {high:g}, not {self.initial_log_std:g}")
-        if self.custom is not None and not all(self.custom.rpartition(":")[::2]):
-            raise ValueError(f'custom must read "module:Class" or "path/to/file.py:Class", not {self.custom!r}')
-        if self.custom_args and self.custom is None:
-            raise ValueError("custom_args are given but custom is not")
+        check_custom(self.custom, self.custom_args)

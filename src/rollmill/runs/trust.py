@@ -7,9 +7,6 @@ builds an environment or a network by the word of a file gets its settings here.
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -18,17 +15,13 @@ from typing import Any, TypeVar
 from rollmill.core.checkpoints import saved_settings
 from rollmill.core.config.load import given_keys
 from rollmill.core.config.schema import KeyPath, settings
-from rollmill.core.errors import UntrustedCodeError
-from rollmill.core.text import cut
+from rollmill.core.trust import refuse_code
 from rollmill.envs.code_words import code_words, odd_arguments
 from rollmill.envs.settings import EnvSettings
 from rollmill.models.settings import ModelSettings
 from rollmill.runs.settings.train import TrainConfig
 
 T = TypeVar("T")
-
-_SIMPLE = re.compile(r"[\w./:+@%,-]+", re.ASCII)
-_WORD_CHARACTERS = 500
 
 
 @settings
@@ -55,7 +48,7 @@ def load_saved(
     config = saved_settings(cls, saved, source, files, overrides)
     if not trust_code:
         given = given_keys(cls, files, overrides)
-        _refuse({key: value for key, value in code_in(config, trains).items() if key not in given}, source)
+        refuse_code({key: value for key, value in code_in(config, trains).items() if key not in given}, source)
     return config
 
 
@@ -79,21 +72,3 @@ def code_in(config: object, trains: bool = False) -> dict[KeyPath, Any]:
         coded = [name for name in config.selfplay.anchors if ":" in name]
         found |= {("selfplay", "anchors"): config.selfplay.anchors} if coded else {}
     return found
-
-
-def _refuse(words: Mapping[KeyPath, Any], source: Path) -> None:
-    if not words:
-        return
-    named = [_word(".".join(key), value) for key, value in words.items()]
-    typed = [shlex.quote(word.replace("env.id=", "env=", 1)) for word in named]
-    raise UntrustedCodeError(
-        f"{source} names code that would be run with your rights: {', '.join(named)}. Whoever made the file may have "
-        f"chosen it. If you want to run it, name it yourself: {' '.join(typed)}; or trust all that the file names: "
-        "--trust-code (in Python trust_code=True)"
-    )
-
-
-def _word(key: str, value: Any) -> str:
-    """``key=value``, readable where it is simple, else with every odd character escaped."""
-    shown = [part if isinstance(part, str) and _SIMPLE.fullmatch(part) else json.dumps(part) for part in (key, value)]
-    return cut("=".join(shown), _WORD_CHARACTERS)

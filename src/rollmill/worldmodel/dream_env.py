@@ -9,6 +9,7 @@ Both show the latent, then the memory (none for a model without): float32 ``[Z +
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -25,6 +26,7 @@ from rollmill.worldmodel.controller.settings import DreamSettings
 from rollmill.worldmodel.dream import Dream
 from rollmill.worldmodel.dynamics.model import load_dynamics
 from rollmill.worldmodel.encoder.file import load_encoder
+from rollmill.worldmodel.own import OwnClass, Trust
 
 FAR = 1e4
 """Bound of the numbers that are shown: finite, and out of reach."""
@@ -44,8 +46,10 @@ class DreamEnv(gym.Env[Array, Any]):
         max_steps: int = 1_000,
         done_threshold: float = -1.0,
         survival_reward: float | None = None,
+        custom: Mapping[str, str] | None = None,
         render_mode: str | None = None,
     ) -> None:
+        """``custom``: classes of your own that the files name, by part: ``{"dynamics": "module:Class"}``."""
         torch.set_num_threads(1)
         try:
             settings = DreamSettings(
@@ -56,8 +60,9 @@ class DreamEnv(gym.Env[Array, Any]):
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._dream = Dream(load_dynamics(dynamics), settings, 1)
-        self._encoder = load_encoder(encoder) if encoder else None
+        trust = _trust(custom)
+        self._dream = Dream(load_dynamics(dynamics, trust=trust), settings, 1)
+        self._encoder = load_encoder(encoder, trust=trust) if encoder else None
         self.render_mode = render_mode
         model = self._dream.dynamics
         size = model.latent_size + model.memory_size
@@ -91,7 +96,7 @@ class DreamEnv(gym.Env[Array, Any]):
 class LatentEnv:
     """A real environment, shown as dreams are: what is learnt in ``DreamEnv`` is tested here.
 
-    ``env``, ``env_args``: as ``env.id`` and ``env.args`` of a training.
+    ``env``, ``env_args``: as ``env.id`` and ``env.args`` of a training. ``custom``: as of ``DreamEnv``.
     """
 
     def __init__(
@@ -102,11 +107,13 @@ class LatentEnv:
         dynamics: str,
         env_args: dict[str, Any] | None = None,
         max_episode_steps: int = 0,
+        custom: Mapping[str, str] | None = None,
         instance: EnvInstance | None = None,
     ) -> None:
         torch.set_num_threads(1)
         self._env = make_env(EnvSettings(id=env, args=env_args or {}), instance)
-        self._encoder, self._dynamics = load_encoder(encoder), load_dynamics(dynamics)
+        trust = _trust(custom)
+        self._encoder, self._dynamics = load_encoder(encoder, trust=trust), load_dynamics(dynamics, trust=trust)
         self._field = image_field(self._env.spec, self._encoder)
         self._max_steps, self._steps = max_episode_steps, 0
         self._memory = self._dynamics.begin(1)
@@ -145,6 +152,15 @@ class LatentEnv:
 
     def close(self) -> None:
         self._env.close()
+
+
+def _trust(custom: Mapping[str, str] | None) -> Trust:
+    given = custom or {}
+    unknown = set(given) - {"encoder", "dynamics"}
+    if unknown:
+        raise ConfigError(f"custom: names classes of encoder and dynamics, not of {', '.join(sorted(unknown))}")
+    named = {part: OwnClass(custom=given.get(part)) for part in ("encoder", "dynamics")}
+    return Trust(encoder=named["encoder"], dynamics=named["dynamics"])
 
 
 def _shown(latent: torch.Tensor, h: torch.Tensor, memory: int) -> Array:

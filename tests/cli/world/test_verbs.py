@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from image_stores import damage_images, image_store, tiny_encoder
+from image_stores import contents, damage_images, image_store, tiny_encoder, two_eyes
 from running import Call
 
 SMALL = ("encoder.size=3", "encoder.channels=[4, 8]", "fit.batch_size=8", "fit.steps=2", "fit.device=cpu")
@@ -41,8 +41,22 @@ def test_shares_are_encoded_one_by_one_and_damage_is_named(call: Call, tmp_path:
     second = call("world", "encode", "raw", "e.bin", "--out", "z", "--shards", "2", "--shard", "1")
     assert second.code == 1
     assert f"not encoded: {bad}" in second.out
-    assert "4 of all 5 shards are there" in second.out
+    assert "4 of 5 shards are there" in second.out
     assert call("world", "encode", "raw", "e.bin", "--out", "z", "--shards", "2", "--shard", "2").code == 2
+
+
+def test_the_field_is_asked_for_in_the_words_of_the_command(call: Call, tmp_path: Path) -> None:
+    two_eyes(tmp_path / "raw")
+    tiny_encoder(tmp_path / "e.bin")
+    words = ("world", "encode", "raw", "e.bin", "--out", "z")
+    refused = call(*words)
+    assert refused.code == 2
+    assert "several fields with images (left, right): choose one with --field NAME" in refused.err
+    assert call(*words, "--field", "left", "right", "--shard-mb", "1").code == 0
+    assert "right_mean" in next(iter(contents(tmp_path / "z").values())).obs
+    assert "was begun with field='obs:left,obs:right'" in call(*words, "--field", "left").err
+    assert "every field once" in call(*words, "--field", "left", "left").err
+    assert "does not say which episodes" in call(*words[:-1], "y", "--field", "left", "--split", "train").err
 
 
 def test_a_pipeline_runs_up_to_a_stage(call: Call, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from damaging import flip, places
 from image_stores import (
@@ -16,6 +17,7 @@ from image_stores import (
     image_store,
     same_contents,
     tiny_encoder,
+    two_eyes,
 )
 from running import SUPPORT
 
@@ -25,9 +27,13 @@ from rollmill.runs.world.encode import Encoded, EncodeOptions, encode_store
 from rollmill.store.episode import Episode
 from rollmill.store.format.shards import list_shards
 from rollmill.store.reader import Store
+from rollmill.store.split import Split
 from rollmill.store.writer import StoreWriter
+from rollmill.worldmodel.encoder.file import load_encoder, save_encoder
 
 SHARDS = 120
+ONE_EACH = 1
+"""``shard_bytes`` with which every input shard is a group of its own."""
 
 
 class Work:
@@ -37,11 +43,11 @@ class Work:
         self.store = image_store(folder / "store", SHARDS, steps=3, shard_bytes=1)
         self.encoder = tiny_encoder(folder / "encoder.bin")
         self.out = folder / "latents"
-        self.outcome = encode_store(EncodeOptions(self.store, self.encoder, self.out))
+        self.outcome = encode_store(self.options(self.out))
         self.latents = contents(self.out)
 
     def options(self, out: Path, **more: object) -> EncodeOptions:
-        return EncodeOptions(self.store, self.encoder, out, **more)  # type: ignore[arg-type]
+        return EncodeOptions(self.store, self.encoder, out, **{"shard_bytes": ONE_EACH, **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +97,10 @@ def test_any_number_of_ways_gives_what_one_gives(work: Work, tmp_path: Path, sha
 
 def test_a_shard_that_another_instance_is_at_is_left_to_it(work: Work, tmp_path: Path) -> None:
     store = small_copy(work, tmp_path / "store", 3)
-    options = EncodeOptions(store, work.encoder, tmp_path / "out")
+    options = EncodeOptions(store, work.encoder, tmp_path / "out", shard_bytes=ONE_EACH)
     job = world_encode._Job(options)
     job.prepare()
-    with job._claim(job.sealed[1]) as held:
+    with job._claim(list(job._groups.all())[1]) as held:
         assert held
         outcome = encode_store(options)
     assert outcome.busy == [job.sealed[1]]
@@ -110,7 +116,7 @@ def test_without_locks_the_link_still_lets_one_through(
         raise OSError(37, "No locks available")
 
     store = small_copy(work, tmp_path / "store", 3)
-    options = EncodeOptions(store, work.encoder, tmp_path / "out")
+    options = EncodeOptions(store, work.encoder, tmp_path / "out", shard_bytes=ONE_EACH)
     monkeypatch.setattr(world_encode.fcntl, "flock", refuse)
     encode_store(options)
     assert "no locks" in caplog.text
@@ -154,7 +160,8 @@ def test_instances_at_the_same_time_share_the_work(work: Work, killed: Path) -> 
     assert (again.already, again.encoded, again.complete) == (8, [], True)
 
 
-def test_a_corrupt_shard_is_named_and_the_rest_goes_on(work: Work, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard_bytes", [ONE_EACH, 1 << 30])
+def test_a_corrupt_shard_is_named_and_the_rest_goes_on(work: Work, tmp_path: Path, shard_bytes: int) -> None:
     store = small_copy(work, tmp_path / "store")
     refs = list_shards(store)
     assert damage_images(store, 2) == refs[2].name
@@ -162,7 +169,7 @@ def test_a_corrupt_shard_is_named_and_the_rest_goes_on(work: Work, tmp_path: Pat
     _, end, _ = next(iter(places(refs[6]).values()))[-1]
     flip(refs[6].path, end + 40)  # and one whose episode is no longer listed anywhere
     refs[6].index_path.unlink()
-    options = EncodeOptions(store, work.encoder, tmp_path / "out")
+    options = EncodeOptions(store, work.encoder, tmp_path / "out", shard_bytes=shard_bytes)
     outcome = encode_store(options)
     assert outcome.exit_code == 1
     assert outcome.failed.keys() == {refs[2].name, refs[5].name, refs[6].name}
@@ -233,3 +240,69 @@ def test_progress_and_outcome_in_words(work: Work, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "out")
     assert isinstance(outcome, Encoded)
     assert all(isinstance(episode, Episode) for episode in work.latents.values())
+
+
+def test_latents_of_many_shards_go_into_files_of_a_chosen_size(work: Work, tmp_path: Path) -> None:
+    with Store(work.out) as store:
+        numbers = (store.table.steps + len(store)) * store.schema.row_bytes
+    options = work.options(tmp_path / "out", shard_bytes=numbers // 5)
+    outcome = encode_store(options)
+    assert outcome.complete
+    files = [ref.bytes for ref in list_shards(tmp_path / "out")]
+    assert len(files) == outcome.made == 5
+    assert max(files) < 1.2 * min(files)
+    assert same_contents(contents(tmp_path / "out"), work.latents)
+    assert encode_store(options).already == SHARDS
+
+
+def test_a_shard_that_has_been_repaired_gets_a_file_of_its_own(work: Work, tmp_path: Path) -> None:
+    store = small_copy(work, tmp_path / "store", 4)
+    ref = list_shards(store)[1]
+    good = ref.path.read_bytes()
+    damage_images(store, 1)
+    options = EncodeOptions(store, work.encoder, tmp_path / "out")
+    first = encode_store(options)
+    assert (len(first.encoded), list(first.failed), first.made) == (3, [ref.name], 1)
+    assert list(encode_store(options).failed) == [ref.name]
+    ref.path.write_bytes(good)
+    rest = encode_store(options)
+    assert (rest.encoded, rest.complete) == ([ref.name], True)
+    assert same_contents(contents(tmp_path / "out"), {uid: work.latents[uid] for uid in contents(store)})
+
+
+def test_several_images_are_encoded_each_under_its_name(work: Work, tmp_path: Path) -> None:
+    store = two_eyes(tmp_path / "store")
+    both = EncodeOptions(store, work.encoder, tmp_path / "both", fields=("left", "right"))
+    assert encode_store(both).images == 2 * 2 * 5
+    encode_store(EncodeOptions(store, work.encoder, tmp_path / "left", fields=("left",)))
+    for uid, episode in contents(tmp_path / "both").items():
+        assert set(episode.obs) == {"left_mean", "left_std", "right_mean", "right_std"}
+        alone = contents(tmp_path / "left")[uid]
+        assert set(alone.obs) == {"mean", "std", "right"}
+        assert np.array_equal(episode.obs["left_mean"], alone.obs["mean"])
+        assert not np.array_equal(episode.obs["left_mean"], episode.obs["right_mean"])
+
+
+def with_split(work: Work, path: Path) -> Path:
+    """The same encoder in a file that says how its data were divided."""
+    encoder = load_encoder(work.encoder)
+    save_encoder(path, encoder, {"config": {"seed": 3, "images": {"validation": 0.3}}})
+    return path
+
+
+def test_only_one_side_of_the_split_is_encoded(work: Work, tmp_path: Path) -> None:
+    encoder = with_split(work, tmp_path / "encoder.bin")
+    sides = {}
+    for side in ("train", "validation"):
+        outcome = encode_store(EncodeOptions(work.store, encoder, tmp_path / side, split=side))  # type: ignore[arg-type]
+        assert outcome.complete
+        sides[side] = contents(tmp_path / side)
+    with Store(work.store) as store:
+        training, held_out = Split(0.3, 3)(store.table)
+        assert set(sides["train"]) == set(store.table.uid[training].tolist())
+        assert set(sides["validation"]) == set(store.table.uid[held_out].tolist())
+    assert same_contents({**sides["train"], **sides["validation"]}, work.latents)
+    with pytest.raises(StoreError, match="begun with split='train'"):
+        encode_store(EncodeOptions(work.store, encoder, tmp_path / "train"))
+    with pytest.raises(ConfigError, match="does not say which episodes it has learnt from"):
+        encode_store(EncodeOptions(work.store, work.encoder, tmp_path / "none", split="train"))

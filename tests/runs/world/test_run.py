@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from image_stores import damage_images
-from running import Run, wait_until
+from running import ROOT, Run, wait_until
 
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
 from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, StoreError
 from rollmill.core.run_kind import FOLDERS
+from rollmill.core.tree_file import load_tree
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
 from rollmill.runs.lifecycle import Request
@@ -97,6 +98,15 @@ def test_a_record_that_is_damaged_costs_its_sections_only(whole: Path, tmp_path:
     text = write_run_report(folder).read_text()
     assert text.count("damaged or of another version") == 3, "how it stands, its worth, its stages"
     assert "<h2>Dreams</h2>" in text
+
+
+def test_parts_of_ones_own_need_no_flag(tmp_path: Path) -> None:
+    """The configuration is the user's, and it names them."""
+    own = ROOT / "examples" / "own_world_model.py"
+    words = (f"vae.encoder.custom={own}:Flat", f"dynamics.custom={own}:Gated", f"controller.custom={own}:TwoLayers")
+    outcome = world(tmp_path / "w", *words, "vae.fit.steps=1", "dynamics.steps=1", "controller.generations=1")
+    assert set(outcome.stages.values()) == {"done"}
+    assert load_tree(tmp_path / "w" / "vae" / "encoder.bin")["kind"] == f"{own}:Flat"
 
 
 def test_a_second_run_skips_everything(whole: Path) -> None:

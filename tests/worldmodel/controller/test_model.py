@@ -16,13 +16,12 @@ from rollmill.worldmodel.controller.model import (
     ControllerAgent,
     ControllerState,
     SavedController,
-    Shape,
+    build_net,
     image_field,
     load_controller,
-    make_shape,
-    outputs,
     save_controller,
 )
+from rollmill.worldmodel.controller.nets import Layers
 from rollmill.worldmodel.controller.settings import ControllerSettings, RetrievalSettings
 from rollmill.worldmodel.dynamics.model import Axes
 from rollmill.worldmodel.encoder.file import load_encoder
@@ -34,10 +33,10 @@ ACTION = LATENT_SPEC.action
 
 @pytest.mark.parametrize("hidden", [0, 5])
 def test_a_population_in_one_pass_is_as_each_member_alone(hidden: int) -> None:
-    shape = Shape(features=4, hidden=hidden, outputs=3)
+    net = Layers(features=4, hidden=hidden, outputs=3)
     rng = torch.Generator().manual_seed(0)
-    weights, x = torch.randn(6, shape.weights, generator=rng), torch.randn(6, 4, generator=rng)
-    for one, row, w in zip(outputs(shape, x, weights), x, weights, strict=True):
+    weights, x = torch.randn(6, net.weights, generator=rng), torch.randn(6, 4, generator=rng)
+    for one, row, w in zip(net(x, weights), x, weights, strict=True):
         parts = w.split([4 * 3, 3] if not hidden else [4 * 5, 5, 5 * 3, 3])
         if hidden:
             row = torch.tanh(parts[0].reshape(5, 4) @ row + parts[1])
@@ -46,7 +45,7 @@ def test_a_population_in_one_pass_is_as_each_member_alone(hidden: int) -> None:
 
 
 def test_a_linear_controller_of_the_published_size() -> None:
-    assert Shape(features=32 + 256, hidden=0, outputs=3).weights == 867
+    assert Layers(features=32 + 256, hidden=0, outputs=3).weights == 867
 
 
 def state(inputs: str = "zh", memory: str = "lstm", lanes: int = 4) -> ControllerState:
@@ -55,11 +54,11 @@ def state(inputs: str = "zh", memory: str = "lstm", lanes: int = 4) -> Controlle
 
 
 def test_what_is_seen_depends_on_inputs_and_memory() -> None:
-    assert state().shape.features == 2 + 8
-    assert state(inputs="z").shape.features == 2
-    assert state(memory="none", inputs="z").shape.features == 2
+    assert state().net.features == 2 + 8
+    assert state(inputs="z").net.features == 2
+    assert state(memory="none", inputs="z").net.features == 2
     index = ControllerSettings(retrieval=RetrievalSettings(neighbours=2, store=Path("x")))
-    assert make_shape(index, line_model(), 2, ACTION).features == 2 + 8 + 3
+    assert build_net(index, line_model(), 2, ACTION).features == 2 + 8 + 3
 
 
 def test_the_memory_can_be_read_along_its_axes() -> None:
@@ -68,9 +67,9 @@ def test_the_memory_can_be_read_along_its_axes() -> None:
     model.axes = Axes(rng.normal(size=8).astype(np.float32), rng.normal(size=(8, 8)).astype(np.float32))
     settings = ControllerSettings(components=3)
     short, whole = (ControllerState(s, ACTION, 2, model, 4, CPU) for s in (settings, ControllerSettings()))
-    assert short.shape.features == 2 + 3
+    assert short.net.features == 2 + 3
     lanes, latents = torch.arange(4), torch.randn(9, 4, 2, generator=torch.Generator().manual_seed(0))
-    weights = torch.randn(short.shape.weights, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(short.net.weights, generator=torch.Generator().manual_seed(1))
     # The same controller for all numbers of the memory: its weights on h are those on the components, turned back.
     matrix, offset = weights[:15].reshape(3, 5), weights[15:]
     turned = matrix[:, 2:] @ torch.from_numpy(model.axes.directions[:, :3]).T
@@ -94,7 +93,7 @@ def test_axes_that_are_not_there_are_said() -> None:
 def test_lanes_remember_for_themselves_and_forget_when_they_begin_anew() -> None:
     one = state()
     rng = torch.Generator().manual_seed(1)
-    weights = torch.randn(one.shape.weights, generator=rng)
+    weights = torch.randn(one.net.weights, generator=rng)
     z = torch.randn(9, 4, 2, generator=rng)
     lanes = torch.arange(4)
     one.take(lanes, weights)
@@ -122,7 +121,7 @@ def test_images_become_actions(tmp_path: Path) -> None:
     )
     agent = ControllerAgent(encoder, thinking)
     lanes = np.array([2, 0])
-    agent.take(lanes, torch.randn(2, thinking.shape.weights))
+    agent.take(lanes, torch.randn(2, thinking.net.weights))
     actions = agent.decide(lanes, np.zeros((2, 36, 36, 3), np.uint8))
     assert actions.shape == (2,)
     assert actions.dtype == np.int64

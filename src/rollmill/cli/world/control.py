@@ -14,6 +14,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.runs.settings.world import ControllerConfig, DreamVideo
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+from rollmill.worldmodel.own import Trust
 
 
 def dynamics(
@@ -54,7 +55,8 @@ class SearchOptions(SettingsOptions):
     out: Path
     """Folder of the search."""
     trust_code: bool = False
-    """Run the code that the dynamics model names; else your own words have to name it (env=my_env.py:MyEnv)."""
+    """Run the code that the models' files name; else your own words have to name it (env=my_env.py:MyEnv,
+    encoder.custom=my_encoder.py:Mine)."""
 
 
 def controller(encoder: Path, /, options: SearchOptions, dynamics: Path | None = None) -> int:
@@ -93,6 +95,7 @@ def _search(encoder: Path, model: Path | None, options: SearchOptions, in_dream:
             *(settings.controller, env, encoder, model, options.out),
             dream=settings.dream if in_dream else None,
             request=options.request(on_ready=announcer(settings, options.out, quiet=options.json_)),
+            trust=Trust(encoder=settings.encoder, dynamics=settings.dynamics, trust_code=options.trust_code),
         )
     metrics = outcome.to_dict()
     judged = "not judged" if outcome.final is None else f"{metrics['final_return']:.1f} +- {metrics['final_std']:.1f}"
@@ -110,6 +113,7 @@ def video(
     out: Path,
     raw: Path | None = None,
     config: Configs = (),
+    trust_code: bool = False,
 ) -> int:
     """Show dreams beside what happened: ``rollmill world video data/lat runs/vae runs/dynamics --out dreams.mp4``.
 
@@ -121,10 +125,14 @@ def video(
         out: The video (mp4).
         raw: The store of images that the latents were made from: real images are shown as well.
         config: A YAML file with settings; may be given several times, later files win.
+        trust_code: Run the code that the models' files name; else your own words have to name it
+            (encoder.custom=my_encoder.py:Mine).
     """
     from rollmill.runs.world.dream import write_dream_video
 
-    print(write_dream_video(latents, encoder, dynamics, out, load_config(DreamVideo, config, overrides), raw))
+    options = load_config(DreamVideo, config, overrides)
+    trust = Trust(encoder=options.encoder, dynamics=options.dynamics, trust_code=trust_code)
+    print(write_dream_video(latents, encoder, dynamics, out, options, raw, trust))
     return 0
 
 

@@ -6,14 +6,16 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Literal
 
 from rollmill.cli.announce import announcer, page_of
-from rollmill.cli.options import Json, StartOptions, keep_stdout
+from rollmill.cli.options import Json, StartOptions, keep_stdout, shard_bytes
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.resume import resumed_settings
-from rollmill.runs.settings.world import VaeConfig
+from rollmill.runs.settings.world import EncodeWords, VaeConfig
+from rollmill.worldmodel.own import Trust
 
 
 def vae(
@@ -59,37 +61,54 @@ def vae(
 
 
 def encode(
+    overrides: tuple[str, ...],
     store: Path,
     encoder: Path,
     /,
     out: Path,
+    field: tuple[str, ...] = (),
+    split: Literal["all", "train", "validation"] = "all",
     shards: int = 1,
     shard: int = 0,
     sub_shards: int = 1,
+    shard_mb: int = 128,
     gpu: int | None = None,
     batch_size: int = 256,
+    trust_code: bool = False,
     json_: Json = False,
 ) -> int:
     """Turn images into latents: ``rollmill world encode data/car runs/car/vae --out data/car_latents``.
 
-    Every instance takes the shards of the store that are its share and that nobody else has done or is at. The same
-    command again does what is left.
+    Every instance takes what is its share of the work and what nobody else has done or is at. The same command again
+    does what is left.
 
     Args:
+        overrides: encoder.custom=my_encoder.py:Mine, for an encoder of a class of your own.
         store: The store with the images.
         encoder: The encoder's file, or the folder of its training.
         out: The store of latents; instances share it.
-        shards: Number of shares that the store's shards are divided into; every instance says the same.
+        field: Observation fields with the images, where there are several; each gets latents under its own name.
+        split: Only the episodes that the encoder has learnt from (train), or those that were held out (validation).
+        shards: Number of shares that the work is divided into; every instance says the same.
         shard: Number of this instance's share, from 0.
         sub_shards: Processes that divide this instance's share among themselves.
+        shard_mb: Size of the new store's files in MB: the latents of as many shards as it takes go into one.
         gpu: Number of the GPU to use; unset: the CPU, or the only GPU there is.
         batch_size: Images encoded at a time.
+        trust_code: Run the code that the encoder's file names; else your own words have to name it.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
     from rollmill.runs.world.encode import EncodeOptions, encode_store
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    options = EncodeOptions(store, encoder, out, shards, shard, sub_shards, gpu, batch_size)
+    trust = Trust(encoder=load_config(EncodeWords, (), overrides).encoder, trust_code=trust_code)
+    options = EncodeOptions(
+        *(store, encoder, out, shards, shard, sub_shards, gpu, batch_size),
+        fields=field,
+        shard_bytes=shard_bytes(shard_mb),
+        split=split,
+        trust=trust,
+    )
     outcome = encode_store(options)
     print(json.dumps(outcome.to_dict()) if json_ else outcome.text())
     return outcome.exit_code

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Policy
@@ -22,6 +23,7 @@ from rollmill.worldmodel.controller.trials import ControllerPolicy
 from rollmill.worldmodel.dynamics.model import Dynamics, load_dynamics
 from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex, build_index
 from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
+from rollmill.worldmodel.own import NOBODY, PARTS, Trust
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,14 @@ class Models:
             )
 
 
-def load_models(settings: ControllerSettings, encoder_path: Path, dynamics_path: Path | None) -> Models:
-    """Read encoder and dynamics model, and remember what is to be retrieved."""
+def load_models(
+    settings: ControllerSettings, encoder_path: Path, dynamics_path: Path | None, trust: Trust = NOBODY
+) -> Models:
+    """Read encoder and dynamics model, and remember what is to be retrieved. ``trust``: code that they may name."""
     device = choose_device(settings.device)
     torch.set_num_threads(settings.threads)
-    encoder = load_encoder(encoder_path, device)
-    dynamics = load_dynamics(dynamics_path, device) if dynamics_path else None
+    encoder = load_encoder(encoder_path, device, trust)
+    dynamics = load_dynamics(dynamics_path, device, trust) if dynamics_path else None
     if settings.inputs == "zh" and (dynamics is None or not dynamics.memory_size):
         raise ConfigError("inputs=zh needs a dynamics model with a memory; use inputs=z")
     index = None
@@ -81,12 +85,22 @@ class WorldModelPolicy(LoadedPolicy):
         return ControllerPolicy(agent, self.weights, image_field(spec, self.models.encoder))
 
 
+def _trust(how: LoadOptions) -> tuple[Trust, LoadOptions]:
+    """What the user says about the parts of a world model (``encoder.custom=...``), and the rest of what they say."""
+    words = [word for word in how.overrides if word.partition(".")[0] in PARTS]
+    rest = [word for word in how.overrides if word not in words]
+    return replace(load_config(Trust, (), words), trust_code=how.trust_code), replace(how, overrides=rest)
+
+
 def load_world_model(file: Path, how: LoadOptions) -> WorldModelPolicy:
     """The controller in a file; its models are found where they were when it was made, unless given."""
     saved = load_controller(file)
-    settings = saved.settings if how.device is None else replace(saved.settings, device=how.device)
+    trust, how = _trust(how)
+    own = trust.settle("controller", saved.settings.custom, saved.settings.custom_args, file)
+    settings = replace(saved.settings, custom=own.custom, custom_args=own.custom_args)
+    settings = settings if how.device is None else replace(settings, device=how.device)
     dynamics = how.dynamics or (Path(saved.dynamics) if saved.dynamics else None)
-    models = load_models(settings, how.encoder or Path(saved.encoder), dynamics)
+    models = load_models(settings, how.encoder or Path(saved.encoder), dynamics, trust)
     place = how.settings({"env": saved.env}, file)
     folder = file.absolute().parent
     run = folder.parent if folder.name == FOLDERS["controller"] else folder

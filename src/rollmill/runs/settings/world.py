@@ -11,6 +11,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, ImageSettings
+from rollmill.worldmodel.own import OwnClass
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
 
@@ -116,6 +117,20 @@ class ControllerConfig:
     dream: DreamSettings = field(default_factory=DreamSettings)
     """Of ``rollmill world dream`` alone."""
 
+    encoder: OwnClass = field(default_factory=OwnClass)
+    """The encoder's class, where that is one of your own."""
+
+    dynamics: OwnClass = field(default_factory=OwnClass)
+    """The dynamics model's class, likewise."""
+
+
+@settings
+class EncodeWords:
+    """What the words of ``rollmill world encode`` can say."""
+
+    encoder: OwnClass = field(default_factory=OwnClass)
+    """The encoder's class, where that is one of your own."""
+
 
 @settings
 class DreamVideo:
@@ -141,6 +156,12 @@ class DreamVideo:
 
     seed: int = 0
     """Which episodes, and which dreams."""
+
+    encoder: OwnClass = field(default_factory=OwnClass)
+    """The encoder's class, where that is one of your own."""
+
+    dynamics: OwnClass = field(default_factory=OwnClass)
+    """The dynamics model's class, likewise."""
 
     def __post_init__(self) -> None:
         if min(self.episodes, self.steps, self.shown, self.scale) < 1 or self.shown >= self.steps:

@@ -39,16 +39,18 @@ from rollmill.runs.world.generations import GenerationRow, write_generations
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
     SavedController,
+    build_net,
     image_field,
-    make_shape,
     save_controller,
     start_weights,
 )
+from rollmill.worldmodel.controller.nets import Net
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.controller.trials import Played, Trials
 from rollmill.worldmodel.dream import DreamTrials
-from rollmill.worldmodel.dynamics.model import load_dynamics
+from rollmill.worldmodel.dynamics.model import load_origin
 from rollmill.worldmodel.files import CONTROLLER, DYNAMICS, ENCODER
+from rollmill.worldmodel.own import NOBODY, Trust
 
 log = logging.getLogger("rollmill")
 
@@ -115,15 +117,17 @@ def train_controller(
     dream: DreamSettings | None = None,
     request: Request | None = None,
     progress: Tell | None = None,
+    trust: Trust = NOBODY,
 ) -> ControllerOutcome:
     """Search for a controller, or go on with it; ``out/controller.bin`` is the best one.
 
     ``dream``: the search happens in the dynamics model; evaluations are always in the environment. ``dynamics_path``
-    None: the controller sees latents alone. Raises RollmillError when it fails.
+    None: the controller sees latents alone. ``trust``: code that the models' files may name. Raises RollmillError when
+    it fails.
     """
     request = request or Request("continue")
     check_env_settings(env)
-    models = load_models(settings, encoder_path, dynamics_path)
+    models = load_models(settings, encoder_path, dynamics_path, trust)
     if dream is not None and models.dynamics is None:
         raise ConfigError("a dream needs a dynamics model")
     with contextlib.ExitStack() as stack:
@@ -131,6 +135,7 @@ def train_controller(
         serial = settings.mode == "serial"
         spec = probe_here(env) if serial else Probe(env, environment).result(PROBE_SECONDS)
         models.check(spec)
+        net = build_net(settings, models.dynamics, models.encoder.size, spec.action)
         inputs = {
             "encoder": ENCODER.checksum(encoder_path),
             "dynamics": DYNAMICS.checksum(dynamics_path) if dynamics_path else "",
@@ -140,7 +145,7 @@ def train_controller(
         life = stack.enter_context(live("controller", out, settings, request, CHECK, inputs=inputs, progress=progress))
         target = EvalTarget(settings, env, spec, models, environment)
         paths = (str(encoder_path), str(dynamics_path or ""))
-        run = _SearchRun(target, life, paths)
+        run = _SearchRun(target, life, paths, net)
         life.begin(run)
         with life.interrupt, contextlib.closing(run.evaluator(dream)) as evaluator:
             request.on_ready()
@@ -163,7 +168,7 @@ def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettin
     """The environment whose episodes a dynamics model was fitted to; ``trust_code``: even if that is own code."""
     if dynamics_path is None:
         raise ConfigError("which environment? Name it with env=...")
-    origin = load_dynamics(dynamics_path).origin
+    origin = load_origin(dynamics_path)
     saved = {"env": {"id": origin.env_id, "args": dict(origin.env_kwargs)}}
     return load_saved(SavedEnv, saved, DYNAMICS.find(dynamics_path), trust_code=trust_code).env
 
@@ -192,17 +197,16 @@ class EvalTarget:
 class _SearchRun:
     """A search under way."""
 
-    def __init__(self, target: EvalTarget, life: Life, paths: tuple[str, str]) -> None:
+    def __init__(self, target: EvalTarget, life: Life, paths: tuple[str, str], net: Net) -> None:
         self.target, self.life, self.settings, self._paths = target, life, target.settings, paths
-        s, models = self.settings, target.models
-        self.shape = make_shape(s, models.dynamics, models.encoder.size, target.spec.action)
+        s = self.settings
         self.rows: list[GenerationRow] = []
-        self.champion = np.zeros(self.shape.weights, np.float32)
+        self.champion = np.zeros(net.weights, np.float32)
         self.champion_return: float | None = None
         self.seconds = 0.0
         self.env_steps = 0
-        start = start_weights(s.start, self.shape) if s.start is not None and life.loaded is None else None
-        size = self.shape.weights
+        start = start_weights(s.start, net) if s.start is not None and life.loaded is None else None
+        size = net.weights
         self.search = Search(size, s.population, s.sigma, s.seed, s.covariance, start, shrink=s.shrink)
         log.info("controllers of %d weights, %d in a generation", size, s.population)
 

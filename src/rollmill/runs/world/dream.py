@@ -23,6 +23,7 @@ from rollmill.worldmodel.dynamics.fit import MEAN, check_latents
 from rollmill.worldmodel.dynamics.mixture import draw
 from rollmill.worldmodel.dynamics.model import Dynamics, load_dynamics
 from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
+from rollmill.worldmodel.own import NOBODY, Trust
 
 SHOWN, ALONE = (52, 60, 72), (220, 120, 40)
 """Colours of an image's frame: what is or was really seen, and what the model dreams alone."""
@@ -35,10 +36,14 @@ def write_dream_video(
     out: Path,
     options: DreamVideo | None = None,
     raw_store: Path | None = None,
+    trust: Trust = NOBODY,
 ) -> Path:
-    """Write the video ``out``; ``raw_store`` holds the images that the latents were made from."""
+    """Write the video ``out``; ``raw_store`` holds the images that the latents were made from.
+
+    ``trust``: code that the models' files may name.
+    """
     options = options or DreamVideo()
-    encoder, dynamics = load_encoder(encoder_path), load_dynamics(dynamics_path)
+    encoder, dynamics = load_encoder(encoder_path, trust=trust), load_dynamics(dynamics_path, trust=trust)
     with Store(encoded_store) as store:
         check_latents(store)
         sizes = (int(store.schema[MEAN].shape[0]), encoder.size, dynamics.latent_size)

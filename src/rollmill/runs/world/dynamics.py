@@ -23,7 +23,7 @@ from rollmill.runs.resume import stage_check
 from rollmill.store.cache import DecodedCache
 from rollmill.store.reader import Store
 from rollmill.worldmodel.dynamics.fit import COLUMNS, FIT_SHAPE, DynamicsFitter, LatentData, check_latents
-from rollmill.worldmodel.dynamics.model import Dynamics, save_dynamics
+from rollmill.worldmodel.dynamics.model import build_dynamics, save_dynamics
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.files import DYNAMICS
 
@@ -97,7 +97,7 @@ class DynamicsRun:
         self.settings, self.life = settings, life
         self.metrics: dict[str, float] = {}
         torch.manual_seed(Seeds(settings.seed).branch("weights").integer())
-        self.model = Dynamics(settings, data.origin()).to(devices[0])
+        self.model = build_dynamics(settings, data.origin()).to(devices[0])
         self.model.starts = data.starts()
         if self.model.recall is not None:
             data.remember(self.model.recall, self.model.code)

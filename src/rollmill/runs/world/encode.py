@@ -2,12 +2,12 @@
 
 Words
 -----
-share    the input shards an instance looks at: every ``shards``-th one, from number ``shard`` on.
-claim    a locked file that says who encodes an input shard right now; the lock ends with its holder.
-mark     a file that says that an input shard is in the new store, written last.
+group    input shards that become one output shard, of a size that is easy to handle (``runs.world.groups``).
+share    the groups an instance looks at: every ``shards``-th one, from number ``shard`` on.
+claim    a locked file that says who encodes a group right now; the lock ends with its holder.
 
-An input shard becomes one output shard. It is written aside, in ``work/``, and put into the store by one hard link,
-which only one instance can win: whatever is killed or started twice, its episodes are there once or not yet.
+An output shard is written aside, in ``work/``, and put into the store by one hard link, which only one instance can
+win: whatever is killed or started twice, the group's episodes are there once or not yet.
 """
 
 from __future__ import annotations
@@ -22,36 +22,42 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from rollmill.core import atomic
 from rollmill.core.errors import ConfigError, StoreError, WorkerError
+from rollmill.core.fields import Array
 from rollmill.core.opening import read_json
 from rollmill.optim.device import choose_device
+from rollmill.runs.world.groups import Groups
 from rollmill.store.care.recover import recover
-from rollmill.store.derive.derivation import RECIPE_FILE, open_quietly
+from rollmill.store.derive.derivation import RECIPE_FILE, SHARD_BYTES, open_quietly
 from rollmill.store.episode import Episode
-from rollmill.store.format.schema import INDEX_FOLDER, SHARD_FOLDER, STORE_FILE, create_store
+from rollmill.store.format.schema import INDEX_FOLDER, SHARD_FOLDER, STORE_FILE, StoreSchema, create_store
 from rollmill.store.format.shards import index_path, shard_path
 from rollmill.store.parallel import ProcessDiedError, map_unordered
 from rollmill.store.reader import Store
+from rollmill.store.split import Split
 from rollmill.store.writer import StoreWriter
-from rollmill.worldmodel.encoder.encode import EpisodeEncoder, latent_schema
-from rollmill.worldmodel.encoder.file import load_encoder
+from rollmill.worldmodel.encoder.encode import EpisodeEncoder, latent_names, latent_schema
+from rollmill.worldmodel.encoder.file import ImageEncoder, load_encoder
 from rollmill.worldmodel.encoder.images import image_column
 from rollmill.worldmodel.files import ENCODER
+from rollmill.worldmodel.own import NOBODY, Trust
 
 log = logging.getLogger("rollmill")
 
-CLAIMS, MARKS, WORK = "claims", "done", "work"
+CLAIMS, WORK = "claims", "work"
 UNBOUNDED = 1 << 60
-"""Bytes of an output shard: as many as one input shard needs."""
+"""Bytes of an output shard: as many as its group needs."""
 
+SplitName = Literal["all", "train", "validation"]
 Progress = Callable[[int, int], None]
 """Input shards done, and all there are."""
 
@@ -69,8 +75,14 @@ class EncodeOptions:
     """Processes that divide this instance's share."""
     gpu: int | None = None
     batch_size: int = 256
-    field: str = ""
-    """Observation field with the images; empty: the only one there is."""
+    fields: tuple[str, ...] = ()
+    """Observation fields with the images; none: the only one there is."""
+    shard_bytes: int = SHARD_BYTES
+    """Size that output shards are to have; smaller ones where there is less than that for every instance."""
+    split: SplitName = "all"
+    """Which episodes: all, or those that the encoder has learnt from, or those that were held out."""
+    trust: Trust = NOBODY
+    """Code that the encoder's file may name."""
 
     def check(self) -> None:
         """ConfigError for what is wrong or contradicts itself."""
@@ -78,8 +90,10 @@ class EncodeOptions:
             raise ConfigError(
                 f"--shard {self.shard} of --shards {self.shards}: the first is 0, the last {max(0, self.shards - 1)}"
             )
-        if self.sub_shards < 1 or self.batch_size < 1:
-            raise ConfigError("--sub-shards and --batch-size must be at least 1")
+        if self.sub_shards < 1 or self.batch_size < 1 or self.shard_bytes < 1:
+            raise ConfigError("--sub-shards, --batch-size and --shard-mb must be at least 1")
+        if len(set(self.fields)) < len(self.fields):
+            raise ConfigError(f"--field {' '.join(self.fields)}: every field once")
         if self.store.absolute() == self.out.absolute():
             raise ConfigError(f"--out {self.out} is the store that is read; choose another folder")
         if self.gpu is not None and not 0 <= self.gpu < torch.cuda.device_count():
@@ -103,6 +117,8 @@ class Encoded:
     """Of this share: another instance is at it."""
     failed: dict[str, str] = field(default_factory=dict)
     """Input shards that cannot be encoded, and why."""
+    made: int = 0
+    """Output shards that it has put there."""
     episodes: int = 0
     images: int = 0
     done: int = 0
@@ -119,13 +135,13 @@ class Encoded:
         return 1 if self.failed else 0
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("encoded", "already", "busy", "failed", "episodes", "images", "done", "total", "complete")
+        names = ("encoded", "already", "busy", "failed", "made", "episodes", "images", "done", "total", "complete")
         return {"out": str(self.out), **{name: getattr(self, name) for name in names}}
 
     def text(self) -> str:
         lines = [
             f"{self.out}: encoded {len(self.encoded):,} shards ({self.episodes:,} episodes, {self.images:,} "
-            f"images), {self.already:,} were done; {self.done:,} of all {self.total:,} shards are there"
+            f"images) into {self.made:,}, {self.already:,} were done; {self.done:,} of {self.total:,} shards are there"
         ]
         if self.busy:
             lines.append(f"{len(self.busy):,} shards are being encoded by other instances")
@@ -140,6 +156,7 @@ class Encoded:
         self.busy += other.busy
         self.failed |= other.failed
         self.already += other.already
+        self.made += other.made
         self.episodes += other.episodes
         self.images += other.images
 
@@ -168,7 +185,10 @@ class _Job:
         self.options = options
         self.out = options.out.absolute()
         self.source = open_quietly(options.store)
-        self.column = image_column(self.source.schema, options.field, str(options.store))
+        self.columns = [
+            image_column(self.source.schema, field, str(options.store), key="--field ")
+            for field in options.fields or ("",)
+        ]
         self._file = ENCODER.find(options.encoder)
         self._checksum = ENCODER.checksum(self._file)
         self._host = re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname()) or "host"
@@ -195,23 +215,35 @@ class _Job:
 
     def prepare(self) -> None:
         """Begin the new store, or agree with the one that is there."""
-        encoder = load_encoder(self._file)
-        if tuple(self.column.shape) != tuple(encoder.image_shape):
-            raise ConfigError(
-                f"{self._file} encodes images of {encoder.image_shape}, {self.options.store} has {self.column.shape}"
-            )
-        recipe = {
-            "tool": "world encode",
-            "source": str(self.source.path),
-            "field": self.column.name,
-            "encoder": str(self._file.absolute()),
-            "encoder_checksum": self._checksum,
-            "latent_size": encoder.size,
-        }
-        self._agree(recipe)
-        create_store(self.out, latent_schema(self.source.schema, self.column, encoder.size))
-        for folder in (CLAIMS, MARKS, WORK):
+        o, encoder = self.options, load_encoder(self._file, trust=self.options.trust)
+        for column in self.columns:
+            if tuple(column.shape) != tuple(encoder.image_shape):
+                raise ConfigError(
+                    f"{self._file} encodes images of {encoder.image_shape}, {o.store} has {column.name}: {column.shape}"
+                )
+        self._chosen = chosen_episodes(self.source, o.split, encoder)
+        self._agree(
+            {
+                "tool": "world encode",
+                "source": str(self.source.path),
+                "field": ",".join(column.name for column in self.columns),
+                "split": o.split,
+                "encoder": str(self._file.absolute()),
+                "encoder_checksum": self._checksum,
+                "latent_size": encoder.size,
+            }
+        )
+        create_store(self.out, self._schema)
+        for folder in (CLAIMS, WORK):
             (self.out / folder).mkdir(exist_ok=True)
+        self._groups = Groups(self.out)
+        self._groups.plan(self._sizes(), o.shard_bytes, o.shards * o.sub_shards)
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of the latents of every sealed input shard, about: numbers that do not compress."""
+        table, row = self.source.table, self._schema.row_bytes
+        steps = np.bincount(table.shard[self._chosen], table.length[self._chosen] + 1, len(self._numbers))
+        return {name: int(steps[self._numbers[name]]) * row for name in self.sealed}
 
     def _agree(self, recipe: dict[str, Any]) -> None:
         """Write the recipe if there is none: it comes before anything else, so every folder can be told from others."""
@@ -224,7 +256,8 @@ class _Job:
             found = read_json(path)
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} cannot be used: {error}") from error
-        for name in ("tool", "source", "field", "encoder_checksum"):
+        found = {"split": "all", **found}  # what earlier versions did
+        for name in ("tool", "source", "field", "split", "encoder_checksum"):
             if found.get(name) != recipe[name]:
                 raise StoreError(
                     f"{self.out} was begun with {name}={found.get(name)!r}, not {recipe[name]!r}; choose another --out"
@@ -234,9 +267,8 @@ class _Job:
     def settle(self, result: Encoded) -> None:
         """Count what is there; note the end when everything is."""
         recover(self.out)  # an instance that died between a shard and its index has left only the shard
-        marks = {entry.name.removesuffix(".json") for entry in (self.out / MARKS).iterdir()}
         result.total = len(self.source.shards) + len(_lost(self.source, self._numbers))
-        result.done = len(marks.intersection(self.sealed))
+        result.done = len(self._groups.done().intersection(self.sealed))
         if result.complete:
             atomic.write_json(self.out / RECIPE_FILE, {**self._recipe, "finished": True, "shards": result.done})
 
@@ -244,29 +276,32 @@ class _Job:
 
     def work(self, result: Encoded, progress: Progress) -> None:
         """Encode what is left of this share."""
-        share = self.sealed[self.options.shard :: self.options.shards]
+        share = list(self._groups.all().items())[self.options.shard :: self.options.shards]
         torch.set_num_threads(1)  # --sub-shards brings more cores to work, without changing a single bit
-        encoder = load_encoder(self._file, self.options.device)
-        encode = EpisodeEncoder(encoder, self.column.name, self.options.batch_size)
-        for number, name in enumerate(share):
-            progress(number, len(share))
-            if self._mark(name).exists():
-                result.already += 1
-                continue
-            with self._claim(name) as held:
-                if not held:
-                    result.busy.append(name)
-                elif self._mark(name).exists():
-                    result.already += 1
-                else:
-                    self._take(name, encode, result)
+        encoder = load_encoder(self._file, self.options.device, self.options.trust)
+        encode = EpisodeEncoder(encoder, self._names, self.options.batch_size)
+        before, total = 0, sum(len(shards) for _, shards in share)
+        for group, named in share:
+            shards = [name for name in named if name in self._numbers]  # others have been repaired since
 
-    def _mark(self, name: str) -> Path:
-        return self.out / MARKS / f"{name}.json"
+            def tell(done: int, before: int = before) -> None:
+                progress(before + done, total)
+
+            if self._groups.is_done(group):
+                result.already += len(shards)
+            else:
+                with self._claim(group) as held:
+                    if not held:
+                        result.busy += shards
+                    elif self._groups.is_done(group):
+                        result.already += len(shards)
+                    else:
+                        self._take(group, shards, encode, result, tell)
+            before += len(named)
 
     @contextlib.contextmanager
     def _claim(self, name: str) -> Iterator[bool]:
-        """Whether this process may encode the shard now; True where the file system cannot lock, too.
+        """Whether this process may encode the group now; True where the file system cannot lock, too.
 
         Without locks two instances may do the same work; the link that publishes it still lets only one through.
         """
@@ -285,31 +320,58 @@ class _Job:
         finally:
             os.close(descriptor)
 
-    def _take(self, name: str, encode: EpisodeEncoder, result: Encoded) -> None:
-        """Encode one input shard and put it into the new store; a damaged one is noted and left out as a whole."""
-        self._sweep(name)
-        work = self.out / WORK / f"{name}.{self._host}.{secrets.token_hex(4)}"
+    def _take(
+        self, group: str, shards: Sequence[str], encode: EpisodeEncoder, result: Encoded, tell: Callable[[int], None]
+    ) -> None:
+        """Encode a group and put it into the new store; a damaged shard is noted and left out as a whole."""
+        self._sweep(group)
+        work = self.out / WORK / f"{group}.{self._host}.{secrets.token_hex(4)}"
+        taken: list[str] = []
+        episodes = images = 0
         try:
-            episodes = images = 0
-            with StoreWriter(work, self._schema, shard_bytes=UNBOUNDED, sync="seal", name=name) as writer:
-                for found in self._episodes(name):
-                    if isinstance(found, str):
-                        result.failed[name] = found
-                        return
-                    writer.add_episode(encode(found))
-                    episodes, images = episodes + 1, images + len(found) + 1
+            with StoreWriter(work, self._schema, shard_bytes=UNBOUNDED, sync="seal", name=group) as writer:
+                for number, name in enumerate(shards):
+                    tell(number)
+                    piece = self._piece(name, work.with_name(f"{work.name}.piece"), encode)
+                    if isinstance(piece, str):
+                        result.failed[name] = piece
+                        continue
+                    with piece:
+                        for i in range(len(piece)):
+                            writer.copy_episode(piece, i)
+                        episodes += len(piece)
+                        images += (piece.table.steps + len(piece)) * len(self.columns)
+                    taken.append(name)
             for shard in writer.shards:
                 self._publish(work, shard)
-            atomic.write_json(self._mark(name), {"episodes": episodes, "images": images})
+            if taken:
+                self._groups.finish(group, taken, episodes=episodes, images=images)
+                result.made += len(writer.shards)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
-        result.encoded.append(name)
+            for folder in (work, work.with_name(f"{work.name}.piece")):
+                shutil.rmtree(folder, ignore_errors=True)
+        result.encoded += taken
         result.episodes += episodes
         result.images += images
 
+    def _piece(self, name: str, folder: Path, encode: EpisodeEncoder) -> Store | str:
+        """The latents of one input shard in a store of their own; where it is damaged, a sentence that says so."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()  # not its parents: a store that somebody has removed stays away
+        with StoreWriter(folder, self._schema, shard_bytes=UNBOUNDED, sync="seal", name="piece") as writer:
+            for found in self._episodes(name):
+                if isinstance(found, str):
+                    return found
+                writer.add_episode(encode(found))
+        return open_quietly(folder)
+
     @property
-    def _schema(self) -> Any:
-        return latent_schema(self.source.schema, self.column, self._recipe["latent_size"])
+    def _names(self) -> dict[str, tuple[str, str]]:
+        return latent_names([column.name for column in self.columns])
+
+    @property
+    def _schema(self) -> StoreSchema:
+        return latent_schema(self.source.schema, self._names, self._recipe["latent_size"])
 
     def _episodes(self, name: str) -> Iterator[Episode | str]:
         """The episodes of an input shard; where it is damaged, a sentence that says so, and nothing more."""
@@ -318,7 +380,7 @@ class _Job:
                 yield str(problem)
                 return
         number = self._numbers[name]
-        for i in (self.source.table.shard == number).nonzero()[0].tolist():
+        for i in self._chosen[self.source.table.shard[self._chosen] == number].tolist():
             try:
                 episode = self.source.episode(i)
             except StoreError as error:
@@ -338,11 +400,26 @@ class _Job:
         for folder in (SHARD_FOLDER, INDEX_FOLDER):
             atomic.sync_folder(self.out / folder)
 
-    def _sweep(self, name: str) -> None:
-        """Remove what dead instances of this machine have left of the shard; its claim is held, so nobody is at it."""
+    def _sweep(self, group: str) -> None:
+        """Remove what dead instances of this machine have left of a group; its claim is held, so nobody is at it."""
         for entry in (self.out / WORK).iterdir():
-            if entry.name.startswith(f"{name}.{self._host}."):
+            if entry.name.startswith(f"{group}.{self._host}."):
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+def chosen_episodes(source: Store, split: SplitName, encoder: ImageEncoder) -> Array:
+    """Numbers of the episodes that a split means: the encoder's file says how it was trained."""
+    if split == "all":
+        return np.arange(len(source))
+    try:
+        config = encoder.metadata["config"]
+        share, seed = config["images"]["validation"], config["seed"]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--split {split}: the encoder's file does not say which episodes it has learnt from"
+        ) from error
+    training, held_out = Split(share, seed)(source.table)
+    return training if split == "train" else held_out
 
 
 def _lost(source: Store, numbers: dict[str, int]) -> set[str]:
@@ -375,9 +452,3 @@ def _part(options: EncodeOptions) -> Encoded:
     result = Encoded(options.out)
     job.work(result, lambda done, total: None)
     return result
-
-
-def done_marks(out: Path) -> int:
-    """Input shards that are in the new store so far."""
-    folder = out / MARKS
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

@@ -113,7 +113,7 @@ class VaeRun:
             torch.set_num_threads(1)  # threads take whole pieces of a batch; see ``optim.replicas``
         torch.manual_seed(seeds.branch("weights").integer())
         height, width, depth = column.shape
-        encoder = build_encoder(config.encoder.kind, (height, width, depth), **config.encoder.arguments()).to(device)
+        encoder = build_encoder(config.encoder.name, (height, width, depth), **config.encoder.arguments()).to(device)
         training, held_out = Split(config.images.validation, config.seed)(store.table)
         data = seeds.branch("data").integer()
         batches = ImageBatches(store, column.name, training, config.images, config.fit.batch_size, data)
@@ -133,7 +133,7 @@ class VaeRun:
     def loop(self) -> None:
         """Fit until the last step, or a signal."""
         life, fit, config = self.life, self.config.fit, self.config
-        title, progress = f"{config.encoder.kind}: {life.folder.path}", Progress(fit.steps, 0.0, self.fitter.seconds)
+        title, progress = f"{config.encoder.name}: {life.folder.path}", Progress(fit.steps, 0.0, self.fitter.seconds)
         display = Display(life.console, title, ROWS, progress, config.console_seconds)
         life.reporter.open(self.step, display, tensorboard=config.tensorboard)
         if not life.can_be_resumed:

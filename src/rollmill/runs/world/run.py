@@ -56,6 +56,7 @@ from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.files import DYNAMICS, ENCODER
+from rollmill.worldmodel.own import OwnClass, Trust
 
 log = logging.getLogger("rollmill")
 
@@ -296,8 +297,13 @@ class World:
     def _encode(self) -> Mapping[str, Any]:
         c = self.config.encode
         source, out = self._place("collect"), self._place("encode")
+        field = self.config.vae.images.field
         options = EncodeOptions(
-            *(source, self._place("vae"), out), gpu=c.gpu, batch_size=c.batch_size, field=self.config.vae.images.field
+            *(source, self._place("vae"), out),
+            gpu=c.gpu,
+            batch_size=c.batch_size,
+            fields=(field,) if field else (),
+            trust=self._trust,
         )
         with Store(source) as store:
             shards = len(store.shards)
@@ -322,6 +328,7 @@ class World:
             dream=self.config.dream if self.config.search_in == "dream" else None,
             progress=self.panel.progress,
             request=QUIETLY,
+            trust=self._trust,
         )
         _require_whole(outcome)
         return outcome.to_dict()
@@ -332,10 +339,20 @@ class World:
         if self.config.video:
             try:
                 dynamics, raw = self._place("dynamics") / DYNAMICS.name, self._place("collect")
-                write_dream_video(self._place("encode"), self._place("vae"), dynamics, video, raw_store=raw)
+                write_dream_video(self._place("encode"), self._place("vae"), dynamics, video, None, raw, self._trust)
             except MissingExtraError as error:
                 log.warning("no video of dreams: %s", error)
         return {"page": str(write_run_report(self.out))}
+
+    @property
+    def _trust(self) -> Trust:
+        """The code that this configuration names: the models in the folder are made by it."""
+        encoder, dynamics = self.config.vae.encoder, self.config.dynamics
+        return Trust(
+            encoder=OwnClass(custom=encoder.custom, custom_args=encoder.custom_args),
+            dynamics=OwnClass(custom=dynamics.custom, custom_args=dynamics.custom_args),
+            trust_code=self._trust_code,
+        )
 
     # -- what they are made from ---------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, Array, EnvSpec
 from rollmill.core.shapes import MAPPING, ArrayOf
 from rollmill.worldmodel.actions import ActionMap
+from rollmill.worldmodel.controller.nets import Layers, Net, build_own
 from rollmill.worldmodel.controller.settings import ControllerSettings
 from rollmill.worldmodel.dynamics.model import Dynamics, LaneMemory
 from rollmill.worldmodel.dynamics.retrieval import RetrievalIndex
@@ -40,38 +41,6 @@ STATE_SHAPE = {
 }
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How many numbers go in, through and out; ``hidden`` 0: a linear controller."""
-
-    features: int
-    hidden: int
-    outputs: int
-
-    @property
-    def weights(self) -> int:
-        """Numbers of one controller (P)."""
-        if not self.hidden:
-            return (self.features + 1) * self.outputs
-        return (self.features + 1) * self.hidden + (self.hidden + 1) * self.outputs
-
-
-def outputs(shape: Shape, features: Tensor, weights: Tensor) -> Tensor:
-    """Return ``[n, outputs]`` of n controllers ``[n, P]``, each for its own features ``[n, F]``, in one pass."""
-    if not shape.hidden:
-        return _layer(features, weights, shape.outputs)
-    first = (shape.features + 1) * shape.hidden
-    hidden = torch.tanh(_layer(features, weights[:, :first], shape.hidden))
-    return _layer(hidden, weights[:, first:], shape.outputs)
-
-
-def _layer(x: Tensor, weights: Tensor, size: int) -> Tensor:
-    """``weights`` ``[n, (F + 1) * size]``: a matrix ``[size, F]``, then offsets ``[size]``."""
-    count, width = x.shape
-    matrix = weights[:, : width * size].reshape(count, size, width)
-    return torch.einsum("noi,ni->no", matrix, x) + weights[:, width * size :]
-
-
 def feature_count(settings: ControllerSettings, dynamics: Dynamics | None, latent: int) -> int:
     """Return the features of a controller with these settings."""
     memory = dynamics.memory_size if dynamics is not None and settings.inputs == "zh" else 0
@@ -81,8 +50,18 @@ def feature_count(settings: ControllerSettings, dynamics: Dynamics | None, laten
     return latent + memory + retrieved
 
 
-def make_shape(settings: ControllerSettings, dynamics: Dynamics | None, latent: int, action: ActionSpec) -> Shape:
-    return Shape(feature_count(settings, dynamics, latent), settings.hidden, ActionMap(action, settings.squash).outputs)
+def build_net(
+    settings: ControllerSettings,
+    dynamics: Dynamics | None,
+    latent: int,
+    action: ActionSpec,
+    device: torch.device | str = "cpu",
+) -> Net:
+    """The network of controllers with these settings."""
+    features, outputs = feature_count(settings, dynamics, latent), ActionMap(action, settings.squash).outputs
+    if settings.custom is not None:
+        return build_own(settings.custom, settings.custom_args, features, outputs, device)
+    return Layers(features, settings.hidden, outputs)
 
 
 def _axes(settings: ControllerSettings, dynamics: Dynamics | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -111,7 +90,7 @@ class ControllerState:
     ) -> None:
         if dynamics is not None and dynamics.latent_size != latent:
             raise ConfigError(f"the dynamics model reads latents of {dynamics.latent_size} numbers, not {latent}")
-        self.shape = make_shape(settings, dynamics, latent, action)
+        self.net = build_net(settings, dynamics, latent, action, device)
         self.device = device
         self._map = ActionMap(action, settings.squash)
         self._reads_memory = settings.inputs == "zh"
@@ -122,7 +101,7 @@ class ControllerState:
         """The model whose memory it keeps; None where nobody looks at one."""
         self._memory = dynamics.begin(lanes) if dynamics is not None and uses else None
         self._index = index
-        self._weights = torch.zeros(lanes, self.shape.weights, device=device)
+        self._weights = torch.zeros(lanes, self.net.weights, device=device)
 
     def take(self, lanes: Tensor, weights: Tensor) -> None:
         """These lanes ``[n]`` begin an episode, under controllers ``[n, P]`` (or ``[P]``)."""
@@ -142,7 +121,7 @@ class ControllerState:
             parts.append(h if self._axes is None else (h - self._axes[0]) @ self._axes[1])
         if self._index is not None:
             parts.append(self._index.recall(latents, h))
-        actions = self._map(outputs(self.shape, torch.cat(parts, -1), weights))
+        actions = self._map(self.net(torch.cat(parts, -1), weights))
         if self.dynamics is not None and memory is not None:
             self.dynamics.read(latents, actions, memory, lanes)
         return actions
@@ -221,11 +200,11 @@ def load_controller(path: Path | str) -> SavedController:
     )
 
 
-def start_weights(path: Path, shape: Shape) -> Array:
+def start_weights(path: Path, net: Net) -> Array:
     """The weights of a saved controller to begin a search at; ConfigError where it has another shape."""
     weights: Array = load_controller(path).weights
-    if weights.shape != (shape.weights,):
+    if weights.shape != (net.weights,):
         raise ConfigError(
-            f"start={path}: it has {len(weights)} weights, controllers of these settings have {shape.weights}"
+            f"start={path}: it has {len(weights)} weights, controllers of these settings have {net.weights}"
         )
     return weights

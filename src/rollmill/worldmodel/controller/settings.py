@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
+from rollmill.core.imports import check_custom
 
 Inputs = Literal["z", "zh"]
 Squash = Literal["clip", "sigmoid", "pedal"]
@@ -50,6 +51,13 @@ class ControllerSettings:
 
     hidden: int = 0
     """Units of a hidden layer; 0: the controller is linear."""
+
+    custom: str | None = None
+    """A network of your own instead: ``module:Class`` or ``path/to/file.py:Class`` (code that is imported and run), a
+    ``torch.nn.Module`` whose parameters are what is searched."""
+
+    custom_args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the constructor of ``custom``, beside the numbers of its features and outputs."""
 
     squash: Squash = "clip"
     """How numbers become continuous actions. clip: tanh, cut off at one-sided bounds (gas at 0); sigmoid: one-sided
@@ -128,6 +136,9 @@ class ControllerSettings:
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
 
     def __post_init__(self) -> None:
+        check_custom(self.custom, self.custom_args)
+        if self.custom is not None and self.hidden:
+            raise ValueError("hidden is a layer of the controller that custom takes the place of")
         if self.population < 4:
             raise ValueError("population must be at least 4: CMA-ES ranks members")
         for name in ("trials", "generations", "envs", "evaluate_episodes", "threads"):

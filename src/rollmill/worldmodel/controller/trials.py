@@ -91,7 +91,7 @@ class PopulationPolicy(Policy):
         self._place = np.arange(lanes)  # position in the schedule of the lane's episode
         self._over = np.zeros(lanes, bool)  # its episode has ended, the next one has not begun
         self._fresh = np.ones(lanes, bool)  # it has not been decided for in this episode
-        self._members = torch.zeros(schedule.members, agent.state.shape.weights)
+        self._members = torch.zeros(schedule.members, agent.state.net.weights)
         self._generation = -1  # since the start of this session
         self.returns = np.zeros((schedule.members, schedule.trials))
         self.steps = 0

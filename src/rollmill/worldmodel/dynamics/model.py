@@ -14,20 +14,25 @@ numbers. A model file holds the architecture too: a path is all one needs to loa
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rollmill.core.checkpoints import restoring, saved_spec
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import to_dict
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import SPEC_SHAPE, Array, EnvSpec
+from rollmill.core.imports import check_arguments, import_object
 from rollmill.core.shapes import MAPPING, ArrayOf, Shape
 from rollmill.models.saving import WEIGHTS_SHAPE, load_weights, weights_of
 from rollmill.models.transformer import Memory as TrunkMemory
@@ -38,6 +43,7 @@ from rollmill.worldmodel.dynamics.objectives import Adversary, Infilling
 from rollmill.worldmodel.dynamics.recall import Recall
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.files import DYNAMICS
+from rollmill.worldmodel.own import NOBODY, Trust
 
 STATE_SHAPE: Shape = {
     "settings": MAPPING,
@@ -74,7 +80,7 @@ class LaneMemory:
     h: Tensor
     """``[lanes, size]``: h_t of every lane."""
     cell: Tensor
-    """``[lanes, size]``: the LSTM's cells; empty for others."""
+    """``[lanes, ...]``: what else the core keeps of every lane, such as the LSTM's cells; may be empty."""
     trunk: TrunkMemory | None = None
 
     @property
@@ -83,11 +89,42 @@ class LaneMemory:
         return torch.cat([self.h, self.cell, *([] if self.trunk is None else [self.trunk.flat])], 1)
 
 
-class LstmCore(nn.Module):
+class Core(nn.Module):
+    """The memory: steps in, memories of ``settings.size`` numbers out, in two forms that give the same numbers.
+
+    One of your own derives from this and answers ``forward`` and ``read``, where it keeps more than h also ``begin``
+    and ``forget``; ``dynamics.custom`` names it. It is called with ``(inputs, settings, **custom_args)``.
+    """
+
+    def __init__(self, inputs: int, settings: DynamicsSettings) -> None:
+        super().__init__()
+        self.inputs, self.size = inputs, settings.size
+
+    def forward(self, x: Tensor, step: Tensor, mask: Tensor) -> Tensor:
+        """Memories after every step ``[B, L, size]``, of whole sequences ``[B, L, inputs]``.
+
+        ``step`` ``[B, L]``: numbers of the steps in their episodes; ``mask`` ``[B, L]``: True where a step is real.
+        """
+        raise NotImplementedError
+
+    def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
+        """The memory ``[n, size]`` after one more step ``[n, inputs]`` of lanes ``[n]``."""
+        raise NotImplementedError
+
+    def begin(self, lanes: int) -> LaneMemory:
+        """Return the memories of so many lanes at the first step of an episode; h is zero."""
+        blank = next(self.parameters()).new_zeros((lanes, self.size))
+        return LaneMemory(blank, blank[:, :0])
+
+    def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
+        """These lanes ``[n]`` begin an episode; their h is zero already."""
+
+
+class LstmCore(Core):
     """One layer of LSTM."""
 
     def __init__(self, inputs: int, s: DynamicsSettings) -> None:
-        super().__init__()
+        super().__init__(inputs, s)
         self.lstm = nn.LSTM(inputs, s.size, batch_first=True)
 
     def forward(self, x: Tensor, step: Tensor, mask: Tensor) -> Tensor:
@@ -95,7 +132,7 @@ class LstmCore(nn.Module):
         return out
 
     def begin(self, lanes: int) -> LaneMemory:
-        blank = next(self.parameters()).new_zeros((lanes, self.lstm.hidden_size))
+        blank = super().begin(lanes).h
         return LaneMemory(blank, blank.clone())
 
     def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
@@ -109,12 +146,11 @@ class LstmCore(nn.Module):
         memory.cell[lanes] = 0
 
 
-class TransformerCore(nn.Module):
+class TransformerCore(Core):
     """A causal transformer with one token per step, which sees the last ``context`` of them."""
 
     def __init__(self, inputs: int, s: DynamicsSettings) -> None:
-        super().__init__()
-        self.size = s.size
+        super().__init__(inputs, s)
         self.embed = nn.Linear(inputs, s.size)
         self.trunk = Trunk(size=s.size, layers=s.layers, heads=s.heads, tokens=1, context=s.context)
 
@@ -124,11 +160,10 @@ class TransformerCore(nn.Module):
         return out
 
     def begin(self, lanes: int) -> LaneMemory:
-        blank = self.embed.weight.new_zeros((lanes, self.size))
         trunk = self.trunk.memory(lanes)
         # The trunk counts a step when the one after it begins; its lanes stand before step 0 from the start.
         trunk.age += 1
-        return LaneMemory(blank, blank[:, :0], trunk)
+        return replace(super().begin(lanes), trunk=trunk)
 
     def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
         assert memory.trunk is not None
@@ -142,38 +177,28 @@ class TransformerCore(nn.Module):
         memory.trunk.age[lanes] = 1
 
 
-class PresentCore(nn.Module):
+class PresentCore(Core):
     """No memory: an MLP on the present step."""
 
     def __init__(self, inputs: int, s: DynamicsSettings) -> None:
-        super().__init__()
+        super().__init__(inputs, s)
         sizes = [inputs, *[s.size] * s.layers]
         self.layers = nn.Sequential(
             *(part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.SiLU()))
         )
-        self.size = s.size
 
     def forward(self, x: Tensor, step: Tensor, mask: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
         return out
 
-    def begin(self, lanes: int) -> LaneMemory:
-        blank = next(self.parameters()).new_zeros((lanes, self.size))
-        return LaneMemory(blank, blank[:, :0])
-
     def read(self, x: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
         return out
 
-    def forget(self, memory: LaneMemory, lanes: Tensor) -> None:
-        return None
 
-
-CORES: Mapping[str, type[LstmCore] | type[TransformerCore] | type[PresentCore]] = {
-    "lstm": LstmCore,
-    "transformer": TransformerCore,
-    "none": PresentCore,
-}
+MakeCore = Callable[[int, DynamicsSettings], Core]
+"""Inputs and settings to a memory."""
+CORES: Mapping[str, MakeCore] = {"lstm": LstmCore, "transformer": TransformerCore, "none": PresentCore}
 
 
 def step_waves(step: Tensor, size: int) -> Tensor:
@@ -231,7 +256,8 @@ class Axes:
 class Dynamics(nn.Module):
     """See the top of this module."""
 
-    def __init__(self, settings: DynamicsSettings, origin: Origin) -> None:
+    def __init__(self, settings: DynamicsSettings, origin: Origin, make_core: MakeCore | None = None) -> None:
+        """``make_core``: a memory of the user's own instead of ``settings.memory``."""
         super().__init__()
         self.settings, self.origin = settings, origin
         self.latent_size = origin.latent_size
@@ -242,7 +268,7 @@ class Dynamics(nn.Module):
             kept = origin.remembered, settings.recall
             self.recall = Recall(self.latent_size, self.code.size, *kept)
             inputs += self.recall.width
-        self.core = CORES[settings.memory](inputs, settings)
+        self.core = (make_core or CORES[settings.memory])(inputs, settings)
         self.latent_head = nn.Linear(settings.size, 3 * self.latent_size * settings.mixtures)
         self.outcome_head = nn.Linear(settings.size, 2)
         # Components that begin alike learn alike: spread their means over where latents lie.
@@ -262,7 +288,7 @@ class Dynamics(nn.Module):
     @property
     def memory_size(self) -> int:
         """Numbers of h that a controller may read; 0 for a model without memory."""
-        return 0 if self.settings.memory == "none" else self.settings.size
+        return 0 if isinstance(self.core, PresentCore) else self.settings.size
 
     @property
     def device(self) -> torch.device:
@@ -278,10 +304,11 @@ class Dynamics(nn.Module):
         ``step`` ``[B, L]``: numbers of the steps in their episodes; ``mask`` ``[B, L]``: True where a step is real;
         ``owner`` ``[B]``: episodes whose own stored steps must not be recalled.
         """
-        h: Tensor = self.core(self._inputs(latents, self.code(actions), owner), step, mask)
+        h: Tensor = self.core(self.inputs(latents, self.code(actions), owner), step, mask)
         return h
 
-    def _inputs(self, latents: Tensor, actions: Tensor, owner: Tensor | None = None) -> Tensor:
+    def inputs(self, latents: Tensor, actions: Tensor, owner: Tensor | None = None) -> Tensor:
+        """What the memory reads of latents ``[..., Z]`` and actions as numbers ``[..., A]``."""
         parts = [latents, actions]
         if self.recall is not None:
             parts.append(self.recall(latents, actions, owner))
@@ -315,9 +342,52 @@ class Dynamics(nn.Module):
 
     def read(self, latents: Tensor, actions: Tensor, memory: LaneMemory, lanes: Tensor) -> Tensor:
         """Take in one step of lanes ``[n]``: latents ``[n, Z]``, actions ``[n, ...]``; the memory after it."""
-        h = self.core.read(self._inputs(latents, self.code(actions)), memory, lanes)
+        h = self.core.read(self.inputs(latents, self.code(actions)), memory, lanes)
         memory.h[lanes] = h
         return h
+
+
+def build_dynamics(settings: DynamicsSettings, origin: Origin) -> Dynamics:
+    """A new model; ConfigError where ``settings.custom`` is none, or does not take its arguments."""
+    if settings.custom is None:
+        return Dynamics(settings, origin)
+    label, args = f"dynamics.custom={settings.custom}", settings.custom_args
+    found = import_object(settings.custom, "dynamics.custom", _is_model)
+    if issubclass(found, Dynamics):
+        check_arguments(found, label, {"settings": settings, "origin": origin}, args)
+        model: Dynamics = found(settings, origin, **args)
+    else:
+        check_arguments(found, label, {"inputs": 0, "settings": settings}, args)
+        model = Dynamics(settings, origin, lambda inputs, s: found(inputs, s, **args))
+    _try(model, label)
+    return model
+
+
+def _is_model(found: object) -> bool:
+    return inspect.isclass(found) and issubclass(found, Dynamics | Core)
+
+
+@torch.no_grad()
+def _try(model: Dynamics, label: str) -> None:
+    """ConfigError unless both forms of reading give memories of the right shape."""
+    lanes, steps = 2, 3
+    training = model.training
+    model.eval()
+    latents = torch.zeros(lanes, steps, model.latent_size)
+    action = model.origin.spec.action.field
+    actions = torch.from_numpy(np.zeros((lanes, steps, *action.shape), action.dtype))
+    number = torch.arange(steps).expand(lanes, steps)
+    inputs = model.inputs(latents, model.code(actions))
+    forms = {
+        "forward": model(latents, actions, number, torch.ones_like(number, dtype=torch.bool))[:, 0],
+        "read": model.core.read(inputs[:, 0], model.begin(lanes), torch.arange(lanes)),
+    }
+    model.train(training)
+    for form, h in forms.items():
+        if tuple(h.shape) != (lanes, model.settings.size):
+            raise ConfigError(
+                f"{label}: {form} gives memories of shape {tuple(h.shape)}, expected {(lanes, model.settings.size)}"
+            )
 
 
 def save_dynamics(path: Path, model: Dynamics, metadata: Mapping[str, Any]) -> None:
@@ -333,15 +403,33 @@ def save_dynamics(path: Path, model: Dynamics, metadata: Mapping[str, Any]) -> N
     DYNAMICS.save(path, content)
 
 
-def load_dynamics(path: Path | str, device: torch.device | str = "cpu") -> Dynamics:
-    """The model in a file, ready to act (no gradients). A folder stands for the ``dynamics.bin`` in it."""
+def load_dynamics(path: Path | str, device: torch.device | str = "cpu", trust: Trust = NOBODY) -> Dynamics:
+    """The model in a file, ready to act (no gradients). A folder stands for the ``dynamics.bin`` in it.
+
+    UntrustedCodeError where it is of a class of somebody's own that ``trust`` does not name.
+    """
     file, tree = DYNAMICS.load(path, STATE_SHAPE)
     with restoring(file):
         settings = load_config(DynamicsSettings, (), (), base=tree["settings"])
-        spec = saved_spec(file, tree["origin"]["spec"])
-        model = Dynamics(settings, Origin(**{**tree["origin"], "spec": spec}))
+        origin = _read_origin(file, tree)
+    own = trust.settle("dynamics", settings.custom, settings.custom_args, file)
+    settings = replace(settings, custom=own.custom, custom_args=own.custom_args)
+    with restoring(file) if own.custom is None else contextlib.nullcontext():
+        model = build_dynamics(settings, origin)
+    with restoring(file):
         load_weights(model, tree["weights"])
         model.starts = Starts(**tree["starts"])
         model.axes = Axes(**tree["axes"]) if tree.get("axes") is not None else None
     model.metadata = tree["metadata"]
     return model.to(device).eval().requires_grad_(False)
+
+
+def load_origin(path: Path | str) -> Origin:
+    """What the model in a file was fitted to; nothing is built."""
+    file, tree = DYNAMICS.load(path, STATE_SHAPE)
+    with restoring(file):
+        return _read_origin(file, tree)
+
+
+def _read_origin(file: Path, tree: Mapping[str, Any]) -> Origin:
+    return Origin(**{**tree["origin"], "spec": saved_spec(file, tree["origin"]["spec"])})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import field
+from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
+from rollmill.core.imports import check_custom
 
 MemoryKind = Literal["lstm", "transformer", "none"]
 Objective = Literal["autoregressive", "infilling", "adversarial"]
@@ -16,6 +18,13 @@ class DynamicsSettings:
 
     memory: MemoryKind = "lstm"
     """lstm; transformer (causal, with a window); none: the prediction sees the present step only (an ablation)."""
+
+    custom: str | None = None
+    """A model of your own: ``module:Class`` or ``path/to/file.py:Class`` (code that is imported and run). A subclass of
+    ``Dynamics`` is used whole, one of ``Core`` (both in ``rollmill.worldmodel.dynamics.model``) as the memory."""
+
+    custom_args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the constructor of ``custom``."""
 
     size: int = 256
     """Numbers of the memory's output, which a controller may read."""
@@ -107,6 +116,7 @@ class DynamicsSettings:
     """Of weights, batches and latents."""
 
     def __post_init__(self) -> None:
+        check_custom(self.custom, self.custom_args)
         counts = ("size", "layers", "heads", "context", "mixtures", "batch_size", "report_steps", "starts")
         for name in (*counts, "hidden_span", "recall_size"):
             if getattr(self, name) < 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ class NoisyAutoencoder(ImageEncoder):
     images, which is what a dynamics model needs. ``noise``: the standard deviation, of every number and image.
     """
 
-    kind = "autoencoder"
     divisible = False  # the scale is measured over the whole batch
 
     def __init__(
@@ -35,9 +33,6 @@ class NoisyAutoencoder(ImageEncoder):
         self.latent = nn.Linear(self.reader.features, size)
         self.scale = nn.BatchNorm1d(size, momentum=0.02, affine=False)
         self.painter = Painter(image_shape, self.channels, size)
-
-    def architecture(self) -> dict[str, Any]:
-        return {"size": self.size, "channels": list(self.channels), "noise": self.noise}
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         mean: Tensor = self.scale(self.latent(self.reader(images)).float())

@@ -1,11 +1,13 @@
 """Images of a store as latents: the columns of the new store, and its episodes one by one.
 
 The image's column becomes two, ``obs:mean`` and ``obs:std``, float32 ``[size]``: keeping the standard deviation lets
-readers draw latents anew. Everything else, uids and seeds included, stays as it was.
+readers draw latents anew. Of several images each gets two that begin with its name: ``obs:left_mean``,
+``obs:left_std``. Everything else, uids and seeds included, stays as it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +23,18 @@ from rollmill.worldmodel.encoder.file import ImageEncoder
 MEAN, STD = "mean", "std"
 
 
-def latent_schema(source: StoreSchema, image: Column, size: int) -> StoreSchema:
-    """The schema of a store of latents of ``size`` numbers, made from one whose images are in ``image``."""
-    name = image.name.removeprefix(OBS)
-    fields = [Field(MEAN, "float32", (size,)), Field(STD, "float32", (size,))]
-    kept = [field for field in source.env.observation if field.name != name]
-    columns = [column for column in source.columns if column.name != image.name]
+def latent_names(images: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The columns of means and standard deviations, by the image's column."""
+    if len(images) == 1:
+        return {images[0]: (OBS + MEAN, OBS + STD)}
+    return {image: (f"{image}_{MEAN}", f"{image}_{STD}") for image in images}
+
+
+def latent_schema(source: StoreSchema, names: Mapping[str, tuple[str, str]], size: int) -> StoreSchema:
+    """The schema of a store of latents of ``size`` numbers; ``names``: see ``latent_names``."""
+    fields = [Field(name.removeprefix(OBS), "float32", (size,)) for pair in names.values() for name in pair]
+    kept = [field for field in source.env.observation if OBS + field.name not in names]
+    columns = [column for column in source.columns if column.name not in names]
     taken = [field.name for field in fields if OBS + field.name in {column.name for column in columns}]
     if taken:
         raise StoreError(f"the store has an observation field {taken[0]!r} already; latents would need that name")
@@ -38,20 +46,24 @@ def latent_schema(source: StoreSchema, image: Column, size: int) -> StoreSchema:
 class EpisodeEncoder:
     """Encodes whole episodes, in batches that do not depend on anything else: the same images, the same latents."""
 
-    def __init__(self, encoder: ImageEncoder, image: str, batch_size: int) -> None:
-        self._encoder, self._image, self._batch_size = encoder, image, batch_size
+    def __init__(self, encoder: ImageEncoder, names: Mapping[str, tuple[str, str]], batch_size: int) -> None:
+        """``names``: columns of images, and those their latents get (``latent_names``)."""
+        self._encoder, self._names, self._batch_size = encoder, names, batch_size
 
     def __call__(self, episode: Episode) -> Episode:
         """The episode with latents for images; NonFiniteError names the first image that has none."""
-        mean, std = self.latents(episode.columns[self._image])
-        bad = ~(np.isfinite(mean) & np.isfinite(std)).all(axis=1)
-        if bad.any():
-            raise NonFiniteError(
-                f"image {int(bad.argmax())} of episode {episode.info.uid or 0:016x} is encoded as NaN or infinity; "
-                "the encoder's weights are not good"
-            )
-        kept = {name: array for name, array in episode.columns.items() if name != self._image}
-        return replace(episode, columns={OBS + MEAN: mean, OBS + STD: std, **kept})
+        found: dict[str, Array] = {}
+        for image, pair in self._names.items():
+            mean, std = self.latents(episode.columns[image])
+            bad = ~(np.isfinite(mean) & np.isfinite(std)).all(axis=1)
+            if bad.any():
+                raise NonFiniteError(
+                    f"image {int(bad.argmax())} of episode {episode.info.uid or 0:016x} is encoded as NaN or infinity; "
+                    "the encoder's weights are not good"
+                )
+            found |= zip(pair, (mean, std), strict=True)
+        kept = {name: array for name, array in episode.columns.items() if name not in self._names}
+        return replace(episode, columns={**found, **kept})
 
     @torch.inference_mode()
     def latents(self, images: Array) -> tuple[Array, Array]:

@@ -3,11 +3,12 @@
 Words
 -----
 latent   the ``size`` numbers that stand for an image: a mean and a standard deviation each.
-kind     which encoder it is; ``KINDS`` maps it to the class.
+kind     which encoder it is: a name in ``KINDS``, or ``module:Class`` for one of the user's own.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 
 from rollmill.core.checkpoints import restoring
 from rollmill.core.errors import ConfigError
-from rollmill.core.imports import import_object
-from rollmill.core.shapes import MAPPING, Shape
+from rollmill.core.imports import check_arguments, import_object
+from rollmill.core.shapes import MAPPING, Shape, check_shape
 from rollmill.models.saving import WEIGHTS_SHAPE, load_weights, weights_of
 from rollmill.worldmodel.files import ENCODER
+from rollmill.worldmodel.own import NOBODY, Trust
 
 KINDS: dict[str, str] = {
     "vae": "rollmill.worldmodel.encoder.vae:VariationalEncoder",
@@ -29,10 +31,13 @@ KINDS: dict[str, str] = {
 STATE_SHAPE: Shape = {
     "kind": str,
     "image_shape": [int, int, int],
-    "architecture": {str: (float, [int])},
+    "architecture": MAPPING,
     "metadata": MAPPING,
     "weights": WEIGHTS_SHAPE,
 }
+
+ARGUMENTS_SHAPE: Shape = {str: (float, [int])}
+"""The architecture of the kinds that come with rollmill."""
 
 Metrics = dict[str, Tensor]
 
@@ -40,10 +45,10 @@ Metrics = dict[str, Tensor]
 class ImageEncoder(nn.Module):
     """Images to latents and back. Images are uint8 ``[n, H, W, C]`` everywhere outside.
 
-    A new kind derives from this, sets ``kind``, answers the four methods below and joins ``KINDS``.
+    One of your own derives from this and answers the three methods below; ``encoder.custom`` names it. It is called
+    with ``(image_shape, size, **custom_args)``.
     """
 
-    kind: ClassVar[str]
     divisible: ClassVar[bool] = True
     """Whether threads may each train with a part of the batch: nothing but gradients comes from it."""
 
@@ -53,12 +58,11 @@ class ImageEncoder(nn.Module):
         """``(height, width, channels)`` of an image."""
         self.size = size
         """Numbers of a latent."""
+        self.kind = ""
+        self.architecture: dict[str, Any] = {}
+        """Keyword arguments that build this network again, as plain JSON; ``build_encoder`` sets them and the kind."""
         self.metadata: dict[str, Any] = {}
         """What ``save_encoder`` was told: where it comes from, how far it was trained."""
-
-    def architecture(self) -> dict[str, Any]:
-        """Keyword arguments that build this network again; plain JSON values."""
-        raise NotImplementedError
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """``(mean, std)`` of uint8 images ``[n, H, W, C]``: float32 ``[n, size]`` each."""
@@ -81,12 +85,43 @@ class ImageEncoder(nn.Module):
 
 
 def build_encoder(kind: str, image_shape: tuple[int, int, int], **arguments: Any) -> ImageEncoder:
-    """Return a new encoder of a kind; ``arguments`` as of its class."""
+    """Return a new encoder of a kind; ``arguments`` as of its class, ``size`` among them."""
+    if kind not in KINDS and ":" not in kind:
+        raise ConfigError(f"unknown encoder {kind!r} (known: {', '.join(KINDS)}, or module:Class)")
+    label = f"encoder.custom={kind}"
+    found = import_object(KINDS.get(kind, kind), "encoder.custom", _is_encoder)
+    check_arguments(found, label, {"image_shape": image_shape}, arguments)
+    encoder: ImageEncoder = found(image_shape, **arguments)
+    encoder.kind, encoder.architecture = kind, _plain(arguments)
     if kind not in KINDS:
-        raise ConfigError(f"unknown encoder {kind!r} (known: {', '.join(KINDS)})")
-    encoder = import_object(KINDS[kind], "encoder")(image_shape, **arguments)
-    assert isinstance(encoder, ImageEncoder)
+        _try(encoder, label)
     return encoder
+
+
+def _is_encoder(found: object) -> bool:
+    return inspect.isclass(found) and issubclass(found, ImageEncoder)
+
+
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
+
+
+@torch.no_grad()
+def _try(encoder: ImageEncoder, label: str) -> None:
+    """ConfigError unless latents and images of two black images have the right shapes."""
+    images = torch.zeros(2, *encoder.image_shape, dtype=torch.uint8)
+    training = encoder.training
+    encoder.eval()
+    mean, std = encoder.encode(images)
+    made = encoder.decode(mean)
+    encoder.train(training)
+    wanted = (2, encoder.size)
+    if tuple(mean.shape) != wanted or tuple(std.shape) != wanted:
+        raise ConfigError(f"{label}: encode gives {tuple(mean.shape)} and {tuple(std.shape)}, expected {wanted} twice")
+    if made.shape != images.shape or made.dtype != images.dtype:
+        raise ConfigError(
+            f"{label}: decode gives {made.dtype} {tuple(made.shape)}, expected uint8 {tuple(images.shape)}"
+        )
 
 
 def save_encoder(path: Path, encoder: ImageEncoder, metadata: Mapping[str, Any]) -> None:
@@ -94,19 +129,29 @@ def save_encoder(path: Path, encoder: ImageEncoder, metadata: Mapping[str, Any])
     content = {
         "kind": encoder.kind,
         "image_shape": list(encoder.image_shape),
-        "architecture": encoder.architecture(),
+        "architecture": encoder.architecture,
         "metadata": dict(metadata),
         "weights": weights_of(encoder),
     }
     ENCODER.save(path, content)
 
 
-def load_encoder(path: Path | str, device: torch.device | str = "cpu") -> ImageEncoder:
-    """The encoder in a file, ready to encode (no gradients). A folder stands for the ``encoder.bin`` in it."""
+def load_encoder(path: Path | str, device: torch.device | str = "cpu", trust: Trust = NOBODY) -> ImageEncoder:
+    """The encoder in a file, ready to encode (no gradients). A folder stands for the ``encoder.bin`` in it.
+
+    UntrustedCodeError where it is of a class of somebody's own that ``trust`` does not name.
+    """
     file, tree = ENCODER.load(path, STATE_SHAPE)
+    kind, arguments = tree["kind"], tree["architecture"]
+    own = trust.settle("encoder", kind if ":" in kind else None, arguments, file)
+    height, width, channels = tree["image_shape"]
+    if own.custom is not None:
+        encoder = build_encoder(own.custom, (height, width, channels), **own.custom_args)
+    else:
+        with restoring(file, "architecture"):
+            check_shape(arguments, ARGUMENTS_SHAPE)
+            encoder = build_encoder(kind, (height, width, channels), **arguments)
     with restoring(file):
-        height, width, channels = tree["image_shape"]
-        encoder = build_encoder(tree["kind"], (height, width, channels), **tree["architecture"])
         load_weights(encoder, tree["weights"])
     encoder.metadata = tree["metadata"]
     return encoder.to(device).eval().requires_grad_(False)

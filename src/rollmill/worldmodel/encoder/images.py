@@ -89,8 +89,11 @@ def held_out_images(source: Source, column: str, episodes: Array, count: int, se
     return np.concatenate([view.read(position, rng)[column] for position in range(len(chosen))])
 
 
-def image_column(schema: StoreSchema, field: str, where: str) -> Column:
-    """The column with the images; ConfigError unless there is exactly one, or ``field`` names one."""
+def image_column(schema: StoreSchema, field: str, where: str, key: str = "images.field=") -> Column:
+    """The column with the images; ConfigError unless there is exactly one, or ``field`` names one.
+
+    ``key`` is what the user writes before the name.
+    """
     images = [c for c in schema.obs_columns if c.name.startswith(OBS) and c.dtype == "uint8" and len(c.shape) == 3]
     if field:
         images = [column for column in images if column.name == OBS + field]
@@ -98,8 +101,8 @@ def image_column(schema: StoreSchema, field: str, where: str) -> Column:
         return images[0]
     names = [column.name.removeprefix(OBS) for column in schema.obs_columns]
     if field:
-        raise ConfigError(f"images.field={field}: {where} has no images of that name (it has: {', '.join(names)})")
+        raise ConfigError(f"{key}{field}: {where} has no images of that name (it has: {', '.join(names)})")
     if not images:
         raise ConfigError(f"{where}: no observation field is an image, uint8 [H, W, C] (it has: {', '.join(names)})")
     found = ", ".join(column.name.removeprefix(OBS) for column in images)
-    raise ConfigError(f"{where} has several fields with images ({found}): choose one with images.field=NAME")
+    raise ConfigError(f"{where} has several fields with images ({found}): choose one with {key}NAME")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, Literal
 
 from rollmill.core.config.schema import settings
+from rollmill.core.imports import check_custom
 
 EncoderKind = Literal["vae", "autoencoder"]
 
@@ -32,14 +34,29 @@ class EncoderSettings:
     noise: float = 0.2
     """autoencoder: standard deviation of the noise on latents."""
 
+    custom: str | None = None
+    """An encoder of your own instead of ``kind``: ``module:Class`` or ``path/to/file.py:Class`` (code that is imported
+    and run), a subclass of ``rollmill.worldmodel.encoder.file.ImageEncoder``."""
+
+    custom_args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the constructor of ``custom``, beside the image's shape and ``size``."""
+
     def __post_init__(self) -> None:
+        check_custom(self.custom, self.custom_args)
         if self.size < 1 or not self.channels or min(self.channels) < 1:
             raise ValueError("size and every number of channels must be at least 1")
         if min(self.kl_tolerance, self.beta, self.noise) < 0:
             raise ValueError("kl_tolerance, beta and noise must not be negative")
 
+    @property
+    def name(self) -> str:
+        """Which encoder it is, as ``build_encoder`` understands it."""
+        return self.custom or self.kind
+
     def arguments(self) -> dict[str, Any]:
-        """What the class of this kind is built with."""
+        """What the class of this encoder is built with."""
+        if self.custom is not None:
+            return {"size": self.size, **self.custom_args}
         common = {"size": self.size, "channels": self.channels}
         own = {"noise": self.noise} if self.kind == "autoencoder" else {}
         return {**common, **(own or {"kl_tolerance": self.kl_tolerance, "beta": self.beta})}

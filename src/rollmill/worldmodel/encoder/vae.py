@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,6 @@ class VariationalEncoder(ImageEncoder):
     ``kl_tolerance``: nats per latent number that are free (0: none). ``beta``: what those above cost.
     """
 
-    kind = "vae"
-
     def __init__(
         self,
         image_shape: tuple[int, int, int],
@@ -38,14 +35,6 @@ class VariationalEncoder(ImageEncoder):
         self.reader = Reader(image_shape, self.channels)
         self.moments = nn.Linear(self.reader.features, 2 * size)
         self.painter = Painter(image_shape, self.channels, size)
-
-    def architecture(self) -> dict[str, Any]:
-        return {
-            "size": self.size,
-            "channels": list(self.channels),
-            "kl_tolerance": self.kl_tolerance,
-            "beta": self.beta,
-        }
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self._moments(images)
