@@ -36,6 +36,8 @@ class Spelling:
     """What stands for its value in help."""
     one_each: bool = False
     """Of several values, each has the option's name before it."""
+    choices: tuple[str, ...] = ()
+    """All values there are, where they come from a table."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Argument:
         """All values it may have; empty where there are too many to name."""
         if get_origin(self.kind) is Literal:
             return tuple(map(str, get_args(self.kind)))
+        if self.spelling.choices:
+            return self.spelling.choices
         return ("true", "false") if self.kind is bool and not self.is_switch else ()
 
     @property

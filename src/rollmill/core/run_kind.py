@@ -5,7 +5,7 @@ what the folder of a world model holds in turn.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 RunKind = Literal["online", "offline", "world", "encoder", "dynamics", "controller"]
 
@@ -28,10 +28,27 @@ UNITS: Mapping[str, str] = {
 }
 """What each of them counts (``core.steps``)."""
 
-StageName = Literal["collect", "vae", "encode", "dynamics", "controller", "report"]
+
+class StagePlace(NamedTuple):
+    """Where a stage of a world model is found."""
+
+    folder: str
+    """What it makes lies there, in the folder of the world model; empty where nothing has to be kept."""
+    target: str
+    """The class that runs it (``runs.world.stage.Stage``), imported when it is used."""
+
+
+STAGES: dict[str, StagePlace] = {
+    "collect": StagePlace("raw", "rollmill.runs.world.stages:Collect"),
+    "vae": StagePlace("vae", "rollmill.runs.world.stages:Vae"),
+    "encode": StagePlace("latents", "rollmill.runs.world.stages:Encode"),
+    "dynamics": StagePlace("dynamics", "rollmill.runs.world.stages:Dynamics"),
+    "controller": StagePlace("controller", "rollmill.runs.world.stages:Controller"),
+    "report": StagePlace("", "rollmill.runs.world.stages:Report"),
+}
 """The stages of a world model, in their order."""
-FOLDERS = {"collect": "raw", "vae": "vae", "encode": "latents", "dynamics": "dynamics", "controller": "controller"}
-"""In the folder of a world model: where each stage leaves what it makes, in the order of the stages."""
+FOLDERS = {name: stage.folder for name, stage in STAGES.items() if stage.folder}
+"""Of the stages that leave something, in their order."""
 RECORDS = "stages"
 """There, too: where each stage writes down how it was run, ``stages/<stage>.json``."""
 

@@ -82,6 +82,9 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
+STRICT = Kind("", "", "")
+"""A stage of a world model that has no row: with any other setting than the machine's it begins anew."""
+
 SETTINGS_AMONG_INPUTS = {"env": EnvSettings(), "environment": EnvSettings()}
 """What a run is made from, where that is settings: an earlier version has saved it without what is newer."""
 
@@ -90,7 +93,7 @@ Answer = Literal["free", "extends", "never"]
 
 def may_change(kind: str, key: str) -> Answer:
     """Whether a setting of a run may differ from what it was begun with, and what follows from it."""
-    rules, words = KINDS[kind], key.split(".")
+    rules, words = KINDS.get(kind, STRICT), key.split(".")
     if _among(key, rules.free) or (words[-1] in MACHINE and words[0] != "env"):
         return "free"
     return "extends" if _among(key, rules.extends) else "never"

@@ -9,18 +9,22 @@ import pytest
 from image_stores import damage_images
 from running import ROOT, Run, wait_until
 
+from rollmill.core import run_kind
 from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
 from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError, RunFolderError, RunFolderLost, StoreError
-from rollmill.core.run_kind import FOLDERS
+from rollmill.core.run_kind import FOLDERS, STAGES, StagePlace
 from rollmill.core.tree_file import load_tree
 from rollmill.reports.html.document import kind_of
 from rollmill.reports.run.report import write_run_report
+from rollmill.reports.run.world import read_records
 from rollmill.runs.lifecycle import Request
-from rollmill.runs.settings.world import STAGES, CollectStage, WorldConfig
+from rollmill.runs.settings.world import CollectStage, WorldConfig
 from rollmill.runs.world.panel import StagePanel, metrics_text
-from rollmill.runs.world.run import Record, WorldOutcome, run_world, what_changed
+from rollmill.runs.world.run import WorldOutcome, run_world
+from rollmill.runs.world.stage import Record, Work
+from rollmill.runs.world.stages import Collect, Dynamics
 from rollmill.store.reader import Store
 
 SMALL = (
@@ -211,7 +215,7 @@ def test_a_killed_search_or_fit_goes_on(
     newest = checkpoints.newest()
     assert newest is not None, command.text
     outcome = world(out, *more, f"{key}={newest.step + 2}", until=stage)
-    assert {outcome.stages[name] for name in STAGES[: STAGES.index(stage)]} == {"skipped"}
+    assert {outcome.stages[name] for name in list(STAGES)[: list(STAGES).index(stage)]} == {"skipped"}
     assert outcome.stages[stage] == "done"
     assert outcome.results[stage][key.partition(".")[2]] == newest.step + 2
     assert not (out / "aside").exists()  # it did not begin anew
@@ -264,16 +268,30 @@ def test_wrong_settings_are_refused_before_anything_is_there(tmp_path: Path) -> 
     assert not (tmp_path / "w").exists()
 
 
-def test_what_counts_as_a_change() -> None:
+def test_what_counts_as_a_change(tmp_path: Path) -> None:
+    work = Work(WorldConfig(), tmp_path, lambda share, metrics: None)
+    stage = Dynamics("dynamics", work)
     before = Record("done", {"steps": 5, "device": "cpu", "size": 3}, {"encoder": "a"})
-    same = what_changed("dynamics", before, before.settings, before.inputs)
+    same = stage.changes(before, before.settings, before.inputs)
     assert not same.never
     assert not same.extends
-    changed = what_changed("dynamics", before, {"steps": 9, "device": "cuda", "size": 4}, {"encoder": "b"})
+    changed = stage.changes(before, {"steps": 9, "device": "cuda", "size": 4}, {"encoder": "b"})
     assert changed.extends == ["steps: 5 -> 9"]
     assert changed.never == ["size: 3 -> 4", "another encoder"]
-    assert not what_changed("dynamics", Record(), {"steps": 1}, {"encoder": "b"}).never
-    assert what_changed("collect", Record("done", {"env": {"mode": 1}}), {"env": {"mode": 2}}, {}).never
+    assert Collect("collect", work).changes(Record("done", {"env": {"mode": 1}}), {"env": {"mode": 2}}, {}).never
+
+
+def test_a_stage_of_ones_own_is_one_class_and_one_line(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(run_kind.STAGES, "count", StagePlace("counts", "own_stages:Count"))
+    monkeypatch.setitem(run_kind.FOLDERS, "count", "counts")
+    out = shutil.copytree(whole, tmp_path / "w")
+    outcome = world(out, until="count")
+    assert outcome.stages["count"] == "done"
+    assert outcome.results["count"] == {"episodes": 6} == json.loads((out / "counts" / "count.json").read_text())
+    assert world(out, until="count").stages["count"] == "skipped"
+    assert read_records(out)["count"]["state"] == "done", "the page knows of it, too"
 
 
 def test_the_panel_shows_every_stage() -> None:

@@ -166,7 +166,7 @@ def export(
     store: Path,
     /,
     out: Path,
-    format: Annotated[str, Spelling(value="{" + ",".join(EXPORTS) + "}")],
+    format: Annotated[str, Spelling(choices=tuple(EXPORTS))],
     options: Annotated[dict[str, Any], Variants(export_options)],
     json_: Json = False,
 ) -> int:
@@ -203,7 +203,7 @@ def import_(
     /,
     out: Path,
     *,
-    format: Annotated[str | None, Spelling(value="{" + ",".join(IMPORTS) + "}")] = None,
+    format: Annotated[str | None, Spelling(choices=tuple(IMPORTS))] = None,
     options: Annotated[dict[str, Any], Variants(import_options)],
     json_: Json = False,
 ) -> int:

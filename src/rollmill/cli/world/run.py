@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 from rollmill.cli.announce import announcer
+from rollmill.cli.arguments import Spelling
 from rollmill.cli.options import SettingsOptions, keep_stdout
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import ConfigError
-from rollmill.core.run_kind import StageName
+from rollmill.core.run_kind import STAGES
 from rollmill.runs.settings.world import WorldConfig
 
 
@@ -19,7 +21,7 @@ def run(
     /,
     options: SettingsOptions,
     out: Path | None = None,
-    until: StageName = "report",
+    until: Annotated[str, Spelling(choices=tuple(STAGES))] = "report",
     trust_code: bool = False,
 ) -> int:
     """All stages in turn: ``rollmill world run --config carracing_world``.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal, get_args
+from typing import Literal
 
 from rollmill.core.config.schema import settings
-from rollmill.core.run_kind import StageName
 from rollmill.envs.settings import EnvSettings
 from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSettings
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, ImageSettings
 from rollmill.worldmodel.own import OwnClass
-
-STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 @settings
