@@ -37,11 +37,11 @@ class PeerFailedError(Exception):
 
 
 def peer_venv(name: str, *installs: list[str], environment: dict[str, str] | None = None) -> Path:
-    """A virtual environment for a peer, made once; each of ``installs`` is one call of pip."""
+    """A virtual environment for a peer, made once for the same words; each of ``installs`` is one call of pip."""
     folder = ROOT / f".venv-bench-{name}"
     python = folder / "bin" / "python"
-    stamp = folder / ".installed"
-    if stamp.exists():
+    stamp, wanted = folder / ".installed", json.dumps(installs)
+    if stamp.exists() and stamp.read_text() == wanted:
         return python
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     for words in installs:
@@ -50,8 +50,17 @@ def peer_venv(name: str, *installs: list[str], environment: dict[str, str] | Non
         done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True)
         if done.returncode:
             raise PeerMissingError(f"pip install {' '.join(words)} failed:\n{done.stderr[-2000:]}")
-    stamp.touch()
+    stamp.write_text(wanted)
     return python
+
+
+PEER_BASE = ["torch==2.13.0", "gymnasium==1.4.0", "numpy<2.5"]
+PEER_ATARI = ["ale-py==0.12.1", "opencv-python-headless"]
+
+
+def sb3_venv() -> Path:
+    """Stable-Baselines3 with the environments of its comparisons."""
+    return peer_venv("sb3", [*PEER_BASE, *PEER_ATARI, "mujoco==4.0.0", "imageio", "stable-baselines3==2.9.2"])
 
 
 def puffer_venv() -> Path:

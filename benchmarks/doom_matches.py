@@ -6,7 +6,8 @@
     python benchmarks/doom_matches.py rate        duels against two bare DoomGame threads; layouts of cores; bots
     python benchmarks/doom_matches.py skill       a scripted player against seven bots of five skills
 
-Figures are printed as JSON lines. Rates of what is compared are taken by turns, because other programs come and go.
+Figures are printed as JSON lines, and kept in ``runs/benchmarks/doom_matches-*.json``. Rates of what is compared are
+taken by turns, because other programs come and go.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from typing import Any
 
 import numpy as np
 import vizdoom
+from common import ROOT, end_on_sigterm, record
 
 from rollmill.core.errors import EnvError
 from rollmill.core.fields import Obs
 from rollmill.envs.batch import random_actions
 from rollmill.envs.vizdoom.match import DoomMatch
+from rollmill.runs.bench.run import load_of_others
 
 SHARED_MEMORY = Path("/dev/shm")
 NOT_LONGER = 10.0
@@ -42,7 +45,12 @@ TURN_SECONDS = 1.5
 BOTS = 7
 
 
+TOLD: list[dict[str, Any]] = []
+"""Everything that was printed."""
+
+
 def tell(**figures: Any) -> None:
+    TOLD.append(figures)
     print(json.dumps(figures), flush=True)
 
 
@@ -315,12 +323,16 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=8, help="of each kind")
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
+    end_on_sigterm()
+    others = load_of_others()
     if options.what == "safety":
         safety(options.matches, options.faults)
     elif options.what == "rate":
         rate(options.turns)
     else:
         skill(max(2, options.matches // 10))
+    path = record("doom_matches", {**vars(options), "busy_cores_before": others, "figures": TOLD})
+    print(f"recorded in {path.relative_to(ROOT)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,17 @@
     python benchmarks/growth.py --kinds time --minutes 30         memory of one long training
     python benchmarks/growth.py --kinds time --minutes 60 --config treasure_hunt -- learning.targets=vtrace \\
         replay.capacity=1024 replay.samples_per_insert=3          with replay; words after -- are settings
+    python benchmarks/growth.py --kinds soak --hours 6                a long training with recording, on 2 cores
+    python benchmarks/growth.py --kinds soak --hours 24 --frames 100_000_000 --dir runs/soak --budget-gb 20 \\
+        --config doom_health_gathering_supreme -- learning.device=cuda sampling.workers=16     on a machine with a GPU
 
 A point is a short training (asynchronous, one epoch): frames per second once it is warm, and the largest memory of all
 its processes together (proportional set size, so that shared pages count once). ``time`` compares the memory (without
 libraries) after the first fifth of a training with that in its last tenth: the 95th percentile of its samples, and the
-5th, as a batch that is learnt takes memory for a moment. Prints tables, writes
-``runs/benchmarks/growth-*.json`` and SVG plots.
+5th, as a batch that is learnt takes memory for a moment. ``soak`` (``soak.py``) charts memory, disk, policy lag, drops
+and frames per second of a training that records within a budget, and ends with 1 where any of them has grown; with
+``--dir`` the same command goes on where it was stopped. Prints tables, writes ``runs/benchmarks/growth-*.json`` and SVG
+plots.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import soak
 from common import OWN, ROOT, Watched, end_on_sigterm, end_tree, median_text, record, save_plot, tree_mb, with_load
 
 from rollmill.reports.html.plots import Plot
@@ -37,19 +43,31 @@ WARM_UP_SECONDS = 4.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", choices=["workers", "envs", "time"], default=["workers", "envs"])
+    parser.add_argument("--kinds", nargs="+", choices=["workers", "envs", "time", "soak"], default=["workers", "envs"])
     parser.add_argument("--sizes", nargs="+", type=int, help="instead of the usual ones")
     parser.add_argument("--seconds", type=float, default=12, help="of each point, once it is warm")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30, help="of --kinds time")
-    parser.add_argument("--config", default="doom_basic")
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="after --: settings of --kinds time")
+    parser.add_argument("--hours", type=float, default=6, help="of --kinds soak, in this call")
+    parser.add_argument("--frames", type=int, help="of --kinds soak: end there")
+    parser.add_argument("--budget-gb", type=float, default=2, help="of the recordings of --kinds soak")
+    parser.add_argument("--every", type=float, default=10, help="seconds between two samples of --kinds soak")
+    parser.add_argument("--dir", type=Path, help="folder of --kinds soak, to go on later; else it is thrown away")
+    parser.add_argument(
+        "--config", help="a shipped configuration or a file; doom_basic, of a soak doom_health_gathering"
+    )
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="after --: settings of --kinds time and soak")
     options = parser.parse_args()
+    options.config = options.config or ("doom_health_gathering" if options.kinds == ["soak"] else "doom_basic")
     end_on_sigterm()
     results: dict[str, Any] = {"config": options.config}
     for kind in options.kinds:
         if kind == "time":
             results[kind] = over_time(options.config, 60 * options.minutes, options.words)
+            continue
+        if kind == "soak":
+            results[kind] = soak.soak(options)
+            print(soak.summary(results[kind]), flush=True)
             continue
         sizes = options.sizes or SIZES[kind]
         points: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
@@ -66,8 +84,10 @@ def main() -> int:
             draw(kind, results[kind], path.parent)
     if "time" in results:
         draw_time(results["time"], path.parent)
+    if "soak" in results:
+        soak.draw(results["soak"], path.parent)
     print(f"recorded in {path.relative_to(ROOT)}")
-    return 0
+    return 1 if results.get("soak", {}).get("faults") else 0
 
 
 def words_of(config: str, folder: str) -> list[str]:

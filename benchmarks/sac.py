@@ -1,22 +1,26 @@
 """SAC beside Stable-Baselines3's, by turns: updates per second, and the return after as many frames.
 
-    python -m venv .venv-bench-sb3 && .venv-bench-sb3/bin/pip install stable-baselines3
-    python benchmarks/sac.py --peer .venv-bench-sb3/bin/python
+    python benchmarks/sac.py                             Pendulum and HalfCheetah, three seeds (an hour or two)
+    python benchmarks/sac.py --tasks pendulum --repeats 5
+    python benchmarks/sac.py --no-peer --device cuda cpu  a GPU beside the CPU of its machine
 
 Both have one environment in the learner's process, one thread, one update for each step, and the same networks (256,
-256), rate, minibatch and warm-up. Processor seconds are given beside wall seconds, for machines that others use.
+256), rate, minibatch and warm-up. Rates begin with the first update. Processor seconds are given beside wall seconds,
+for machines that others use; with a GPU they say little. The return is the mean of the last 10 training episodes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from common import ROOT, PeerMissingError, end_on_sigterm, load_text, record, run_peer, sb3_venv, with_load
 
 from rollmill.core.config.load import load_config
 from rollmill.runs.lifecycle import Request
@@ -25,20 +29,30 @@ from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import train
 
-PEER = Path(__file__).parent / "peers" / "sb3_sac.py"
+
+@dataclass(frozen=True)
+class Task:
+    """What both learn."""
+
+    env: str
+    frames: int
+    warmup: int
+    rate: float
+
+
+TASKS = {
+    "pendulum": Task("Pendulum-v1", frames=10_000, warmup=500, rate=1e-3),
+    "half_cheetah": Task("HalfCheetah-v5", frames=60_000, warmup=5_000, rate=3e-4),
+}
 WORDS = (
     *("sampling.mode=serial", "sampling.workers=1", "sampling.envs_per_worker=1", "sampling.groups=1"),
     *("sampling.rollout=8", "model.mlp=[256,256]", "model.nonlinearity=relu", "model.log_std=state"),
     *("model.action_distribution=tanh_gaussian", "model.normalize_observations=false", "learning.algorithm=sac"),
-    *(
-        "learning.batch_size=8",
-        "sac.minibatch=256",
-        "report.window=10",
-        "report.tensorboard=false",
-        "report.page=false",
-    ),
-    *("checkpoints.every_seconds=1e6", "sac.save_replay=false"),
+    *("learning.batch_size=8", "learning.threads=1", "sac.minibatch=256", "report.window=10"),
+    *("report.tensorboard=false", "report.page=false", "checkpoints.every_seconds=1e6", "sac.save_replay=false"),
 )
+FIGURES = ("updates_per_s", "updates_per_cpu_s", "training_return")
+PEER_SECONDS = 7_200.0
 
 
 class Clock(Observer):
@@ -56,56 +70,71 @@ class Clock(Observer):
         self.ended, self.last = (time.perf_counter(), time.process_time()), steps
 
 
-def ours(options: argparse.Namespace, seed: int) -> dict[str, float]:
+def ours(task: Task, device: str, seed: int) -> dict[str, Any]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            f"env={options.env}",
-            f"run.dir={folder}",
-            f"run.seed={seed}",
-            f"learning.learning_rate={options.rate}",
-        ]
-        words += [f"stop.frames={options.frames}", f"sac.warmup={options.warmup}", "learning.device=cpu"]
+        words = [f"env={task.env}", f"run.dir={folder}", f"run.seed={seed}", f"learning.learning_rate={task.rate}"]
+        words += [f"stop.frames={task.frames}", f"sac.warmup={task.warmup}", f"learning.device={device}"]
         config = load_config(TrainConfig, [], [*WORDS, *words])
         outcome = train(config, Request(console="off"), [clock])
-    assert clock.begun is not None
+    if clock.begun is None:
+        raise SystemExit(f"no update within {task.frames:,} frames: raise --frames above the warm-up")
     wall, processor = (end - begin for end, begin in zip(clock.ended, clock.begun, strict=True))
     updates = clock.last - clock.first
-    return {
-        "updates_per_s": updates / wall,
-        "updates_per_cpu_s": updates / processor,
-        "training_return": outcome.mean_return or 0.0,
-    }
+    rates = {"updates_per_s": updates / wall, "updates_per_cpu_s": updates / processor}
+    return {**rates, "training_return": outcome.mean_return or 0.0}
 
 
-def peer(options: argparse.Namespace, seed: int) -> dict[str, float]:
-    asked = {"env": options.env, "frames": options.frames, "warmup": options.warmup, "rate": options.rate, "seed": seed}
+def peer(task: Task, device: str, seed: int) -> dict[str, Any]:
+    asked = {"env": task.env, "frames": task.frames, "warmup": task.warmup, "rate": task.rate}
     words = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
-    done = subprocess.run([options.peer, str(PEER), *words], check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_peer(sb3_venv(), "sb3_sac.py", *words, "--seed", str(seed), "--device", device, seconds=PEER_SECONDS)
+
+
+def compare(name: str, task: Task, options: argparse.Namespace) -> dict[str, Any]:
+    """All contenders, one after the other, with every seed."""
+    runners = {"rollmill": ours, **({} if options.no_peer else {"stable-baselines3": peer})}
+    field = {f"{who} {device}": partial(run, task, device) for device in options.device for who, run in runners.items()}
+    runs: dict[str, list[dict[str, Any]]] = {who: [] for who in field}
+    for seed in range(options.repeats):
+        for who, run in field.items():
+            runs[who].append(with_load(partial(run, seed)))
+            print(name, who, seed, runs[who][-1], file=sys.stderr, flush=True)
+    return {"task": name, **vars(task), "runs": runs}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| task | | updates/s | updates per processor second | return |", "|---|---|---|---|---|"]
+    for row in rows:
+        for who, runs in row["runs"].items():
+            values = [[run[figure] for run in runs] for figure in FIGURES]
+            cells = [f"{statistics.median(v):,.1f} ({min(v):,.1f} to {max(v):,.1f})" for v in values]
+            lines.append(f"| {row['task']}, {row['frames']:,} frames | {who} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", help="the Python of a virtual environment with stable-baselines3")
-    parser.add_argument("--env", default="Pendulum-v1")
-    parser.add_argument("--frames", type=int, default=6000)
-    parser.add_argument("--warmup", type=int, default=500)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda; several are compared")
+    parser.add_argument("--frames", type=int, help="instead of each task's own")
+    parser.add_argument("--warmup", type=int, help="likewise")
+    parser.add_argument("--repeats", type=int, default=3, help="seeds")
+    parser.add_argument("--no-peer", action="store_true", help="rollmill alone")
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {"rollmill": [], **({"stable-baselines3": []} if options.peer else {})}
-    for seed in range(options.repeats):
-        for name, rows in found.items():
-            rows.append((ours if name == "rollmill" else peer)(options, seed))
-            print(name, seed, json.dumps(rows[-1]), flush=True)
-    for name, rows in found.items():
-        for key in ("updates_per_s", "updates_per_cpu_s", "training_return"):
-            values = [float(row[key]) for row in rows]
-            print(
-                f"{name:18} {key:18} median {statistics.median(values):10.1f}  {min(values):.1f} to {max(values):.1f}"
-            )
+    end_on_sigterm()
+    if not options.no_peer:
+        try:
+            sb3_venv()
+        except PeerMissingError as error:
+            raise SystemExit(f"{error}\n--no-peer measures rollmill alone") from error
+    rows = []
+    for name in options.tasks:
+        task = TASKS[name]
+        task = Task(task.env, options.frames or task.frames, options.warmup or task.warmup, task.rate)
+        rows.append(compare(name, task, options))
+    print(f"{table(rows)}\n{load_text(rows)}")
+    print(f"recorded in {record('sac', {'rows': rows}).relative_to(ROOT)}")
     return 0
 
 

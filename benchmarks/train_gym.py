@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from common import (
+    PEER_ATARI,
+    PEER_BASE,
     ROOT,
     PeerFailedError,
     PeerMissingError,
@@ -44,6 +46,7 @@ from common import (
     puffer_venv,
     record,
     run_peer,
+    sb3_venv,
     with_load,
 )
 
@@ -79,7 +82,6 @@ PUFFER_BATCH = (
     "learning.target_kl=0",
 )
 """The envs, horizon, batch and single epoch of PufferLib's default settings, for the rate alone."""
-COMMON = ["torch==2.13.0", "gymnasium==1.4.0", "numpy<2.5"]
 
 
 @cache
@@ -87,11 +89,10 @@ def venv(name: str) -> Path:
     if name == "pufferlib":
         return puffer_venv()
     if name == "torchrl":
-        return peer_venv("torchrl", [*COMMON, "torchrl==0.14.1"])
-    atari = ["ale-py==0.12.1", "opencv-python-headless"]
+        return peer_venv("torchrl", [*PEER_BASE, "torchrl==0.14.1"])
     if name == "sb3":
-        return peer_venv("sb3", [*COMMON, *atari, "stable-baselines3==2.9.2"])
-    return peer_venv("single-file", [*COMMON, *atari, "envpool==1.2.5"])
+        return sb3_venv()
+    return peer_venv("single-file", [*PEER_BASE, *PEER_ATARI, "envpool==1.2.5"])
 
 
 @dataclass(frozen=True)

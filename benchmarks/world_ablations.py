@@ -1,20 +1,24 @@
-"""What are the parts of a world model worth? CarRacing with and without them, and beside PPO on as many frames.
+"""What are the parts of a world model worth? An environment with and without them, and beside PPO on as many frames.
 
     python benchmarks/world_ablations.py                                     everything, two seeds (hours on 2 cores)
     python benchmarks/world_ablations.py --variants full latents --seeds 1 --generations 50
     python benchmarks/world_ablations.py --world vae.fit.steps=500 --appo learning.epochs=2
+    python benchmarks/world_ablations.py --task health_gathering --variants full infilling adversarial recall
+    python benchmarks/world_ablations.py --variants full infilling adversarial recall --generations 0    models alone
 
-- **full**: ``rollmill world run -f carracing_world``.
+- **full**: ``rollmill world run -f carracing_world``; with ``--task health_gathering`` of ``health_gathering_world``.
 - **latents**: its pictures and encoder; the controller reads the latents alone.
 - **untrained**: its pictures and encoder; the controller also reads a memory whose weights nobody has fitted.
 - **infilling**, **adversarial**, **recall**: as *full*, with a dynamics model that has this objective, or stored steps
   inside, and was fitted for as many steps.
-- **appo**: ``car_racing`` for as many simulator frames as *full* took, collected pictures included.
+- **appo**: ``car_racing`` (``doom_health_gathering``) for as many simulator frames as *full* took, those of pictures
+  included.
 - **random**: random actions.
 
 All searches have the same population, trials and number of generations; how long they take does not matter. Every stage
 of a seed is seeded with it. Controllers and APPO (its most likely actions) are judged on the same final episodes, which
-nothing was chosen by.
+nothing was chosen by. ``held_out.py`` measures what the dynamics models know of held-out episodes, the same way for all
+of them; with ``--generations 0`` that is all.
 
 The same command again skips what is finished and continues what was interrupted. Prints a table, writes
 ``runs/benchmarks/world_ablations-*.json`` and the curves beside it as SVG.
@@ -35,6 +39,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import held_out
 from common import BUSY, ROOT, end_on_sigterm, ours, record, save_plot, with_load
 
 from rollmill.core import atomic
@@ -51,9 +56,13 @@ from rollmill.runs.settings.world import ControllerConfig, WorldConfig
 from rollmill.runs.world.controller import FINAL
 from rollmill.store.reader import Store
 from rollmill.worldmodel.controller.model import load_controller
+from rollmill.worldmodel.dynamics.model import load_dynamics
 
-WORLD = Path("carracing_world")
-APPO = Path("car_racing")
+TASKS = {
+    "car_racing": ("carracing_world", "car_racing"),
+    "health_gathering": ("health_gathering_world", "doom_health_gathering"),
+}
+"""The shipped configurations of world model and APPO."""
 MODELS: dict[str, dict[str, Any]] = {
     "untrained": {"steps": 0},
     "infilling": {"objective": "infilling"},
@@ -77,13 +86,28 @@ SHARED = ("collect", "vae", "encode")
 """Stages that the variants of a seed have in common."""
 
 Row = dict[str, Any]
+NOTHING: Row = {
+    "weights": 0,
+    "generations": None,
+    "env_steps": 0,
+    "frames": 0,
+    "seconds": 0.0,
+    "search_seconds": None,
+    "choosing_episodes": 0,
+    "mean": None,
+    "std": None,
+    "episodes": 0,
+    "curve": [],
+}
+"""The row of what neither learns nor plays."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=list(TASKS), default="car_racing")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--generations", type=int, default=100, help="of every search")
+    parser.add_argument("--generations", type=int, default=100, help="of every search; 0: no search")
     parser.add_argument("--episodes", type=int, default=20, help="final ones, of every variant")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "ablations", help="folder of everything")
     parser.add_argument("--device", default="auto", help="of fits and searches: cpu, cuda, auto")
@@ -92,6 +116,8 @@ def main() -> int:
     options = parser.parse_args()
     options.dir = options.dir.resolve()
     end_on_sigterm()
+    if not options.generations:
+        options.variants = [name for name in options.variants if name in ("full", *MODELS)]
     rows: list[Row] = []
     for seed in options.seeds:
         ablation = Ablation(options, seed)
@@ -99,7 +125,10 @@ def main() -> int:
             rows.append(ablation.row(name))
             print(table(rows[-1:]), file=sys.stderr, flush=True)
     print("\n" + table(rows) + "\n" + notes(rows), flush=True)
-    path = record("world_ablations", {"command": sys.argv[1:], "rows": rows})
+    path = record("world_ablations", {"command": sys.argv[1:], "task": options.task, "rows": rows})
+    if not options.generations:
+        print(f"recorded in {path.relative_to(ROOT)}")
+        return 0
     image = path.with_suffix(".svg")
     save_plot(image, plot(rows), [VARIANTS[name] for name in names_of(rows)])
     print(f"recorded in {path.relative_to(ROOT)}; curves in {image.relative_to(ROOT)}")
@@ -111,16 +140,17 @@ class Ablation:
 
     def __init__(self, options: argparse.Namespace, seed: int) -> None:
         self.options, self.seed = options, seed
-        self.folder: Path = options.dir / f"s{seed}"
+        self.configs = TASKS[options.task]
+        self.folder: Path = options.dir / (f"s{seed}" if options.task == "car_racing" else f"{options.task}-s{seed}")
         self.world = self.folder / "world"
         self.words = (
             *options.world,
             *(f"{key}={seed}" for key in ("seed", "vae.seed", "dynamics.seed", "controller.seed")),
             *(f"{key}.device={options.device}" for key in ("vae.fit", "dynamics", "controller")),
-            *(f"controller.generations={options.generations}", "controller.seconds=0"),
+            *(f"controller.generations={options.generations or 1}", "controller.seconds=0"),
             f"controller.final_episodes={options.episodes}",
         )
-        self.config = load_config(WorldConfig, [WORLD], self.words)
+        self.config = load_config(WorldConfig, [Path(self.configs[0])], self.words)
         if self.config.search_in != "env":
             raise SystemExit("--world search_in=dream: only searches in the environment are compared here")
         self.env = f"env={json.dumps(to_dict(self.config.env))}"
@@ -140,8 +170,9 @@ class Ablation:
     # -- world models --------------------------------------------------------------------------
 
     def _run_full(self) -> Row:
-        outcome = self._run_world("report")["results"]["controller"]
-        return self._searched(self.world / FOLDERS["controller"], outcome, self._stage("dynamics")["seconds"])
+        results = self._run_world("report" if self.options.generations else "dynamics")["results"]
+        folder, seconds = self._place("controller"), self._stage("dynamics")["seconds"]
+        return {**self._searched(folder, results.get("controller"), seconds), **self._held_out(self._place("dynamics"))}
 
     def _run_latents(self) -> Row:
         self._run_world("encode")
@@ -157,20 +188,29 @@ class Ablation:
         ours("world", "dynamics", str(self._place("encode")), "--out", str(model), "-f", str(settings))
         seconds = time.monotonic() - begun
         asked = ControllerConfig(env=self.config.env, controller=self.config.controller)
-        return self._search(variant, asked, ("--dynamics", str(model)), seconds)
+        return {**self._search(variant, asked, ("--dynamics", str(model)), seconds), **self._held_out(model)}
+
+    def _held_out(self, model: Path) -> Row:
+        with Store(self._place("encode")) as store:
+            return {"held_out": held_out.known(load_dynamics(model), store)}
 
     def _run_world(self, until: str) -> dict[str, Any]:
-        return ours("world", "run", "-f", str(WORLD), "--out", str(self.world), "--until", until, *self.words)
+        return ours("world", "run", "-f", self.configs[0], "--out", str(self.world), "--until", until, *self.words)
 
     def _search(self, name: str, asked: ControllerConfig, words: tuple[str, ...], seconds: float) -> Row:
         """Search beside the full one; ``seconds`` is what its dynamics model took."""
         out = self.folder / name / "controller"
+        if not self.options.generations:
+            return self._searched(out, None, seconds)
         settings = self._write_settings(name, "controller", asked)
         place = (str(self._place("vae")), "--out", str(out), "-f", str(settings))
         return self._searched(out, ours("world", "controller", *place, *words), seconds)
 
-    def _searched(self, folder: Path, outcome: Mapping[str, Any], seconds: float) -> Row:
-        """The row of a finished search; ``seconds`` is what its dynamics model took."""
+    def _searched(self, folder: Path, outcome: Mapping[str, Any] | None, seconds: float) -> Row:
+        """The row of a finished search, or of none; ``seconds`` is what its dynamics model took."""
+        seconds += sum(self._stage(name)["seconds"] for name in SHARED)
+        if outcome is None:
+            return {**NOTHING, "frames": self._collected[1], "seconds": seconds}
         asked, found = self.options.generations, outcome["generations"]
         if found != asked:
             raise SystemExit(f"{folder} has {found} generations, not {asked}: budgets differ, choose another --dir")
@@ -184,7 +224,7 @@ class Ablation:
             "generations": found,
             "env_steps": outcome["env_steps"],
             "frames": collected_frames + int(generations[-1]["frames"]),
-            "seconds": sum(self._stage(name)["seconds"] for name in SHARED) + seconds + search_seconds,
+            "seconds": seconds + search_seconds,
             "search_seconds": search_seconds,
             "choosing_episodes": (2 * judged or 1) * self.config.controller.evaluate_episodes,
             "mean": outcome["final_return"],
@@ -217,7 +257,7 @@ class Ablation:
     def _appo(self) -> Row:
         frames = self.row("full")["frames"]
         words = (*self.options.appo, self.env, f"stop.frames={frames}", f"run.seed={self.seed}")
-        asked = to_dict(load_config(TrainConfig, [APPO], words))
+        asked = to_dict(load_config(TrainConfig, [Path(self.configs[1])], words))
         return self._settle("appo", asked, lambda: self._run_appo(words, asked))
 
     def _run_appo(self, words: tuple[str, ...], asked: dict[str, Any]) -> Row:
@@ -226,7 +266,7 @@ class Ablation:
         folder = self.folder / name
         place = (f"run.dir={self.folder.parent}", f"run.experiment={self.folder.name}", f"run.name={name}")
         how = "--resume" if any((folder / "checkpoints").glob("*.ckpt")) else "--overwrite"
-        trained = ours("train", "-f", str(APPO), *words, *place, f"learning.device={self.options.device}", how)
+        trained = ours("train", "-f", self.configs[1], *words, *place, f"learning.device={self.options.device}", how)
         if trained["state"] != "finished":
             raise SystemExit(f"{folder}: {trained['state']}, {trained['reason']}")
         often = ("--episodes", str(self.options.episodes), "--seed", str(self.seed + FINAL))
@@ -255,25 +295,15 @@ class Ablation:
         with Store(store_folder) as store:
             steps, skip = store.table.steps, store.schema.env.frames_per_step
             returns = [float(value) for value in store.table.return_]
-        return {
-            "weights": 0,
-            "generations": None,
-            "env_steps": 0,
-            "frames": 0,
-            "seconds": 0.0,
-            "search_seconds": None,
-            "choosing_episodes": 0,
-            **metrics(returns),
-            "curve": [],
-            "played_frames": steps * skip,
-        }
+        return {**NOTHING, **metrics(returns), "played_frames": steps * skip}
 
     # -- rows ----------------------------------------------------------------------------------
 
     def _settle(self, name: str, asked: Mapping[str, Any], make: Callable[[], Row]) -> Row:
         """The row on disk, if it is of the same settings; else it is made, and kept."""
         path = self.folder / f"{name}.json"
-        plain = json.loads(json.dumps({"settings": asked, "episodes": self.options.episodes}, default=str))
+        extra = {} if self.options.generations else {"searched": False}
+        plain = json.loads(json.dumps({"settings": asked, "episodes": self.options.episodes, **extra}, default=str))
         if path.is_file():
             known = json.loads(path.read_text())
             if name in SEARCHES:  # a setting that was not known then had its default
@@ -297,13 +327,26 @@ def names_of(rows: list[Row]) -> list[str]:
 
 def table(rows: list[Row]) -> str:
     """All rows, the seeds of a variant together."""
-    lines = ["| variant | seed | weights | generations | env steps | frames in all | minutes | of search | return |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    heads = [
+        "variant",
+        "seed",
+        "weights",
+        "generations",
+        "env steps",
+        "frames in all",
+        "minutes",
+        "of search",
+        "return",
+    ]
+    heads += [f"held-out {name}" for name in held_out.FIGURES]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in (row for name in names_of(rows) for row in rows if row["variant"] == name):
         counts = [f"{row[key]:,}" if row[key] else "" for key in ("weights", "generations", "env_steps", "frames")]
         minutes = [f"{row[key] / 60:.1f}" if row[key] else "" for key in ("seconds", "search_seconds")]
-        name, score = VARIANTS[row["variant"]], f"{row['mean']:.0f} ± {row['std']:.0f}"
-        lines.append(f"| {' | '.join([name, str(row['seed']), *counts, *minutes, score])} |")
+        name, score = VARIANTS[row["variant"]], "" if row["mean"] is None else f"{row['mean']:.1f} ± {row['std']:.1f}"
+        model = row.get("held_out", {})
+        figures = [f"{model[figure]:.3f}" if figure in model else "" for figure in held_out.FIGURES]
+        lines.append(f"| {' | '.join([name, str(row['seed']), *counts, *minutes, score, *figures])} |")
     return "\n".join(lines)
 
 

@@ -36,10 +36,12 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     env = Monitor(gymnasium.make(options.env))
-    model = SAC("MlpPolicy", env, options.rate, learning_starts=options.warmup, seed=options.seed, device="cpu")
+    how = {"learning_starts": options.warmup, "seed": options.seed, "device": options.device}
+    model = SAC("MlpPolicy", env, options.rate, **how)
     clock = Clock(options.warmup)
     model.learn(options.frames, callback=clock)
     wall, processor = time.perf_counter() - clock.begun[0], time.process_time() - clock.begun[1]

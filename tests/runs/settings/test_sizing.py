@@ -21,7 +21,7 @@ from rollmill.runs.settings.sizing import ENVS, FRESH_BATCHES, Machine, is_autom
 from rollmill.runs.settings.train import TrainConfig, check, rows_in_flight, segments_per_batch
 from rollmill.runs.train.run import train
 
-OTHER_VERBS = ("offline_", "carracing_world", "take_cover_world")
+OTHER_VERBS = ("offline_", "carracing_world", "health_gathering_world", "take_cover_world")
 CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(OTHER_VERBS))
 LAPTOP = Machine(cores=2)
 SERVER = Machine(cores=16, gpu=True)
