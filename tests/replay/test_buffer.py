@@ -87,11 +87,19 @@ def test_the_triggers_of_the_settings() -> None:
         due.append(new.due())
     # 10 // 2 = 5 must be there; then every 4 / 2 = 2 new ones.
     assert due == [False, False, False, False, True, False, True, False, True]
-    assert not new.repeats
-    clock = buffer_of(trigger="clock", clock_seconds=1000.0)
+    ratio = buffer_of()
+    assert [(buffer.repeats, buffer.timed) for buffer in (new, ratio)] == [(False, False), (True, False)]
+
+
+def test_by_the_clock_a_batch_is_due_although_nothing_is_new() -> None:
+    now = 0
+    settings = ReplaySettings(capacity=10, trigger="clock", clock_seconds=100.0)
+    buffer = SegmentBuffer(settings, 4, 0, clock=lambda: now)
+    assert buffer.timed
     for number in range(9):
-        clock.add(segment_of(number))
-    assert not clock.due()
+        buffer.add(segment_of(number))
+    for now, due in ((99, False), (100, True), (100, False), (199, False), (200, True), (1000, True), (1001, False)):
+        assert buffer.due() is due, now
 
 
 def test_the_first_segment_tells_what_the_buffer_takes(

@@ -45,16 +45,17 @@ class OffPolicyAppo(Appo):
         self._by_priority = not {settings[1].sampler, settings[1].remover}.isdisjoint(BY_PRIORITY)
 
     def train(self, segments: Mapping[str, Any], progress: float = 0.0) -> dict[str, float]:
-        """Take in segments ``[T + 1, B, ...]`` and learn from batches as often as they allow."""
+        """Take in segments ``[T + 1, B, ...]``, if there are any, and learn from batches as often as is due."""
         reports: list[dict[str, float]] = []
-        for lane in np.flatnonzero(self._own(segments).any(axis=0)).tolist():
+        lanes = np.flatnonzero(self._own(segments).any(axis=0)) if segments else np.zeros(0, np.int64)
+        for lane in lanes.tolist():
             while not self.buffer.may_add() and self._replay(reports, progress):
                 pass
             segment = {name: x[:, lane] for name, x in segments.items() if name in READ or name.startswith(OBS)}
             self.buffer.add(segment, self._priority(segment))
         while self._replay(reports, progress) and self.buffer.repeats:
             pass
-        if not reports:
+        if segments and not reports:
             self.buffer.missed()
         return _means(reports)
 

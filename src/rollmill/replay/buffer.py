@@ -7,7 +7,8 @@ drawn for. ``due`` says when to draw; which segments are too old is for the lear
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +47,9 @@ class Packed(NamedTuple):
 class SegmentBuffer:
     """Segments for batches of ``batch``, by the settings."""
 
-    def __init__(self, settings: ReplaySettings, batch: int, seed: int) -> None:
+    def __init__(
+        self, settings: ReplaySettings, batch: int, seed: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         minimum = settings.min_size(batch)
         if settings.trigger == "ratio":
             limiter = RateLimiter.by_ratio(settings.samples_per_insert, minimum, settings.error(batch))
@@ -61,9 +64,10 @@ class SegmentBuffer:
             max_times_sampled=settings.max_times_sampled,
             priority_exponent=settings.priority_exponent,
             seed=seed,
+            clock=clock,
         )
         self._settings = settings
-        self._trigger = _trigger(settings, limiter, batch, minimum)
+        self._trigger = _trigger(settings, limiter, batch, minimum, clock)
         self._codec: SegmentCodec | None = None
         self._out: dict[str, Array] = {}
         self._expired = self._misses = 0
@@ -122,6 +126,11 @@ class SegmentBuffer:
     def repeats(self) -> bool:
         """Whether to ask ``due`` again after a batch."""
         return self._trigger.repeats
+
+    @property
+    def timed(self) -> bool:
+        """Whether to ask ``due`` also while no segments come."""
+        return self._trigger.timed
 
     def due(self) -> bool:
         """Whether to learn from a batch now."""
@@ -190,9 +199,11 @@ def _packed(data: Mapping[str, Any]) -> Packed:
     return Packed(data["packed"].tobytes(), data["version"])
 
 
-def _trigger(settings: ReplaySettings, limiter: RateLimiter, batch: int, minimum: int) -> Trigger:
+def _trigger(
+    settings: ReplaySettings, limiter: RateLimiter, batch: int, minimum: int, clock: Callable[[], float]
+) -> Trigger:
     if settings.trigger == "ratio":
         return ByRatio(limiter, batch)
     if settings.trigger == "new":
         return ByNew(limiter, batch / settings.samples_per_insert, minimum)
-    return ByClock(limiter, batch, settings.clock_seconds)
+    return ByClock(limiter, batch, settings.clock_seconds, clock)

@@ -28,7 +28,7 @@ class ReplaySettings:
     trigger: Literal["ratio", "new", "clock"] = "ratio"
     """When a batch is learnt from. ratio: whenever ``samples_per_insert`` allows it, exactly; the sampler waits for a
     slow learner. new: when a batch over ``samples_per_insert`` segments are new; what a slow learner misses is
-    forgotten. clock: every ``clock_seconds``. The last two are asked each time new segments have arrived."""
+    forgotten. clock: every ``clock_seconds``, whatever is new, also while nothing is."""
 
     clock_seconds: float = 1.0
     """trigger=clock: seconds from one batch to the next, at least."""

@@ -14,6 +14,8 @@ class Trigger(Protocol):
 
     repeats: bool
     """Whether to ask again after a training, before anything new is inserted."""
+    timed: bool
+    """Whether to ask also while nothing is inserted."""
 
     def due(self) -> bool:
         """Whether to train now; True counts as the training having been done."""
@@ -26,7 +28,7 @@ class Trigger(Protocol):
 class ByRatio:
     """As often as the limiter allows a batch: the ratio of samples to inserts is exact."""
 
-    repeats = True
+    repeats, timed = True, False
 
     def __init__(self, limiter: RateLimiter, batch: int) -> None:
         self._limiter, self._batch = limiter, batch
@@ -47,7 +49,7 @@ class ByNew:
     What is new beyond that is forgotten, and inserts never wait: a slow learner samples less than the ratio.
     """
 
-    repeats = False
+    repeats, timed = False, False
 
     def __init__(self, limiter: RateLimiter, needed: float, min_size: int) -> None:
         self._limiter, self._needed, self._min_size = limiter, needed, min_size
@@ -70,7 +72,7 @@ class ByNew:
 class ByClock:
     """Every so many seconds, however much or little is new, once there is a batch."""
 
-    repeats = False
+    repeats, timed = False, True
 
     def __init__(
         self, limiter: RateLimiter, batch: int, seconds: float, clock: Callable[[], float] = time.monotonic

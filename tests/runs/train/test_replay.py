@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from running import SERIAL, assert_same, config_of, rows_of, saved_state, train_
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.learning.off_policy import OffPolicyAppo
+from rollmill.replay import buffer
+from rollmill.replay.triggers import ByClock
 from rollmill.runs.settings import replay_checks
 from rollmill.runs.settings.train import check, segments_taken
 from rollmill.runs.train.loop import OnlineRun
@@ -65,6 +68,20 @@ def test_staleness_is_bounded_at_the_moment_of_training(tmp_path: Path) -> None:
     assert 2 < max(lags) <= 4
     assert watch.rounds[-1]["expired"] > 0
     assert watch.rounds[-1]["size"] < 200
+
+
+def test_by_the_clock_learning_goes_on_while_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second passes whenever somebody looks at the clock, which is between all rounds of the sampler."""
+    seconds = itertools.count()
+    monkeypatch.setattr(buffer, "ByClock", lambda *words: ByClock(*words[:3], clock=lambda: float(next(seconds))))
+    words = ("replay.trigger=clock", "replay.clock_seconds=3", "stop.batches=20", "stop.frames=0", *SERIAL)
+    watch = Watch()
+    _, folder = train_here(tmp_path, *REPLAY, *words, "learning.max_policy_lag=1000", observers=[watch])
+    last, looks = watch.rounds[-1], next(seconds)
+    assert looks > 2 * 20, "twenty times segments came; it is asked more often than that"
+    assert looks / 3 - 5 < last["version"] <= looks / 3, "but for the time until there was a batch"
+    assert last["sampled"] == 8 * last["version"]
+    assert rows_of(folder)[-1]["learn/loss"] is not None
 
 
 def test_recurrent_networks_and_several_agents_replay_too(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from rollmill.core.shapes import check_shape
 from rollmill.envs.variables import PROGRESS
 from rollmill.learning.appo import Appo
 from rollmill.learning.guards import ValueCollapseError
+from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.recording.recorder import DropCounts, Recorder, closing_words
 from rollmill.runs.lifecycle import Life
 from rollmill.runs.policies.online_state import STATE_SHAPE
@@ -43,6 +44,8 @@ from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
 
 log = logging.getLogger("rollmill")
 
+PATIENCE = 0.2
+"""Seconds to wait for segments before it is looked what else there is to do (async mode)."""
 SWITCH_SECONDS = 0.0005
 """How long the learner may hold the interpreter while the sampler's thread wants it (async mode)."""
 
@@ -96,7 +99,9 @@ class OnlineRun:
         self._observers_saved: Sequence[Mapping[str, Any]] = []
         """What the loaded checkpoint holds of observers: name and state."""
         self._observers_are_set = False
+        self._timed = [own for own in self._learners if isinstance(own, OffPolicyAppo) and own.buffer.timed]
         self._rank_sync = RankSync(parts.ranks, parts.sampler)
+        self._patience = min(PATIENCE, config.replay.clock_seconds)
         self._dropped = 0
         self._batch: Mapping[str, Any] = {}
         self._on_host: Mapping[str, Array] | None = None
@@ -212,6 +217,8 @@ class OnlineRun:
                 slots, progress = agreed
                 if slots:
                     self._learn(slots, progress)
+                else:
+                    self._learn_again(progress)
                 self.seconds = before + time.monotonic() - begun
                 if slots:
                     self._after_step()
@@ -300,7 +307,7 @@ class OnlineRun:
         sampler, wanted = self.parts.sampler, self.parts.segments_per_batch
         if self._thread is not None:
             self._thread.check()
-            taken = sampler.take(wanted, timeout=0.2)
+            taken = sampler.take(wanted, self._patience)
         else:
             taken = sampler.take(wanted, timeout=0)
             if taken is None:
@@ -352,7 +359,7 @@ class OnlineRun:
         gathered = time.perf_counter()
         self._seconds_gather += gathered - begun
         for learner in [self._learners[self._owner]] if isinstance(self.members, Members) else self._learners:
-            self._teach(learner, progress)
+            self._teach(learner, self._batch, progress)
         self._seconds_learn += time.perf_counter() - gathered
         self.iteration += 1
 
@@ -361,13 +368,22 @@ class OnlineRun:
         """The member of a population that the batch belongs to."""
         return self.parts.sampler.plan.policy_of_group[int(self._groups[0])]
 
-    def _teach(self, learner: Learner, progress: float) -> None:
+    def _learn_again(self, progress: float) -> None:
+        """Learn from old segments by the clock while none are new. No training step: observers have seen them all."""
+        begun = time.perf_counter()
+        for learner in self._timed:
+            self._teach(learner, {}, progress)
+        self._seconds_learn += time.perf_counter() - begun
+
+    def _teach(self, learner: Learner, segments: Mapping[str, Any], progress: float) -> None:
         try:
-            metrics = learner.train(self._batch, progress)
+            metrics = learner.train(segments, progress)
         except (NonFiniteError, ValueCollapseError) as error:
             if self.members is None:
                 raise
             self.members.set_back(learner.policy_id, error)
+            return
+        if not metrics:
             return
         learner.publish()
         self._metrics.add_learning(learner.policy_id, metrics)
