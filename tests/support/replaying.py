@@ -15,12 +15,16 @@ HUNT_BYTES = 650_000
 """256 steps of the treasure hunt take at most this."""
 
 
+def hunt_layout(steps: int) -> SegmentLayout:
+    """Segments of one lane of the treasure hunt."""
+    observation = tuple(Field(name, space.dtype.name, space.shape) for name, space in SPACE.items())  # type: ignore[union-attr]
+    return SegmentLayout(EnvSpec("treasure_hunt", observation, ActionSpec("discrete", nvec=(16,))), steps, 1)
+
+
 def complex_hunt(steps: int = 256) -> tuple[SegmentCodec, dict[str, Array]]:
     """A treasure hunt whose maps have no structure: each bit counts, nothing else can be saved."""
     rng = np.random.default_rng(0)
-    observation = tuple(Field(name, space.dtype.name, space.shape) for name, space in SPACE.items())  # type: ignore[union-attr]
-    spec = EnvSpec("treasure_hunt", observation, ActionSpec("discrete", nvec=(16,)))
-    layout = SegmentLayout(spec, steps, 1)
+    layout = hunt_layout(steps)
     segment: dict[str, Array] = {f.name: np.zeros((rows, *f.shape), f.dtype) for f, rows in layout.fields()}
     maps = segment["obs:maps"]
     maps[:] = rng.integers(0, 2, maps.shape, dtype=np.uint8) * 255

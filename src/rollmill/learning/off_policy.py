@@ -13,19 +13,12 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.fields import Array
-from rollmill.core.slots import OBS
 from rollmill.learning.appo import Appo
 from rollmill.learning.settings import LearningSettings
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.replay.buffer import SegmentBuffer
 from rollmill.replay.settings import BY_PRIORITY, ReplaySettings
-
-READ = (
-    *("first", "value", "action", "log_prob", "reward", "terminated", "valid"),
-    *("policy_id", "version", "state"),
-)
-"""Fields of a segment that learning reads (``batch.load_batch``), beside the observations."""
 
 
 class OffPolicyAppo(Appo):
@@ -51,7 +44,7 @@ class OffPolicyAppo(Appo):
         for lane in lanes.tolist():
             while not self.buffer.may_add() and self._replay(reports, progress):
                 pass
-            segment = {name: x[:, lane] for name, x in segments.items() if name in READ or name.startswith(OBS)}
+            segment = {name: x[:, lane] for name, x in segments.items()}
             self.buffer.add(segment, self._priority(segment))
         while self._replay(reports, progress) and self.buffer.repeats:
             pass

@@ -17,6 +17,7 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.fields import Array
 from rollmill.core.machine import available_memory
 from rollmill.core.shapes import BYTES, MAPPING, Shape, check_shape
+from rollmill.core.slots import OBS
 from rollmill.core.text import bytes_text
 from rollmill.replay.limiter import RateLimiter
 from rollmill.replay.packing import SegmentCodec
@@ -27,6 +28,11 @@ from rollmill.store.format.codec import CodecError
 
 log = logging.getLogger("rollmill")
 
+KEPT = (
+    *("first", "value", "action", "log_prob", "reward", "terminated", "valid"),
+    *("policy_id", "version", "state"),
+)
+"""Fields of a segment that learning reads, beside the observations: the others are not kept."""
 COUNTS = ("expired", "unused", "misses")
 BUFFER_SHAPE: Shape = {
     "table": TABLE_SHAPE,
@@ -34,6 +40,10 @@ BUFFER_SHAPE: Shape = {
     "counts": dict.fromkeys(COUNTS, int),
 }
 ITEM_SHAPE: Shape = {"packed": BYTES, "version": int}
+
+
+def is_kept(field: str) -> bool:
+    return field in KEPT or field.startswith(OBS)
 
 
 class Packed(NamedTuple):
@@ -83,11 +93,12 @@ class SegmentBuffer:
         """Keep a segment ``[T + 1, ...]``; its ``version`` is the field of that name, without the bootstrap row."""
         first = self._codec is None
         if self._codec is None:
-            self._codec = SegmentCodec.like({name: array[:, None] for name, array in segment.items()})
+            kept = {name: array[:, None] for name, array in segment.items() if is_kept(name)}
+            self._codec = SegmentCodec.like(kept)
             self._check_contents(self._codec)
         packed = self._codec.pack(segment)
         if first:
-            self._forecast(self._codec.raw_bytes, len(packed))
+            self._require_room(len(packed))
         self.table.insert(Packed(packed, int(segment["version"][:-1].min())), priority)
 
     def _check_contents(self, codec: SegmentCodec) -> None:
@@ -100,13 +111,13 @@ class SegmentBuffer:
                 self.table.delete([item.key for item in list(self.table)])
             return
 
-    def _forecast(self, raw: int, packed: int) -> None:
-        """What the full buffer takes, judged by its first segment; ConfigError where there is no such memory."""
+    def _require_room(self, packed: int) -> None:
+        """Say what the buffer takes if all segments are like the first; ConfigError where there is no such memory."""
         capacity = self._settings.capacity
         need, free = capacity * packed, available_memory()
         log.info(
-            "replay: %s segments take about %s of memory (%s each, %s unpacked)",
-            *(f"{capacity:,}", bytes_text(need), bytes_text(packed), bytes_text(raw)),
+            "replay: the first segment takes %s; %s like it take %s of memory",
+            *(bytes_text(packed), f"{capacity:,}", bytes_text(need)),
         )
         if free is not None and need > free:
             raise ConfigError(
@@ -146,15 +157,15 @@ class SegmentBuffer:
         assert self._codec is not None, "a batch is due when segments have come"
         if len(draws) < self.batch:
             raise RuntimeError(f"{len(draws)} segments where {self.batch} are needed: ask `due` first")
-        unpacked: dict[int, dict[str, Array]] = {}
+        columns: dict[int, list[int]] = {}
         for column, draw in enumerate(draws):
-            key = draw.item.key
-            if key not in unpacked:
-                unpacked[key] = self._codec.unpack(draw.item.data.data)
-            for name, array in unpacked[key].items():
+            columns.setdefault(draw.item.key, []).append(column)
+        for places in columns.values():  # each segment is unpacked once, and one at a time
+            for name, array in self._codec.unpack(draws[places[0]].item.data.data).items():
                 if name not in self._out:
                     self._out[name] = np.empty((len(array), self.batch, *array.shape[1:]), array.dtype)
-                self._out[name][:, column] = array
+                for column in places:
+                    self._out[name][:, column] = array
         self._age = float(np.mean([self.table.limiter.inserted - draw.item.number for draw in draws]))
         return self._out
 

@@ -42,6 +42,8 @@ MOST_LEVELS = 16
 MOST_PLANES = 16
 SMALL_BYTES = 64
 """Parts below this are not looked at."""
+TABLE_BYTES = 8
+"""A part of hardly more values than levels may grow by so much."""
 PROBE = 1024
 """Values that are looked at before all of them are."""
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -59,6 +61,8 @@ class SegmentCodec:
         self._heads = _HEAD.size * len(self._parts)
         self.raw_bytes = sum(rows * field.nbytes for field, rows in fields)
         """Bytes of a segment that is not packed."""
+        self.most_bytes = _START.size + self._heads + self.raw_bytes + TABLE_BYTES * len(self._parts)
+        """No packed segment is larger."""
 
     @classmethod
     def like(cls, segments: Mapping[str, Array]) -> SegmentCodec:

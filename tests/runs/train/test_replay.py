@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,13 @@ from running import SERIAL, assert_same, config_of, rows_of, saved_state, train_
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
+from rollmill.core.slots import SegmentLayout
 from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.replay import buffer
 from rollmill.replay.triggers import ByClock
 from rollmill.runs.settings import replay_checks
 from rollmill.runs.settings.train import check, segments_taken
+from rollmill.runs.train import forecasting
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 
@@ -158,10 +162,49 @@ SPEC = EnvSpec("e", (Field("x", "float32", (3,)),), ActionSpec("discrete", nvec=
 
 
 def test_a_buffer_that_can_never_fit_is_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_checks, "available_memory", lambda: 10**9)
+    found = replay_checks.replay_forecast(config_of(Path(), *REPLAY), SegmentLayout(SPEC, 8, 1))
+    monkeypatch.setattr(replay_checks, "available_memory", lambda: found.memory[0])
     segments_taken(config_of(Path(), *REPLAY), SPEC)
-    with pytest.raises(ConfigError, match=r"replay\.capacity=100000000"):
-        segments_taken(config_of(Path(), *REPLAY, "replay.capacity=100_000_000"), SPEC)
+    with pytest.raises(ConfigError, match=r"replay\.capacity=25: .* at the very least, a batch included"):
+        segments_taken(config_of(Path(), *REPLAY, "replay.capacity=25"), SPEC)
+    two = ("env.policies=[0,1]", "replay.capacity=20")
+    with pytest.raises(ConfigError, match=r"at the very least"):
+        segments_taken(config_of(Path(), *REPLAY, *two), SPEC)
+
+
+def test_what_replay_and_pool_will_take_is_said_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the buffer, the checkpoints and the models are as large as was said."""
+    words = ("replay.save=true", "replay.samples_per_insert=1", "checkpoints.keep_last=2", "pool.every_updates=1")
+    words = (*words, "pool.keep=4", "stop.batches=20", "stop.frames=0", *SERIAL)
+    _, folder = train_here(tmp_path, *REPLAY, *words)
+    text = folder.log.read_text()
+    assert text.index("replay: 24 segments take") < text.index("checkpoint "), "before anything is played"
+    bytes_of = {"B": 1, "KB": 1e3, "MB": 1e6}
+
+    def told(pattern: str) -> list[float]:
+        numbers = re.findall(rf"(?m){pattern}", text)[0]
+        return [float(number) * bytes_of[unit] for number, unit in (word.split() for word in numbers)]
+
+    size = r"([\d.]+ [KM]?B)"
+    least, most = told(rf"24 segments take .*\({size} to {size} each\)")
+    assert least <= rows_of(folder)[-1]["replay/bytes"] / 24 <= most
+    contents = told(rf"replay.save: the contents take {size} to {size} of disk \(3 checkpoints are kept\)")
+    assert contents == pytest.approx([3 * 24 * least, 3 * 24 * most], rel=0.01)
+    assert len(list(folder.checkpoints.glob("frames-*.ckpt"))) <= 3
+    one, four = told(rf"pool: 4 models of {size} take {size} of disk")
+    sizes = [path.stat().st_size for path in folder.pool.glob("*.ckpt")]
+    assert sizes == pytest.approx([one] * 4, rel=0.02)
+    assert four == pytest.approx(4 * one, rel=0.01)
+    assert "less than" not in text
+    monkeypatch.setattr(forecasting, "available_memory", lambda: 1000)
+    full = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(forecasting, "shutil", full)
+    train_here(tmp_path, *REPLAY, *words, mode="resume")
+    text = folder.log.read_text()
+    assert "segments that hardly pack will not fit into memory, of which 1.00 KB are free" in text
+    assert text.count("1.00 KB free, less than this may take") == 2
 
 
 def test_the_learner_is_given_what_makes_a_batch() -> None:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.machine import available_memory
+from rollmill.core.slots import SegmentLayout
 from rollmill.core.text import bytes_text
+from rollmill.replay.forecast import Forecast, forecast
 from rollmill.replay.settings import ReplaySettings
 
 if TYPE_CHECKING:
     from rollmill.runs.settings.train import TrainConfig
-
-LEAST_STEP_BYTES = 4
-"""Of a packed step, whatever the environment shows: its value hardly shrinks."""
 
 
 def check_replay(config: TrainConfig) -> None:
@@ -69,12 +68,20 @@ def _check_sizes(config: TrainConfig, batch: int) -> None:
         )
 
 
+def replay_forecast(config: TrainConfig, layout: SegmentLayout) -> Forecast:
+    """What the buffer of each policy will take; ``layout``: of the run's segments."""
+    return forecast(config.replay, config.learning.batch_size // config.sampling.rollout, layout)
+
+
 def check_replay_room(config: TrainConfig, spec: EnvSpec) -> None:
-    """ConfigError where even the best packing would not fit; the first segment tells what it really takes."""
-    replay = config.replay
-    least, free = replay.capacity * config.sampling.rollout * LEAST_STEP_BYTES, available_memory()
-    if replay.on and free is not None and least > free:
+    """ConfigError where even the best packing would not fit; ``runs.train.forecasting`` says what it may take."""
+    if not config.replay.on:
+        return
+    steps, buffers = config.sampling.rollout, config.policy_count - len(config.learning.frozen)
+    least = buffers * replay_forecast(config, SegmentLayout(spec, steps, 1)).memory[0]
+    free = available_memory()
+    if free is not None and least > free:
         raise ConfigError(
-            f"replay.capacity={replay.capacity}: segments of {config.sampling.rollout} steps of {spec.name} take "
-            f"{bytes_text(least)} at the very least, and {bytes_text(free)} of memory are free"
+            f"replay.capacity={config.replay.capacity}: segments of {steps} steps of {spec.name} take "
+            f"{bytes_text(least)} at the very least, a batch included, and {bytes_text(free)} of memory are free"
         )

@@ -1,20 +1,28 @@
-"""Says before the start how much a recording will take."""
+"""Says before the start how much memory and disk a run will take: its recording, its replay buffers, its model pool."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rollmill.core import tree_file
 from rollmill.core.errors import RollmillError, error_text
 from rollmill.core.fields import EnvSpec
+from rollmill.core.machine import available_memory
 from rollmill.core.text import bytes_text
 from rollmill.recording.forecast import Forecast, RunSize, Sample, describe, forecast
+from rollmill.runs.settings.replay_checks import replay_forecast
 from rollmill.runs.settings.train import TrainConfig, segments_per_batch
+from rollmill.runs.train.publishing import weights_only
 from rollmill.runs.train.recording import store_schema
 from rollmill.runs.train.size_sample import SizeSample, sample_here
+
+if TYPE_CHECKING:
+    from rollmill.runs.train.loop import OnlineRun
 
 log = logging.getLogger("rollmill")
 
@@ -92,3 +100,49 @@ def start_forecast(config: TrainConfig, spec: EnvSpec, environment: Mapping[str,
         yield forecaster
     finally:
         forecaster.close()
+
+
+# -- replay and model pool -------------------------------------------------------------------------
+
+
+def announce_replay(run: OnlineRun) -> None:
+    """Log what the replay buffers will take, in memory and in checkpoints; warn where there may be less."""
+    config, buffers = run.config, len(run.parts.learners) - len(run.config.learning.frozen)
+    found = replay_forecast(config, run.parts.sampler.arena.layout)
+    memory, contents = ([buffers * end for end in ends] for ends in (found.memory, found.contents))
+    log.info(
+        "replay: %s segments take %s of memory, as they pack (%s each), batches included",
+        *(f"{buffers * found.capacity:,}", _range_text(memory), _range_text((found.least, found.most))),
+    )
+    free = available_memory()
+    if free is not None and memory[1] > free:
+        log.warning(
+            "replay: segments that hardly pack will not fit into memory, of which %s are free", bytes_text(free)
+        )
+    if config.replay.save:
+        kept = config.checkpoints.keep_last and config.checkpoints.keep_last + config.checkpoints.keep_best
+        total = [(kept or 1) * end for end in contents]
+        each = f"{kept} checkpoints are kept" if kept else "for every checkpoint: all are kept"
+        log.info("replay.save: the contents take %s of disk (%s)", _range_text(total), each)
+        _warn_of_disk(run.folder.path, total[1])
+
+
+def announce_pool(run: OnlineRun) -> None:
+    """Log what the models will take; warn where there is less disk."""
+    pool, size = run.config.pool, tree_file.tree_file_bytes(weights_only(run))
+    milestones = f", and one for ever every {pool.milestone_updates} updates" if pool.milestone_updates else ""
+    log.info(
+        "pool: %d models of %s take %s of disk%s", pool.keep, *map(bytes_text, (size, pool.keep * size)), milestones
+    )
+    _warn_of_disk(run.folder.path, pool.keep * size)
+
+
+def _range_text(ends: Sequence[float]) -> str:
+    least, most = map(bytes_text, ends)
+    return f"{least} to {most}"
+
+
+def _warn_of_disk(folder: Path, needed: float) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        log.warning("the disk of %s has %s free, less than this may take", folder, bytes_text(free))

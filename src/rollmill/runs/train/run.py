@@ -30,7 +30,7 @@ from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.background_eval import BackgroundEval
 from rollmill.runs.train.cluster import start_cluster
-from rollmill.runs.train.forecasting import start_forecast
+from rollmill.runs.train.forecasting import announce_pool, announce_replay, start_forecast
 from rollmill.runs.train.observers import Observer, build_observers, call_hook
 from rollmill.runs.train.profiler import Profiler
 from rollmill.runs.train.publishing import Publisher
@@ -107,6 +107,10 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         if forecaster is not None:
             sample = forecaster.announce(life.folder.path)
             run.recorder = build_recorder(config, run.parts.sampler, life.folder.data, environment, sample)
+        if config.replay.on:
+            announce_replay(run)
+        if config.pool.on:
+            announce_pool(run)
         run.cluster = stack.enter_context(start_cluster(config, run.parts, environment, life.folder.path))
         life.begin(run)
         if run.selfplay is not None:
