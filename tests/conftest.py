@@ -31,6 +31,7 @@ from running import Command, Run, wait_until  # noqa: E402 - imports torch, whic
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--max-skips", type=int, default=None, help="fail if more tests than this were skipped")
+    parser.addoption("--kills", type=int, default=3, help="how often a training with pool and replay is killed")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
