@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,14 @@ def load_text(rows: list[dict[str, Any]]) -> str:
 def median_text(values: list[float]) -> str:
     """``median (smallest to largest)``."""
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def reached(rows: Iterable[Mapping[str, Any]], metric: str, target: float) -> dict[str, Any] | None:
+    """Frames and seconds of training at the first row of metrics that is at the target; None where none is."""
+    for row in rows:
+        if (value := row.get(metric)) is not None and value >= target:
+            return {"frames": row["frames"], "seconds": row["time/seconds"]}
+    return None
 
 
 def save_plot(path: Path, plot: Plot, legend: Sequence[str]) -> None:

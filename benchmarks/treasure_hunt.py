@@ -8,9 +8,13 @@
                                                                     with replay, each segment learnt once or three times
     python benchmarks/treasure_hunt.py --runs runs/default/treasure_hunt-s0
                                                                     trains nothing
+    python benchmarks/treasure_hunt.py --references --maps 0 1 2    what players that know the map reach, nothing else
+    python benchmarks/treasure_hunt.py --speed                      steps per second of one core, nothing else
 
 A run that is finished is not trained again, one that was interrupted goes on: the same command may be given again.
 ``--minutes`` interrupts all trainings by then. Words after ``--`` are settings for all runs (``learning.device=cpu``).
+
+``--target SCORE`` says when a run's mean score in training, over 100 episodes, first reached it: frames and seconds.
 
 Every finished run, and each of ``--runs``, plays ``--episodes`` hunts of each number of treasures, all at once; so
 do the oracle, nearest-first and random play. Per cent are of the mean scores, steps are those of the hunts that reached
@@ -31,14 +35,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ROOT, end_on_sigterm, end_tree, machine, record
+from common import ROOT, end_on_sigterm, end_tree, machine, reached, record, with_load
 
 from rollmill import Run
 from rollmill.core.config.load import load_config
 from rollmill.core.fields import MASK_FIELD, Array
 from rollmill.envs.treasure_hunt.env import TreasureHuntVector
-from rollmill.envs.treasure_hunt.reference import play_guided
+from rollmill.envs.treasure_hunt.map import load_map
+from rollmill.envs.treasure_hunt.reference import Guide, play_guided
 from rollmill.envs.treasure_hunt.settings import HuntSettings
+from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.train import TrainConfig
 
 SPARSE = ("env.args.rewards.route=0", "env.args.rewards.treasure_distance=1", "env.args.rewards.end_distance=1")
@@ -54,6 +60,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "replay_3": (*REPLAY, "replay.samples_per_insert=3"),
 }
 LINE_SECONDS = 60.0
+SPEED_STEPS = 100_000
 EVALUATION_SEED = 1000
 
 
@@ -103,12 +110,21 @@ def main() -> int:
         "--counts", nargs="+", type=int, help="numbers of treasures; otherwise up to the most trained with"
     )
     parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--references", action="store_true", help="of all numbers of treasures, on each of --maps")
+    parser.add_argument("--maps", nargs="+", type=int, default=[0], help="seeds, for --references")
+    parser.add_argument("--speed", action="store_true", help="steps per second of one core, observations included")
+    parser.add_argument("--target", type=float, help="a mean score in training: when was it reached?")
     parser.add_argument("--deterministic", action="store_true", help="the most likely action instead of a sampled one")
     parser.add_argument("--runs", nargs="+", type=Path, default=[], help="evaluate these instead of training")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "hunt", help="folder of the runs")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="after --: settings for all runs")
     options = parser.parse_args()
     end_on_sigterm()
+    if options.references or options.speed:
+        found = with_load(speed) if options.speed else {}
+        found |= on_maps(options) if options.references else {}
+        print(f"recorded in {record('treasure_hunt', found).relative_to(ROOT)}")
+        return 0
     jobs = [] if options.runs else list(jobs_of(options))
     if jobs:
         train(jobs, options.cores, options.minutes)
@@ -118,9 +134,12 @@ def main() -> int:
     folders = options.runs or [job.folder for job in jobs if job.state == "finished"]
     runs = [judged(folder, options) for folder in folders]
     counts = sorted({row["treasures"] for run in runs for row in run["counts"]})
-    result = {"references": [references(count, options.episodes) for count in counts], "runs": runs}
+    guide = Guide()
+    result = {"references": [references(count, options.episodes, guide) for count in counts], "runs": runs}
     if runs:
         print(table(result), flush=True)
+    if runs and options.target is not None:
+        print("\n" + target_table(runs, options.target), flush=True)
     path = record("treasure_hunt", {**result, "command": sys.argv[1:], "failed": [j.name for j in jobs if j.failed]})
     print(f"recorded in {path.relative_to(ROOT)}")
     return int(bool(open_jobs))
@@ -211,12 +230,14 @@ def judged(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for count in options.counts if options.counts is not None else range(most + 1):
         rows.append(play(agent.act, count, options.episodes))
         say(f"{folder.name}: {count} treasures: score {rows[-1]['score']:.1f}")
-    seconds = run.metrics().get("time/seconds", ())
+    metrics = read_jsonl(run.path / "metrics.jsonl")
+    target = options.target
     return {
         "run": folder.name,
         "state": run.state,
         "frames": agent.frames,
-        "minutes": float(seconds[-1]) / 60 if len(seconds) else 0.0,
+        "minutes": metrics[-1]["time/seconds"] / 60 if metrics else 0.0,
+        "target": None if target is None else reached(metrics, "episode/score", target),
         "args": trained,
         "counts": rows,
     }
@@ -247,16 +268,54 @@ def figures(count: int, steps: Array, scores: Array, reached: Array, taken: Arra
     }
 
 
-def references(count: int, episodes: int) -> dict[str, Any]:
-    """What the oracle, nearest-first and random play reach."""
-    found: dict[str, Any] = {"treasures": count}
+def guided(count: int, episodes: int, guide: Guide, map_seed: int = 0) -> dict[str, Any]:
+    """What the two players that know the map reach."""
+    settings, found = HuntSettings(treasure_num=count, map_seed=map_seed), {}
     for how in ("oracle", "nearest-first"):
-        steps, scores = play_guided(HuntSettings(treasure_num=count), how, episodes, seed=EVALUATION_SEED + count)
+        steps, scores = play_guided(settings, how, episodes, EVALUATION_SEED + count, guide)
         found[how] = {"score": float(scores.mean()), "steps": float(steps.mean())}
+    return found
+
+
+def references(count: int, episodes: int, guide: Guide) -> dict[str, Any]:
+    """What the oracle, nearest-first and random play reach."""
+    found = {"treasures": count, **guided(count, episodes, guide)}
     rng = np.random.default_rng(EVALUATION_SEED)
     found["random"] = play(lambda obs: (rng.random(obs[MASK_FIELD].shape) * obs[MASK_FIELD]).argmax(1), count, episodes)
     say(f"references for {count} treasures: {found['oracle']['score']:.1f}, {found['nearest-first']['score']:.1f}")
     return found
+
+
+def on_maps(options: argparse.Namespace) -> dict[str, Any]:
+    """The standard task with every number of treasures, on each map."""
+    rows = []
+    print("| map | treasures | oracle, steps | score | nearest first, steps | score |\n|---|---|---|---|---|---|")
+    for seed in options.maps:
+        guide = Guide(load_map(seed))
+        for count in options.counts if options.counts is not None else range(14):
+            found = guided(count, options.episodes, guide, seed)
+            figures = " | ".join(f"{own['steps']:.0f} | {own['score']:.0f}" for own in found.values())
+            print(f"| {seed} | {count} | {figures} |", flush=True)
+            rows.append({"map": seed, "treasures": count, **found})
+    return {"maps": rows}
+
+
+def speed() -> dict[str, Any]:
+    """Random actions, hunts that begin anew included; each pass is about as many steps."""
+    rows = []
+    print("| hunts together | steps/s of one core | of processor time |\n|---|---|---|")
+    for lanes in (1, 16, 64, 256):
+        env, rng = TreasureHuntVector(lanes), np.random.default_rng(0)
+        env.reset(seed=0)
+        actions = rng.integers(0, 16, (SPEED_STEPS // lanes, lanes))
+        clocks = (time.perf_counter, time.process_time)
+        begun = [clock() for clock in clocks]
+        for chosen in actions:
+            env.step(chosen)
+        rates = [actions.size / (clock() - start) for clock, start in zip(clocks, begun)]
+        rows.append({"lanes": lanes, "per_s": rates[0], "per_processor_s": rates[1]})
+        print(f"| {lanes} | {rates[0]:,.0f} | {rates[1]:,.0f} |", flush=True)
+    return {"speed": rows}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -275,6 +334,17 @@ def table(result: dict[str, Any]) -> str:
         lines += [row_text(run["run"], row, known[row["treasures"]], tail) for row in run["counts"]]
     for name in ("oracle", "nearest-first", "random"):
         lines += [row_text(name, {"treasures": n, **row[name]}, row, " | ") for n, row in known.items()]
+    return "\n".join(lines)
+
+
+def target_table(runs: list[dict[str, Any]], target: float) -> str:
+    """When every run first had the score."""
+    lines = [f"| run | frames to a mean score of {target:g} | seconds |", "|---|---|---|"]
+    for run in runs:
+        at = run["target"]
+        lines.append(
+            f"| {run['run']} | {at['frames']:,} | {at['seconds']:.0f} |" if at else f"| {run['run']} | - | - |"
+        )
     return "\n".join(lines)
 
 

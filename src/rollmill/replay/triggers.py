@@ -15,7 +15,7 @@ class Trigger(Protocol):
     repeats: bool
     """Whether to ask again after a training, before anything new is inserted."""
     timed: bool
-    """Whether to ask also while nothing is inserted."""
+    """Whether to ask while nothing is inserted, too."""
 
     def due(self) -> bool:
         """Whether to train now; True counts as the training having been done."""

@@ -121,10 +121,10 @@ class Guide:
 class GuidedPlayer:
     """Plays the hunts of a world along routes; for the references, for demonstrations, for tests."""
 
-    def __init__(self, world: World, how: str = "nearest-first") -> None:
+    def __init__(self, world: World, how: str = "nearest-first", guide: Guide | None = None) -> None:
         if how not in ("oracle", "nearest-first"):
             raise ValueError(f"how={how!r}: 'oracle' or 'nearest-first'")
-        self._world, self._how, self._guide = world, how, Guide(world.map)
+        self._world, self._how, self._guide = world, how, guide or Guide(world.map)
         self._orders: dict[int, tuple[int, ...]] = {}
         self._oracle = functools.cache(functools.partial(self._guide.oracle, world.settings.start, world.settings.end))
 
@@ -148,12 +148,14 @@ class GuidedPlayer:
         return next((site for site in self._orders[lane] if site in there), end)
 
 
-def play_guided(settings: HuntSettings, how: str, lanes: int, seed: int = 0) -> tuple[Array, Array]:
-    """Steps and scores of ``lanes`` hunts, ``[lanes]`` each, by a player that knows the map."""
+def play_guided(
+    settings: HuntSettings, how: str, lanes: int, seed: int = 0, guide: Guide | None = None
+) -> tuple[Array, Array]:
+    """Steps and scores of ``lanes`` hunts, ``[lanes]`` each, by a player that knows the map (``guide``: its ways)."""
     world = World(settings, lanes)
     rng = np.random.default_rng(seed)
     world.reset(np.arange(lanes), rng, progress=1.0)
-    player = GuidedPlayer(world, how)
+    player = GuidedPlayer(world, how, guide)
     steps, scores = np.zeros(lanes, np.int64), np.zeros(lanes)
     over = np.zeros(lanes, bool)
     while not over.all():
