@@ -54,7 +54,12 @@ def test_observations_are_in_their_space() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
         assert env.observation_space.contains({name: np.asarray(x) for name, x in obs.items()})
-        obs, *_ = env.step(rng.integers(0, 16, 4))
+        actions = rng.integers(0, 16, 4)
+        assert env.action_space.contains(actions)
+        obs, *_ = env.step(actions)
+    single = {name: x[1] for name, x in obs.items()}
+    assert env.single_observation_space.contains(single)
+    assert env.single_action_space.n == 16
 
 
 def test_the_window_shows_what_is_around_with_north_at_the_top() -> None:
@@ -159,13 +164,16 @@ def test_the_mask_forbids_a_flash_that_is_not_ready() -> None:
 # -- ends, and what is told about them -------------------------------------------------------------
 
 
-def test_the_end_terminates_and_only_then_there_is_a_score() -> None:
-    env = hunt(treasure_num=2)
-    _, _, terminated, truncated, info = stay_at(env, 4)
-    assert (terminated, truncated, info["score"]) == (False, False, 0)
+@pytest.mark.parametrize("taken", [(), (4,), (3, 5, 6)])
+def test_the_end_terminates_and_only_then_there_is_a_score(taken: tuple[int, ...]) -> None:
+    env = hunt(treasure_num=4)
+    for site in (*taken, START):
+        _, _, terminated, truncated, info = stay_at(env, site)
+        assert (terminated, truncated, info["score"]) == (False, False, 0)
     _, _, terminated, truncated, info = stay_at(env, GOAL)
     assert (terminated, truncated) == (True, False)
-    assert info["score"] == info["episode_stats"]["score"] == pytest.approx(150 + 0.2 * (2000 - 2) + 100)
+    score = 150 + 0.2 * (2000 - len(taken) - 2) + 100 * len(taken)
+    assert info["score"] == info["episode_stats"]["score"] == pytest.approx(score)
 
 
 def test_the_end_on_the_last_step_is_the_end() -> None:
@@ -198,7 +206,9 @@ def test_statistics_of_an_episode() -> None:
     walls = 0
     while not walls:
         walls = env.step(WEST)[4]["hit_wall"]
-    stats = stay_at(env, GOAL)[4]["episode_stats"]
+    info = stay_at(env, GOAL)[4]
+    stats = info.pop("episode_stats")
+    assert info.keys() == hunt().reset(seed=0)[1].keys(), "nothing else is told"
     told = {name: value for name, value in stats.items() if not name.startswith("reward_")}
     assert told == {
         "score": stats["score"],
@@ -216,6 +226,7 @@ def test_the_info_of_a_step() -> None:
     env = TreasureHuntEnv(treasure_num=2)
     _, info = env.reset(seed=0)
     nothing = {name: 0 for name in info if name != "position"}
+    assert {type(value) for name, value in info.items() if name in nothing} == {int, float, bool}, "no arrays"
     start = env.world.map.positions[START]
     assert info.pop("position").tolist() == start.tolist()
     assert info == nothing
@@ -242,13 +253,11 @@ def test_nothing_of_a_hunt_is_left_in_the_next_one() -> None:
     env, fresh = (TreasureHuntVector(1, treasure_num=3, max_step=5) for _ in range(2))
     seen, info = fresh.reset(seed=0)
     env.reset(seed=0)
-    env.step(np.array([FLASH + EAST]))
-    for site in (3, BOOST):
-        env.world.position[0] = env.world.map.positions[site]
-        env.step(np.array([FLASH]))
     while not env.step(np.array([WEST]))[3]:
         pass
-    assert env.world.hits[0] or env.world.flashes[0]
+    for name, value in vars(env.world).items():
+        if isinstance(value, np.ndarray) and not name.startswith("_"):
+            value[:] = 1
     begun, *_, told = env.step(np.array([EAST]))
     for name in seen:
         np.testing.assert_array_equal(begun[name], seen[name], name)
@@ -258,6 +267,37 @@ def test_nothing_of_a_hunt_is_left_in_the_next_one() -> None:
     for name, value in vars(fresh.world).items():
         if isinstance(value, np.ndarray):
             np.testing.assert_array_equal(getattr(env.world, name), value, name)
+
+
+def test_a_reset_begins_a_hunt_that_counts() -> None:
+    """Also after one that has ended: the next step is its first."""
+    env = hunt(max_step=2)
+    for _ in range(2):
+        stay_at(env, BOOST)
+        assert stay_at(env, BOOST)[3], "time is up"
+        env.reset()
+    _, reward, *_, info = stay_at(env, 3)
+    assert (info["step_no"], info["treasure_count"]) == (1, 1)
+    assert reward > 0
+
+
+def test_episodes_without_a_seed_follow_from_the_last_one() -> None:
+    def played() -> list[float]:
+        env = TreasureHuntEnv(treasure_num="uniform")
+        env.reset(seed=4)
+        return [float(env.reset()[0]["vector"][2:28].sum()) for _ in range(5)]
+
+    assert played() == played()
+    assert len(set(played())) > 1
+
+
+@pytest.mark.parametrize("name", ["treasure_num", "random_start", "step_from"])
+def test_what_goes_by_progress_needs_somebody_who_moves_it(name: str) -> None:
+    value = [1, 3] if name == "treasure_num" else 0.5
+    with pytest.raises(ValueError, match=rf"{name}=.* goes by the progress of the run: set env.variables.progress=1"):
+        TreasureHuntVector(1, **{name: value})
+    TreasureHuntVector(1, **{name: value}, variables={"progress": 0.0})
+    TreasureHuntVector(1, treasure_num=[3], random_start=0.0, step_from=0.0)
 
 
 def test_a_step_before_the_first_reset_is_refused() -> None:
@@ -353,6 +393,10 @@ def test_an_image() -> None:
     before = image.copy()
     env.step(0)
     assert (env.render() != before).any()
+    assert hunt().render() is None, "none was asked for"
+    many = TreasureHuntVector(2, render_mode="rgb_array")
+    many.reset(seed=0)
+    assert [own.shape for own in many.render()] == [image.shape] * 2
 
 
 def at(env: TreasureHuntEnv, cell: Array, down: int = 0, right: int = 0) -> list[int]:

@@ -157,9 +157,8 @@ class Missing:
 
     def __init__(self, max_step: int, lanes: int = 1, **settings: object) -> None:
         weights = {**NOTHING, "treasure": 1.0}
-        self.env = TreasureHuntVector(
-            lanes, rewards=weights, reward_scale=1.0, dynamic_treasures=True, max_step=max_step, **settings
-        )
+        usual = {"rewards": weights, "reward_scale": 1.0, "dynamic_treasures": True, "max_step": max_step}
+        self.env = TreasureHuntVector(lanes, **{**usual, **settings})
         self.env.reset(seed=0)
         self.steps = max_step
 
@@ -199,8 +198,13 @@ def test_misses_count_where_the_end_is_reached_too() -> None:
 
 def test_misses_are_forgotten_after_a_hundred_episodes() -> None:
     hunts = Missing(max_step=1, treasure_num=2)
-    brought = [hunts.play(3)[0] for _ in range(102)]
-    assert brought == pytest.approx([100, 100 / 1.5, *[50] * 98, 100, 100 / 1.5])
+    brought = [hunts.play(3)[0] for _ in range(202)]
+    assert brought == pytest.approx([100, 100 / 1.5, *[50] * 98] * 2 + [100, 100 / 1.5])
+
+
+def test_misses_change_nothing_unless_asked_for() -> None:
+    hunts = Missing(max_step=2, treasure_num=2, dynamic_treasures=False)
+    assert [hunts.play(3) for _ in range(5)] == [[100]] * 5
 
 
 def test_episodes_of_all_lanes_are_counted_together() -> None:
@@ -276,6 +280,16 @@ def test_route_is_the_difference_of_the_best_of_all_orders() -> None:
         now = shortest(env)
         assert paid == pytest.approx(before - now)
         before = now
+
+
+def test_route_is_of_the_map_that_is_played() -> None:
+    env = only("route", treasure_num=3, map_random=True)
+    for seed in (1, 2):
+        env.reset(seed=seed)
+        env.world.cooldown[0] = COOLDOWN
+        before = shortest(env)
+        paid = put(env, *env.world.map.free_cells[1000])
+        assert paid == pytest.approx(before - shortest(env))
 
 
 def test_going_back_costs_what_going_there_brought() -> None:

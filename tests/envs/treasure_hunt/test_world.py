@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.fields import Array
-from rollmill.envs.treasure_hunt.map import CELL, CELLS, centres
+from rollmill.envs.treasure_hunt.map import CELL, CELLS, HuntMap, centres
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import BUFF_STEPS, COOLDOWN, VIEW, Moved, World
 
@@ -145,6 +145,83 @@ def test_a_blocked_move_slides_along_the_wall() -> None:
     assert hunt.position[1] - before[1] == pytest.approx(moved.distance[0], rel=0.05), "north, along the wall"
     assert hunt.position[0] - before[0] < 0.2 * CELL
     assert not moved.hit_wall[0]
+
+
+DIAGONALS = {1: (1, 1), 3: (-1, 1), 5: (-1, -1), 7: (1, -1)}
+"""Actions, and their way east and north."""
+HERE = (60, 60)
+
+
+def in_the_corner(action: int, *walls: tuple[int, int]) -> tuple[Array, Moved]:
+    """What a diagonal step covers, ``[2]``, from 100 units off the corner that it leads to, on a map without any walls
+    but these neighbouring cells: (1, 0) is the one beside in the step's way east or west, (0, 1) in its way north or
+    south."""
+    way = DIAGONALS[action]
+    free = np.ones((CELLS, CELLS), bool)
+    for beside, above in walls:
+        free[HERE[0] - above * way[1], HERE[1] + beside * way[0]] = False
+    hunt = Hunt()
+    hunt.world.use(HuntMap(free, hunt.world.map.sites))
+    hunt.put(*(centres(np.array(HERE)) + (CELL / 2 - 100) * np.array(way)))
+    before = hunt.position.copy()
+    moved = hunt.step(action)
+    return (hunt.position - before) * way, moved
+
+
+@pytest.mark.parametrize("action", DIAGONALS)
+def test_a_diagonal_step_at_a_corner(action: int) -> None:
+    far = pytest.approx(485, rel=0.04)  # 685 aslant
+    assert in_the_corner(action)[0].tolist() == [far, far]
+    assert in_the_corner(action, (1, 0))[0].tolist() == [far, far], "one open side is enough"
+    assert in_the_corner(action, (0, 1))[0].tolist() == [far, far]
+    assert in_the_corner(action, (1, 0), (1, 1))[0].tolist() == [0, far], "along a wall"
+    assert in_the_corner(action, (0, 1), (1, 1))[0].tolist() == [far, 0]
+    way, moved = in_the_corner(action, (1, 1))
+    assert sorted(way.tolist()) == [0, far], "past an outer corner, on either side"
+    assert not moved.hit_wall[0]
+    way, moved = in_the_corner(action, (1, 0), (0, 1))
+    assert way.tolist() == [0, 0], "not between two walls that touch"
+    assert moved.hit_wall[0]
+
+
+@pytest.mark.parametrize(
+    ("direction", "cell"), [(EAST, (60, 120)), (NORTH, (7, 60)), (WEST, (60, 7)), (SOUTH, (120, 60))]
+)
+def test_nobody_leaves_the_map(direction: int, cell: tuple[int, int]) -> None:
+    hunt = Hunt()
+    hunt.world.use(HuntMap(np.ones((CELLS, CELLS), bool), hunt.world.map.sites))
+    hunt.put(*centres(np.array(cell)))
+    assert hunt.step(FLASH + direction).hit_flashing[0]
+    for _ in range(15):
+        moved = hunt.step(direction)
+    assert moved.hit_wall[0]
+    assert 0 < hunt.position.min() < hunt.position.max() < CELLS * CELL
+
+
+@pytest.mark.parametrize(
+    ("action", "buffed", "low", "high"), [(EAST, 0, 660, 711), (EAST, 9, 900, 1100), (FLASH + EAST, 0, 7900, 8100)]
+)
+def test_lengths_of_moves(action: int, buffed: int, low: float, high: float) -> None:
+    lanes = 200
+    world, rng, found = World(HuntSettings(), lanes), np.random.default_rng(0), []
+    world.reset(np.arange(lanes), rng, 1.0)
+    world.use(HuntMap(np.ones((CELLS, CELLS), bool), world.map.sites))
+    for _ in range(40):
+        world.position[:] = CELLS * CELL / 2 + 3 * CELL
+        world.buff_left[:], world.cooldown[:] = buffed, 0
+        found.append(world.step(np.full(lanes, action), rng).distance)
+    assert low <= np.min(found) < low + 0.004 * (high - low)
+    assert high - 0.004 * (high - low) < np.max(found) <= high
+
+
+def test_the_numbers_of_the_rules() -> None:
+    assert (COOLDOWN, BUFF_STEPS, HuntSettings().max_step, HuntSettings().reach, CELLS * CELL) == (
+        600,
+        50,
+        2000,
+        500,
+        64000,
+    )
 
 
 def test_walking_into_a_wall_is_a_hit() -> None:
