@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import SERIAL, saved_state, train_here
+from running import SERIAL, rows_of, saved_state, train_here
 
+from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import RollmillError
+from rollmill.core.run_folder import RunFolder
+from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.train.run import train
 
 SETTINGS = ("treasure_hunt", "treasure_hunt_13", "treasure_hunt_two_networks")
 SMALL = (
@@ -32,6 +36,31 @@ def test_shipped_settings_are_as_said(name: str) -> None:
     assert max(stages[-1]) == most
     assert set(stages[-1]) == set(range(most + 1)), "no number is forgotten"
     assert config.env.variables == {"progress": 1.0}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_shipped_settings_learn_from_a_batch(tmp_path: Path, name: str) -> None:
+    place = (f"run.dir={tmp_path}", "run.experiment=x", "run.name=run", "report.tensorboard=false", "report.page=false")
+    few = ("sampling.workers=1", "sampling.envs_per_worker=4", "sampling.rollout=16", "learning.batch_size=64")
+    config = load_config(TrainConfig, [Path(name)], [*place, *few, *SERIAL, "stop.batches=1", "learning.device=cpu"])
+    outcome = train(config, Request(command=("test",), console="off"))
+    assert outcome.state == "finished"
+    model = saved_state(RunFolder(outcome.folder))["learners"][0]["model"]
+    assert any("critic_trunk" in part for part in model) == name.endswith("two_networks")
+
+
+def test_a_specialist_goes_on_from_a_checkpoint_with_a_task_of_its_own(tmp_path: Path) -> None:
+    words = (*SERIAL, *SMALL, "report.every_frames=1", "stop.frames=0")
+    parent, folder = train_here(tmp_path / "parent", *words, "stop.batches=2")
+    saved = Checkpoints(folder.checkpoints).newest()
+    assert saved is not None
+    own = ("env.args.treasure_id=[4, 9]", "env.args.max_step=10", "stop.batches=8")
+    _, folder = train_here(tmp_path / "own", *words, *own, restore=saved.path)
+    rows, state = rows_of(folder), saved_state(folder)
+    assert rows[0]["frames"] > parent.frames, "frames count on"
+    assert rows[-1]["episode/treasures_placed"] == 2, "its own, in all episodes that have ended"
+    assert state["config"]["env"]["args"]["treasure_id"] == [4, 9]
+    assert state["learners"][0]["version"] == 8, "batches of the parent included"
 
 
 def test_two_networks_differ_from_the_shipped_settings_in_nothing_else() -> None:
