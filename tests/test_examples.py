@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dreaming import line_model
 from running import ROOT
 
 from rollmill.launch.experiment import load_experiment
 from rollmill.launch.plan import make_plan
 from rollmill.runs.launching import check_run
+from rollmill.worldmodel.controller.nets import build_own
+from rollmill.worldmodel.encoder.file import build_encoder
 
 EXAMPLES = ROOT / "examples"
 
@@ -104,6 +107,14 @@ def test_the_descriptions_of_experiments_can_be_planned(name: str, runs: int, mo
     assert len(make_plan(experiment, Path("runs"), check_run).runs) == runs
 
 
+def test_parts_of_a_world_model_can_be_built() -> None:
+    """``cli/world/test_own.py`` learns and plays with them."""
+    file = EXAMPLES / "own_world_model.py"
+    assert build_encoder(f"{file}:Flat", (8, 8, 3), size=4).size == 4
+    assert line_model(custom=f"{file}:Gated").memory_size == 8
+    assert build_own(f"{file}:TwoLayers", {"width": 2}, 3, 1, "cpu").weights == (3 + 1) * 2 + (2 + 1)
+
+
 MADE_BY_HAND = EXAMPLES / "policies" / "make.py"  # trains for minutes; test_policies replays what it made
 EVERY = sorted(path for path in EXAMPLES.rglob("*.py") if path != MADE_BY_HAND)
 
@@ -111,3 +122,50 @@ EVERY = sorted(path for path in EXAMPLES.rglob("*.py") if path != MADE_BY_HAND)
 @pytest.mark.parametrize("path", EVERY, ids=lambda p: p.stem)
 def test_every_example_is_run_here(path: Path) -> None:
     assert f'"{path.relative_to(EXAMPLES)}"' in Path(__file__).read_text(encoding="utf-8")
+
+
+PROLOG = EXAMPLES / "slurm_prolog.sh"
+
+
+def prolog(rollmill: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The script as slurmd starts it: with hardly any environment."""
+    given = {"PATH": "/usr/bin:/bin", "ROLLMILL": str(rollmill), "ROLLMILL_RUN_DIR": str(folder), **environment}
+    return subprocess.run([str(PROLOG)], env=given, cwd="/", capture_output=True, text=True)
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("doctor", "code", "said"),
+    [
+        ("exit 0", 0, ""),
+        ("echo 'fault  disk  none is left'; exit 1", 1, "not fit for job 7: fault  disk  none is left"),
+        ("exit 124", 1, "doctor did not answer within 60 s"),
+        (
+            "echo '--ned: no such flag'; exit 2",
+            0,
+            "ended with 2, which says nothing about the node: --ned: no such flag",
+        ),
+    ],
+)
+def test_the_prolog_drains_nodes_that_are_not_fit(tmp_path: Path, doctor: str, code: int, said: str) -> None:
+    stub = program(tmp_path / "rollmill", f'echo "$@" > {tmp_path}/words\n{doctor}')
+    done = prolog(stub, tmp_path, SLURM_JOB_ID="7", ROLLMILL_NEED="vizdoom atari")
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert (tmp_path / "words").read_text() == f"doctor --clean --run-dir {tmp_path} --need vizdoom atari\n"
+
+
+def test_a_prolog_without_rollmill_drains_nothing(tmp_path: Path) -> None:
+    done = prolog(tmp_path / "nowhere", tmp_path)
+    assert (done.returncode, "is missing: this node is not checked" in done.stderr) == (0, True)
+
+
+def test_the_prolog_asks_the_real_doctor(tmp_path: Path) -> None:
+    ask = f"exec env PYTHONPATH={':'.join(sys.path)} {sys.executable} -m rollmill.cli.main doctor"
+    real = program(tmp_path / "rollmill", f'shift 2\n{ask} "$@"')  # without --clean, which would touch other tests
+    assert prolog(real, tmp_path).returncode == 0
+    assert prolog(real, Path("/proc/nothing")).returncode == 1, "no run can be written there"

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from holding import HOLDING
+from image_stores import image_store
 from launching import PROGRAM, place, sessions
 from running import ROOT, SMALL, Call, Command, wait_until
 
 from rollmill.core.run_folder import RunFolder
 from rollmill.launch.records import LaunchRecords, PlanRecord, RunRecord
+from rollmill.store.reader import Store
 
 
 def describe(folder: Path, text: str) -> str:
@@ -286,8 +288,41 @@ def test_words_of_other_verbs_are_checked_before_anything_starts(call: Call, tmp
         ("offline", "{}", "which store?"),
         ("collect", "{env.ids: x}", "env.ids"),
         ("bench", "{}", "`rollmill bench` cannot be launched"),
+        ('world, vae, "x"', "{fit.stps: 3}", "did you mean 'fit.steps'?"),
+        ('world, dynamics, "x"', "{memory: gru}", "memory"),
+        ('world, controller, "x"', "{controller.populaton: 3}", "population"),
+        ('world, encode, "x", "y"', "{batch_size: 3}", "batch_size"),
+        ('match, "a", "b"', "{env.ids: x}", "env.ids"),
     ):
         words = f"experiment: x\nprogram: [rollmill, {program}]\nsettings: {settings}\n"
         done = call("launch", "plan", describe(tmp_path, words))
         assert done.code == 2
         assert reason in done.err
+
+
+def test_stages_of_world_models_and_matches_are_launched(call: Call, tmp_path: Path) -> None:
+    """A grid over encoders, each encoded by what stands under its name, and two players."""
+    image_store(tmp_path / "raw", 4)
+    text = """
+experiment: stages
+commands:
+  - name: vae
+    program: [rollmill, world, vae, raw]
+    params: [{grid: {encoder.size: [2, 3]}}]
+    settings: {encoder.channels: [4], fit: {steps: 1, batch_size: 4, device: cpu}, tensorboard: false}
+  - name: latents
+    program: [rollmill, world, encode, raw, "runs/stages/vae_size-{size}_s0"]
+    params: [{grid: {size: [2, 3]}}]
+  - name: judge
+    program: [rollmill, match, random, smoothed-random, --games, "2", --envs, "2", --workers, "1"]
+    settings: {env: connect_four}
+launch: {poll_seconds: 0.05, retries: 0, local: {parallel: 1}}
+"""
+    done = call("launch", "run", describe(tmp_path, text), "--json")
+    assert done.code == 0, done.out + done.err
+    runs = tmp_path / "runs" / "stages"
+    names = ("vae_size-2_s0", "vae_size-3_s0", "latents_size-2_s0", "latents_size-3_s0", "judge_s0")
+    assert {run["run"]: run["state"] for run in json.loads(done.out)} == dict.fromkeys(names, "finished")
+    with Store(runs / "latents_size-3_s0" / "data") as store:
+        assert store.schema["obs:mean"].shape == (3,)
+    assert json.loads((runs / "judge_s0" / "match.json").read_text())

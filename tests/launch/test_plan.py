@@ -168,6 +168,16 @@ def test_every_verb_is_told_its_place_and_its_seed_in_its_own_way() -> None:
     assert commands(world)["e_s3"] == (
         *("rollmill", "world", "run", "--config", "w.yaml", "seed=3", "--out", "runs/e/e_s3"),
     )
+    for words, told in {
+        ("world", "vae", "raw"): ("seed=3", "--out", "runs/e/e_s3"),
+        ("world", "dynamics", "lat"): ("seed=3", "--out", "runs/e/e_s3"),
+        ("world", "controller", "vae"): ("controller.seed=3", "--out", "runs/e/e_s3"),
+        ("world", "dream", "vae", "dyn"): ("controller.seed=3", "--out", "runs/e/e_s3"),
+        ("world", "encode", "raw", "vae"): ("--out", "runs/e/e_s3/data"),
+        ("match", "a", "b"): ("--out", "runs/e/e_s3/match.json", "--seed", "3"),
+    }.items():
+        made = commands(Experiment("e", program=("rollmill", *words), seeds=seeds))["e_s3"]
+        assert made == ("rollmill", *words, *told)
     own = Experiment("e", program=("./mine.py",), seeds=seeds)
     assert commands(own)["e_s3"] == ("./mine.py", "run.seed=3", *place)
 
@@ -197,7 +207,9 @@ def test_several_commands_are_one_plan() -> None:
         ({"commands": [Experiment("a"), Experiment("a")]}, "two commands have one name"),
         ({"commands": [Experiment("a")], "seeds": 2}, "with commands, each of them has params, seeds"),
         ({"commands": [Experiment("a", shuffle=1)]}, "a command has no commands, launch or shuffle"),
-        ({"program": ("rollmill", "report")}, "`rollmill report` cannot be launched; train, offline, world run"),
+        ({"program": ("rollmill", "report")}, "`rollmill report` cannot be launched; train, offline, collect"),
+        ({"program": ("rollmill", "world", "video", "x")}, "`rollmill world video x` cannot be launched"),
+        ({"program": ("rollmill", "world", "encode", "a", "b"), "seeds": 2}, "has no seed; leave out seeds"),
     ],
 )
 def test_commands_that_cannot_be(what: dict[str, Any], reason: str) -> None:

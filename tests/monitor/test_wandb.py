@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
-from running import SERIAL, train_here
+import yaml
+from running import ROOT, SERIAL, rows_of, train_here
 
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError, MissingExtraError
+from rollmill.core.run_folder import RunFolder
 from rollmill.monitor.wandb import TrackedRun, WandbSettings, WandbSink, require_wandb
 from rollmill.runs.settings.train import TrainConfig
 
@@ -89,3 +94,34 @@ def test_without_the_package_nothing_starts(tmp_path: Path, monkeypatch: pytest.
 def test_a_project_needs_a_name() -> None:
     with pytest.raises(ConfigError, match="no name for a project"):
         load_config(TrainConfig, [], ["wandb.project=a/b"])
+
+
+def test_the_sweep_of_the_docs_is_run_by_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's own agent runs the page's command; only its server is left out."""
+    from wandb.wandb_agent import Agent
+
+    (block,) = re.findall(r"```yaml\n(program: .*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.DOTALL)
+    sweep = yaml.safe_load(block)
+    own = tmp_path / "bin" / "rollmill"
+    own.parent.mkdir()
+    more = "wandb.mode=offline stop.batches=1 sampling.mode=serial sampling.workers=1 report.page=false"
+    own.write_text(f'#!/bin/sh\nexec {sys.executable} -m rollmill.cli.main "$@" {more}\n')
+    own.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{own.parent}:{os.environ['PATH']}")
+    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_SWEEP_ID"):
+        monkeypatch.setenv(name, "x")  # the agent sets them for good
+    agent = Agent.__new__(Agent)
+    agent._sweep_command, agent._function, agent._in_jupyter = list(sweep["command"]), None, False
+    agent._forward_signals, agent._run_processes = False, {}
+    chosen = {"learning.learning_rate": 0.0007, "learning.gamma": 0.98}
+    assert chosen.keys() == sweep["parameters"].keys()
+    args = {key: {"value": value} for key, value in chosen.items()}
+    agent._command_run({"run_id": "abc123", "program": sweep["program"], "args": args})
+    assert agent._run_processes["abc123"].wait() == 0
+    run = RunFolder(tmp_path / "runs" / "sweep" / "abc123")
+    config = load_config(TrainConfig, (run.config,), ())
+    assert (config.learning.learning_rate, config.learning.gamma) == (0.0007, 0.98)
+    assert config.wandb.project == "poles"
+    assert sweep["metric"]["name"] in rows_of(run)[-1]
+    assert (run.path / "wandb" / "run_id.txt").read_text().strip() == "abc123"

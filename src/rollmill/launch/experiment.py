@@ -92,9 +92,12 @@ class Experiment:
             raise ConfigError(f"experiment: {show(self.name)} cannot be the name of a folder")
         if not self.program:
             raise ConfigError(f"experiment {self.name}: program is empty")
-        if describe(self.program) is None:
+        verb = describe(self.program)
+        if verb is None:
             known = ", ".join(" ".join(verb) for verb in VERBS)
             raise ConfigError(f"experiment {self.name}: `{' '.join(self.program)}` cannot be launched; {known} can")
+        if not verb.seed and len(self.seed_list()) > 1:
+            raise ConfigError(f"experiment {self.name}: `{' '.join(self.program)}` has no seed; leave out seeds")
         self._check_commands()
         self._check_search()
         self._check_population()

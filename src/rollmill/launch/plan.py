@@ -156,8 +156,10 @@ def _planned(
     flags: tuple[str, ...] = ("--out", verb.out.format(**place)) if verb.out and "--out" not in program else ()
     if verb.seed != SEED and SEED in values:
         seed = values.pop(SEED)
-        values |= {} if verb.seed.startswith("--") else {verb.seed: seed}
-        flags += (verb.seed, str(seed)) if verb.seed.startswith("--") else ()
+        if verb.seed.startswith("--"):
+            flags += (verb.seed, str(seed))
+        elif verb.seed:
+            values[verb.seed] = seed
     values |= {key: template.format(**place) for key, template in verb.settings.items()}
     words = tuple(override(key, value) for key, value in values.items())
     return PlannedRun(name, group, params, folder, files, words, program, flags)

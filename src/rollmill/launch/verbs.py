@@ -20,7 +20,7 @@ class Verb:
     out: str = ""
     """Of ``--out``, unless the description gives one itself."""
     seed: str = SEED
-    """The setting or the flag that takes the seed."""
+    """The setting or the flag that takes the seed; empty: it has none."""
     has_run_folder: bool = False
     """Whether it keeps a run's folder: its state says how it ended, and ``--resume`` goes on. Others are through when
     their command has ended with 0, and are given the same command again when it has not.
@@ -31,9 +31,15 @@ TRAIN = Verb({"run.dir": "{root}", "run.experiment": "{experiment}", "run.name":
 VERBS: dict[tuple[str, ...], Verb] = {
     ("train",): TRAIN,
     ("offline",): TRAIN,
-    ("world", "run"): Verb(out="{folder}", seed="seed"),
     ("collect",): Verb(out="{folder}/data", seed="--seed"),
     ("eval",): Verb(out="{folder}/eval.json", seed="--seed"),
+    ("match",): Verb(out="{folder}/match.json", seed="--seed"),
+    ("world", "run"): Verb(out="{folder}", seed="seed"),
+    ("world", "vae"): Verb(out="{folder}", seed="seed"),
+    ("world", "encode"): Verb(out="{folder}/data", seed=""),
+    ("world", "dynamics"): Verb(out="{folder}", seed="seed"),
+    ("world", "controller"): Verb(out="{folder}", seed="controller.seed"),
+    ("world", "dream"): Verb(out="{folder}", seed="controller.seed"),
 }
 
 

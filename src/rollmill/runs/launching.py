@@ -31,17 +31,32 @@ def check_run(run: PlannedRun) -> RunFacts:
         offline = load_config(OfflineConfig, files, run.words)
         check_offline(offline)
         return RunFacts(offline.fit.steps)
-    if verb == ("world", "run"):
-        from rollmill.runs.settings.world import WorldConfig
-
-        load_config(WorldConfig, files, run.words)
+    if verb is not None and verb[0] == "world":
+        _check_world(verb, files, run.words)
         return RunFacts()
     config = load_config(TrainConfig, files, run.words)
-    if verb in (("collect",), ("eval",)):
+    if verb in (("collect",), ("eval",), ("match",)):
         return RunFacts()
     if verb is not None:
         check(config)  # a program of one's own may bring its own environment
     return RunFacts(config.stop.frames, config.recording.budget_gb if config.recording.on else 0.0)
+
+
+def _check_world(verb: tuple[str, ...], files: Sequence[Path], words: Sequence[str]) -> None:
+    from rollmill.runs.settings import world
+    from rollmill.worldmodel.dynamics.settings import DynamicsSettings
+
+    if verb == ("world", "encode") and files:
+        raise ConfigError("`rollmill world encode` takes no --config; leave out config")
+    settings: dict[str, type] = {
+        "run": world.WorldConfig,
+        "vae": world.VaeConfig,
+        "encode": world.EncodeWords,
+        "dynamics": DynamicsSettings,
+        "controller": world.ControllerConfig,
+        "dream": world.ControllerConfig,
+    }
+    load_config(settings[verb[1]], files, words)
 
 
 def launch_settings(experiment: Experiment, overrides: Sequence[str]) -> LaunchSettings:
