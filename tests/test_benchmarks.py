@@ -114,3 +114,17 @@ def test_samples_of_a_run(load: Load, tmp_path: Path) -> None:
     assert 0.1 <= seen["data_mb"] < 0.2
     assert seen["memory_mb"] > 1
     assert "lag_max" not in seen
+
+
+# -- several_gpus.py ---------------------------------------------------------------------------------------
+
+
+def test_with_one_gpu_several_are_not_measured(
+    load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load("several_gpus")
+    monkeypatch.setattr(sys, "argv", ["several_gpus.py"])
+    monkeypatch.setattr(script, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert script.main() == 0
+    assert "skipped: 2 ranks with --device cuda, and this machine has 1 usable GPUs" in capsys.readouterr().out

@@ -15,8 +15,11 @@ from world_stages import corner_models, dynamics_settings, search
 
 from rollmill.core.config.load import load_config
 from rollmill.monitor.jsonl import read_jsonl
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import collect
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.offline.run import train_offline
+from rollmill.runs.policies.load import load_policy
 from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.runs.settings.world import VaeConfig
 from rollmill.runs.world.dynamics import train_dynamics
@@ -38,6 +41,30 @@ def test_offline_learning(tmp_path: Path, algorithm: str, precision: str) -> Non
     rows = list(read_jsonl(outcome.folder / "metrics.jsonl"))
     losses = [row["learn/loss"] for row in rows if "learn/loss" in row]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "td3bc"])
+@pytest.mark.parametrize("precision", ["float32", "auto"])
+def test_offline_learning_by_values(tmp_path: Path, algorithm: str, precision: str) -> None:
+    store = tmp_path / "store"
+    collect(CollectOptions(out=store, episodes=30, seed=0), overrides=("env=toy_reach", "sampling.workers=1"))
+    words = [f"algorithm={algorithm}", f"store={store}", f"run.dir={tmp_path}", "run.name=fit", "fit.warmup_steps=1"]
+    words += [f"fit.device={DEVICE}", f"fit.precision={precision}", "fit.steps=200", "fit.batch_size=32"]
+    words += [
+        "model.mlp=[16,16]",
+        "value.gamma=0.1",
+        "fit.learning_rate=0.003",
+        "evaluation.episodes=4",
+        "data.validation=0.2",
+    ]
+    outcome = train_offline(load_config(OfflineConfig, [], words), REQUEST)
+    assert outcome.results is not None
+    assert np.isfinite(outcome.results.rows[0].mean)
+    rows = [row for row in read_jsonl(outcome.folder / "metrics.jsonl") if "learn/critic_loss" in row]
+    assert rows[-1]["learn/critic_loss"] < rows[0]["learn/critic_loss"]
+    here, there = (load_policy(outcome.folder, device=device, deterministic=True) for device in ("cpu", str(DEVICE)))
+    seen = {field.name: np.ones(field.shape, field.dtype) for field in here.require_spec().observation}
+    np.testing.assert_allclose(here.act(seen), there.act(seen), rtol=1e-3, atol=1e-4)
 
 
 def test_an_encoder(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from running import SAC, rows_of, saved_state, train_here
 
 from recording import Seen, check_stored
 from rollmill.core.errors import MemoryFull, NonFiniteError, ObserverError
+from rollmill.learning.appo import Appo
+from rollmill.learning.step import Step
 from rollmill.models.acting.graph import GraphPolicy
 from rollmill.optim.device import free_memory
 from rollmill.runs.train.loop import OnlineRun
@@ -93,7 +97,7 @@ def test_ranks_that_share_the_device(tmp_path: Path) -> None:
     assert outcome.reason == "reached stop.batches=8"
 
 
-@pytest.mark.parametrize("mode", ["serial", "async"])
+@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
 def test_recording_what_lies_on_the_device(tmp_path: Path, mode: str) -> None:
     seen = Seen()
     options = ("env=recordable_env:Recordable", "env.args.longest=29", "learning.reward_scale=1e-4", "recording=all")
@@ -156,6 +160,38 @@ def test_after_a_failure_the_next_training_works(
             train_here(tmp_path / f"bad{number}", *WORDS, *MEMORY, "stop.batches=12", observers=[observer()])
         outcome, _ = train_here(tmp_path / f"good{number}", *WORDS, *MEMORY, "stop.batches=6")
         assert outcome.state == "finished"
+
+
+@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
+@pytest.mark.parametrize("call", [1, 2, 4, 6], ids=["first", "second", "recording", "replaying"])
+def test_a_learner_that_fails_ends_the_run_and_leaves_the_device_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, call: int
+) -> None:
+    """Inside the optimizer step: before graphs, while they are recorded, and around one that is replayed."""
+    calls = 0
+
+    def fails(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise RuntimeError("told to fail while learning")
+            return original(*args, **kwargs)
+
+        return wrapped
+
+    words = (*WORDS, *MEMORY, f"sampling.mode={mode}")
+    with monkeypatch.context() as patch:
+        # ``losses`` runs where Python does, recording included; ``train`` also where a graph is replayed.
+        if call < 6:
+            patch.setattr(Step, "losses", fails(Step.losses))
+        else:
+            patch.setattr(Appo, "train", fails(Appo.train))
+        with pytest.raises(RuntimeError, match="told to fail while learning"):
+            train_here(tmp_path / "bad", *words, "stop.batches=12")
+    assert calls >= call
+    outcome, _ = train_here(tmp_path / "good", *words, "stop.batches=6")
+    assert outcome.state == "finished"
 
 
 @pytest.mark.skipif(not ON_GPU, reason="a CPU would take all of the machine's memory first")
