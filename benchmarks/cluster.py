@@ -1,229 +1,210 @@
 """Runs over several nodes: what they cost, and what is lost when something dies. Ray, SLURM and all on this machine.
 
     python benchmarks/cluster.py speed --repeats 3        one node against local workers, and a cluster without nodes
-    python benchmarks/cluster.py faults                   everything is killed once, and a node joins
+    python benchmarks/cluster.py forecast                 what the log foretells beside what is found
+    python benchmarks/cluster.py replay                   samples per insert with three nodes, fast and slow ones
     python benchmarks/cluster.py weights                  from a publication of 12 MB to its use on three nodes
     python benchmarks/cluster.py learning --seeds 1 2     CartPole to 475: three nodes against local workers
-    python benchmarks/cluster.py slurm                    nodes as tasks of a SLURM array that join and leave
+    python benchmarks/cluster.py hunt --seeds 1 2 3       the treasure hunt: nodes that die and join against one machine
+    python benchmarks/cluster.py faults                   everything is killed once, and a node joins
+    python benchmarks/cluster.py churn --times 10         nodes die and join again, with recording on
+    python benchmarks/cluster.py kills --times 50         agents, samplers, workers, gateways die at random moments
+    python benchmarks/cluster.py stopped                  one node has a fifth of the time
+    python benchmarks/cluster.py headless                 the head of the Ray cluster dies and stays away
+    python benchmarks/cluster.py resumes --times 20       the learner is killed and goes on
+    python benchmarks/cluster.py partition                a node cannot be reached for 30 s (network namespaces; root)
+    python benchmarks/cluster.py slurm                    nodes as tasks of a SLURM array that join and leave (root)
+    python benchmarks/cluster.py soak --minutes 30        what grows: memory of every process, Ray's store, its folder
 
-Ray listens on 127.0.0.1 only. Prints a table, writes ``runs/benchmarks/cluster-*.json``. Times are of this machine with
-all nodes on it: they say what the way costs, not how it grows with machines.
+Ray listens on 127.0.0.1 only. Prints what was found and a table of marks, writes ``runs/benchmarks/cluster-*.json``;
+the exit code is 1 where a mark was missed. Times are of this machine with all nodes on it: they say what the way costs,
+not how it grows with machines.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+from cluster_churn import churn, headless, kills, resumes, stopped
+from cluster_hosts import partition
+from cluster_hunt import hunt
+from cluster_run import (
+    CARTPOLE,
+    ENDLESS,
+    OFTEN,
+    QUIET,
+    Leftovers,
+    Marks,
+    Training,
+    modules_below,
+    segments_of,
+    show,
+    training,
+    twice,
+)
+from cluster_soak import forecast, soak
 from common import ROOT, end_on_sigterm, record
-
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-
 from ray_cluster import RayCluster, ray_cluster
 from slurm_cluster import Cluster as SlurmCluster
-from slurm_cluster import missing
+from slurm_cluster import free_ports, missing
 
-from rollmill.distributed.standing import RunStanding
-from rollmill.monitor.jsonl import read_jsonl
-
-CARTPOLE = ("env=CartPole-v1", "sampling.envs_per_worker=16", "report.tensorboard=false", "report.page=false")
-ENDLESS = ("stop.frames=0", "stop.seconds=3600")
-OFTEN = ("report.every_frames=4000",)
-LIMIT_SECONDS = 240.0
-PAUSE_SECONDS = 0.1
+from rollmill.runs.bench.run import load_of_others
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=list(KINDS))
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=30, help="of each training of speed")
+    parser.add_argument("--seconds", type=float, default=30, help="of each measurement")
+    parser.add_argument("--minutes", type=float, default=30, help="of soak")
+    parser.add_argument("--times", type=int, default=10, help="how often something is killed")
+    parser.add_argument("--pause", type=float, default=20, help="mean seconds between two deaths")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--frames", type=int, default=2_000_000, help="of each training of hunt")
+    parser.add_argument("--envs", nargs="+", choices=list(SPEEDS), default=list(SPEEDS), help="of speed")
     options = parser.parse_args()
     end_on_sigterm()
+    marks, others = Marks(), load_of_others()
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as folder:
-        found = KINDS[options.kind](Path(folder), options)
+        found = KINDS[options.kind](Path(folder), options, marks)
     print(json.dumps(found, indent=1))
-    print(record(f"cluster-{options.kind}", found), file=sys.stderr)
-    return 0
-
-
-# -- a training beside this program ------------------------------------------------------------------
-
-
-@dataclass
-class Training:
-    """``rollmill train`` in a process of its own, watched through its files."""
-
-    folder: Path
-    process: subprocess.Popen[bytes]
-    begun: float
-
-    def rows(self) -> list[dict[str, Any]]:
-        file = self.folder / "metrics.jsonl"
-        return list(read_jsonl(file)) if file.exists() else []
-
-    def standing(self) -> RunStanding | None:
-        with contextlib.suppress(FileNotFoundError):
-            return RunStanding.read(self.folder)
-        return None
-
-    def incarnations(self) -> set[int]:
-        """Of nodes that sample."""
-        found = self.standing()
-        return {node.incarnation for node in found.nodes if node.stage == "sampling"} if found else set()
-
-    def said(self, pattern: str) -> list[str]:
-        log = self.folder / "log.txt"
-        return re.findall(pattern, log.read_text()) if log.exists() else []
-
-    def until(self, what: str, done: Callable[[], Any]) -> float:
-        """Seconds until it is so."""
-        begun = time.monotonic()
-        while not done():
-            assert self.process.poll() is None, f"the training has ended: {self.output()}"
-            assert time.monotonic() - begun < LIMIT_SECONDS, f"not within {LIMIT_SECONDS} s: {what}; {self.output()}"
-            time.sleep(PAUSE_SECONDS)
-        return time.monotonic() - begun
-
-    def gap(self, since: float) -> float:
-        """The longest time between two rows of metrics after a moment (seconds since 1970)."""
-        times = [row["time"] for row in self.rows()]
-        return max((b - a for a, b in itertools.pairwise(times) if b > since), default=0.0)
-
-    def below(self, name: str) -> list[psutil.Process]:
-        """Its processes of a module."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if name in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
-
-    def output(self) -> str:
-        return (self.folder.parent / f"{self.folder.name}.out").read_text()[-2000:]
-
-    def finish(self) -> int:
-        self.process.terminate()
-        return self.process.wait()
-
-
-@contextlib.contextmanager
-def training(folder: Path, name: str, *words: str) -> Iterator[Training]:
-    place = folder / "default" / name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "rollmill.cli.main", "train", f"run.dir={folder}", f"run.name={name}", *words]
-    with open(place.parent / f"{name}.out", "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        yield Training(place, process, time.monotonic())
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+    print(marks.table())
+    kept = {"command": sys.argv[1:], "busy_cores_before": others, **found, "marks": marks.rows}
+    print(record(f"cluster-{options.kind}", kept), file=sys.stderr)
+    return int(not marks.all_met)
 
 
 # -- speed -------------------------------------------------------------------------------------------
 
+SPEEDS = {"cartpole": (CARTPOLE, 0.80), "doom": (("-f", "doom_basic", *QUIET), 0.90)}
+"""Settings, and the share of local workers' frames per second that the same workers should reach on a node."""
 
-def speed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+
+def speed(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str, Any]:
     """Frames per second by turns: two local workers; the same on one node; two local workers and a cluster without
     nodes."""
-    kinds = {"local": (), "node": ("cluster.nodes=1", "cluster.local_workers=false"), "empty": ("cluster.nodes=0",)}
-    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    left = Leftovers()
+    found: dict[str, Any] = {}
     with ray_cluster(folder, 1) as cluster:
-        for repeat in range(options.repeats):
-            for kind, words in kinds.items():
-                away = (f"cluster={cluster.address}", *words) if kind != "local" else ()
-                if kind == "empty":
-                    away = (*away, "cluster.resource=nobody")
-                found[kind].append(_rate(folder, f"{kind}{repeat}", options.seconds, *away))
-                print(kind, found[kind][-1], file=sys.stderr, flush=True)
-    middle = {kind: statistics.median(rates) for kind, rates in found.items()}
-    ratios = {f"{kind} / local": middle[kind] / middle["local"] for kind in ("node", "empty")}
-    return {"frames_per_s": found, **ratios}
+        away = {
+            "local": (),
+            "node": (f"cluster={cluster.address}", "cluster.nodes=1", "cluster.local_workers=false"),
+            "empty": (f"cluster={cluster.address}", "cluster.nodes=0", "cluster.resource=nobody"),
+        }
+        for env in options.envs:
+            rates: dict[str, list[float]] = {kind: [] for kind in away}
+            for repeat in range(options.repeats):
+                for kind, words in away.items():
+                    rates[kind].append(_rate(folder, f"{env}-{kind}{repeat}", options.seconds, *SPEEDS[env][0], *words))
+                    show({env: {kind: round(rates[kind][-1])}})
+            middle = {kind: statistics.median(values) for kind, values in rates.items()}
+            found[env] = {"frames/s": rates}
+            marks.at_least(f"{env}: node / local", middle["node"] / middle["local"], SPEEDS[env][1])
+            marks.at_least(f"{env}: empty / local", middle["empty"] / middle["local"], 0.97)
+    left.judge(marks)
+    return found
 
 
 def _rate(folder: Path, name: str, seconds: float, *words: str) -> float:
     """Frames per second of a training once it is under way: nodes take a while to start."""
-    with training(folder, name, *CARTPOLE, *OFTEN, "sampling.workers=2", *ENDLESS, *words) as run:
+    with training(folder, name, *words, *OFTEN, "sampling.workers=2", *ENDLESS) as run:
         run.until("a first row", run.rows)
         time.sleep(5)
-        first = run.rows()[-1]
-        time.sleep(seconds)
-        last = run.rows()[-1]
-        return float((last["frames"] - first["frames"]) / (last["time"] - first["time"]))
+        return run.rate(seconds)
+
+
+# -- replay ------------------------------------------------------------------------------------------
+
+RATIOS = (0.5, 1, 3, 8)
+INSERTS = 2000
+SLOW_SECONDS = 0.004
+
+
+def replay(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str, Any]:
+    """Samples per insert with three nodes: those that the learner waits for, and those that wait for it."""
+    found: dict[str, Any] = {}
+    left = Leftovers()
+    nodes = ("cluster=local", "cluster.nodes=3", "sampling.workers=1", "sampling.envs_per_worker=16")
+    env = (f"env={ROOT / 'benchmarks' / 'paced_env.py'}:Paced", "model.mlp=[256,256]", "learning.max_policy_lag=1000")
+    for ratio in RATIOS:
+        for speed_of_nodes, seconds in (("fast", 0.0), ("slow", SLOW_SECONDS)):
+            words = (f"env.args.seconds={seconds}", "learning.targets=vtrace", "replay.capacity=400", *QUIET)
+            name = f"r{ratio}-{speed_of_nodes}"
+            with training(
+                folder, name, *env, *nodes, *words, f"replay.samples_per_insert={ratio}", *OFTEN, *ENDLESS
+            ) as run:
+                run.until("three nodes", run.sampling(3))
+                run.until("inserts", lambda run=run: run.rows() and run.rows()[-1].get("replay/inserted", 0) >= INSERTS)
+                row = run.rows()[-1]
+                found[name] = {key: row[f"replay/{key}"] for key in ("inserted", "sampled", "ratio")}
+                found[name]["segments of nodes"] = row["cluster/segments"]
+                show({name: found[name]})
+            marks.within(f"samples per insert, {speed_of_nodes} nodes", row["replay/ratio"], ratio, 0.02)
+    left.judge(marks)
+    return found
 
 
 # -- faults ------------------------------------------------------------------------------------------
 
 
-def faults(folder: Path, _options: argparse.Namespace) -> dict[str, Any]:
+def faults(folder: Path, _options: argparse.Namespace, marks: Marks) -> dict[str, Any]:
     """One run with three nodes, in which one thing after the other dies."""
     found: dict[str, Any] = {}
+    left = Leftovers()
     with ray_cluster(folder, 2) as cluster:
         cluster.hold()
-        found["listens on"] = sorted(cluster.listening())
+        marks.equal("addresses that are listened at", ", ".join(sorted(cluster.listening())), "127.0.0.1")
         words = (f"cluster={cluster.address}", "cluster.nodes=2", "sampling.workers=1", "cluster.workers=1")
         with training(folder, "run", *CARTPOLE, *OFTEN, *words, *ENDLESS, "recording=all") as run:
-            found["first training step, s"] = run.until("a first row", run.rows)
-            found["two nodes sample, s"] = run.until("two nodes", lambda: len(run.incarnations()) == 2)
+            marks.at_most("first training step, s", run.until("a first row", run.rows), 30)
+            found["two nodes sample, s"] = run.until("two nodes", run.sampling(2))
             cluster.release()
-            found["a third one joins, s"] = run.until("three nodes", lambda: len(run.incarnations()) == 3)
+            found["a third one joins, s"] = run.until("three nodes", run.sampling(3))
             for what in ("raylet", "agent", "sampler", "worker", "gateway", "head"):
+                known = len(run.checkpoints())
                 found[what] = _kill(what, run, cluster)
-                print(what, found[what], file=sys.stderr, flush=True)
-            found["head"]["checkpoints after it"] = len(list((run.folder / "checkpoints").glob("*.ckpt")))
-            below = [p for file, _ in cluster.started for p in psutil.Process(pid_of(file)).children(recursive=True)]
-            below += psutil.Process(run.process.pid).children(recursive=True)
-            found["exit code"] = run.finish()
-        cluster.end()
-        _, alive = psutil.wait_procs(below, timeout=30)
-        found["processes left"] = len(alive)
-        found["twice in the store"] = twice(run.folder / "data")
-        standing = run.standing()
-        assert standing is not None
-        found["segments"] = {"received": standing.received, "lost": standing.lost, "refused": standing.refused}
+                show({what: found[what]})
+            found["head"]["checkpoints after it"] = len(run.checkpoints()) - known
+            run.end(marks)
+        found["segments"] = segments_of(run.told())
+        marks.equal("segments that came twice or too late", found["segments"]["refused"], 0)
+        marks.equal("episodes twice in the store", twice(run.folder / "data"), 0)
+    left.judge(marks)
+    for what in ("raylet", "agent", "sampler", "gateway", "head"):
+        marks.at_most(f"{what}: noticed, s", found[what]["noticed, s"], 10)
+    for what in ("agent", "sampler", "gateway"):
+        marks.at_most(f"{what}: all again, s", found[what]["all again, s"], 30)
+    for what in ("raylet", "agent", "sampler", "worker"):
+        marks.at_most(f"{what}: longest gap between rows, s", found[what]["longest gap between rows, s"], 3)
+    marks.at_most("a third one joins, s after it was started", found["a third one joins, s"], 15)
     return found
-
-
-def pid_of(record: Path) -> int:
-    return int(json.loads(record.read_text())["pid"])
 
 
 def _kill(what: str, run: Training, cluster: RayCluster) -> dict[str, Any]:
     """SIGKILL for one process; how the run takes it."""
-    run.until("three nodes", lambda: len(run.incarnations()) == 3)
-    before, moment = run.incarnations(), time.time()
-    standing = run.standing()
-    assert standing is not None
-    victims = _victims(what, run, cluster)
-    victims[0].kill()
+    run.until("three nodes", run.sampling(3))
+    before, moment, lost = run.incarnations(), time.time(), run.told().lost
+    _victims(what, run, cluster)[0].kill()
     found: dict[str, Any] = {}
     if what == "worker":  # the node's own sampler replaces it
         time.sleep(10)
     else:
-        noticed = lambda: run.incarnations() != before  # noqa: E731
-        found["noticed, s"] = run.until("somebody noticed", noticed)
-        all_again = lambda: len(run.incarnations()) == 3 and run.incarnations() != before  # noqa: E731
-        found["all again, s"] = found["noticed, s"] + run.until("three nodes again", all_again)
-    after = run.standing()
-    assert after is not None
-    return {**found, "longest gap between rows, s": run.gap(moment), "lost segments": after.lost - standing.lost}
+        found["noticed, s"] = run.until("somebody noticed", lambda: run.incarnations() != before)
+        again = run.until("three nodes again", lambda: run.sampling(3)() and run.incarnations() != before)
+        found["all again, s"] = found["noticed, s"] + again
+    return {**found, "longest gap between rows, s": run.gap(moment), "lost segments": run.told().lost - lost}
 
 
 def _victims(what: str, run: Training, cluster: RayCluster) -> list[psutil.Process]:
@@ -235,27 +216,16 @@ def _victims(what: str, run: Training, cluster: RayCluster) -> list[psutil.Proce
     raylet = cluster.processes(node)["raylet"]
     if what == "raylet":
         return [raylet]
-    below = raylet.children(recursive=True)
-    (sampler,) = (process for process in below if "node_sampler_main" in " ".join(process.cmdline()))
+    (sampler,) = modules_below(raylet, "node_sampler_main")
     if what == "agent":
         return [psutil.Process(sampler.ppid())]
-    return [sampler] if what == "sampler" else [p for p in sampler.children() if "worker" in " ".join(p.cmdline())]
-
-
-def twice(data: Path) -> int:
-    """Episodes of the recording that are there more than once: seeds are of lane and episode."""
-    from rollmill.store.reader import Store
-
-    store = Store(data)
-    ends = [store.end_record(i) for i in range(len(store))]
-    names = [(end.lane, end.worker, end.seed, end.first_step) for end in ends]
-    return len(names) - len(set(names))
+    return [sampler] if what == "sampler" else modules_below(sampler, "sampling.worker")
 
 
 # -- weights -----------------------------------------------------------------------------------------
 
 
-def weights(folder: Path, _options: argparse.Namespace) -> dict[str, Any]:
+def weights(folder: Path, _options: argparse.Namespace, marks: Marks) -> dict[str, Any]:
     """Milliseconds from a publication until nodes have it, while segments are under way."""
     from clustering import gateway, node_plan
 
@@ -293,13 +263,10 @@ def weights(folder: Path, _options: argparse.Namespace) -> dict[str, Any]:
                 times.append((time.monotonic() - begun) * 1e3)
                 learner.segments.clear()
     times.sort()
-    return {
-        "MB": plan.weight_bytes / 1e6,
-        "publications": len(times),
-        "p50, ms": times[len(times) // 2],
-        "p99, ms": times[int(len(times) * 0.99)],
-        "backwards": backwards,
-    }
+    marks.at_most("on all three nodes, ms, half of all publications", times[len(times) // 2], 150)
+    marks.at_most("on all three nodes, ms, 99 % of all publications", times[int(len(times) * 0.99)], 500)
+    marks.equal("publications that came after newer ones", backwards, 0)
+    return {"MB": plan.weight_bytes / 1e6, "publications": len(times)}
 
 
 def _bytes_of(spec: Any, model: Any) -> int:
@@ -313,21 +280,30 @@ def _bytes_of(spec: Any, model: Any) -> int:
 # -- learning ----------------------------------------------------------------------------------------
 
 
-def learning(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def learning(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str, Any]:
     """Frames until the mean return of CartPole is 475, on three nodes and on local workers."""
     found: dict[str, list[float | None]] = {"local": [], "nodes": []}
     with ray_cluster(folder, 3) as cluster:
         away = (f"cluster={cluster.address}", "cluster.nodes=3", "cluster.local_workers=false", "sampling.workers=1")
         for seed in options.seeds:
             for kind, words in {"local": ("sampling.workers=3",), "nodes": away}.items():
-                name = f"{kind}{seed}"
-                limits = ("stop.frames=1_000_000", "report.every_frames=5000", f"run.seed={seed}")
-                with training(folder, name, "-f", "cartpole", *limits, "sampling.mode=async", *words) as run:
+                limits = (
+                    "stop.frames=1_000_000",
+                    "report.every_frames=5000",
+                    f"run.seed={seed}",
+                    "sampling.mode=async",
+                )
+                with training(folder, f"{kind}{seed}", "-f", "cartpole", *limits, *QUIET, *words) as run:
                     reached = lambda run=run: [r for r in run.rows() if r.get("episode/return", 0) >= 475]  # noqa: E731
                     while run.process.poll() is None and not reached():
                         time.sleep(1)
                     found[kind].append(reached()[0]["frames"] if reached() else None)
-                    print(name, found[kind][-1], file=sys.stderr, flush=True)
+                    show({f"{kind}{seed}": found[kind][-1]})
+    frames = {kind: [x for x in values if x is not None] for kind, values in found.items()}
+    marks.equal("trainings on nodes that reached 475", len(frames["nodes"]), len(options.seeds))
+    if all(frames.values()):
+        ratio = statistics.median(frames["nodes"]) / statistics.median(frames["local"])
+        marks.at_most("frames on nodes / frames on local workers", ratio, 1.3)
     return {"frames to 475": found}
 
 
@@ -345,57 +321,65 @@ exec rollmill cluster join 127.0.0.1:{port} --cpus 1 --store-mb 100 --block
 """
 
 
-def slurm(folder: Path, _options: argparse.Namespace) -> dict[str, Any]:
-    """A learner's job, and an array of nodes: one task is taken away, another job brings one more."""
+def slurm(folder: Path, _options: argparse.Namespace, marks: Marks) -> dict[str, Any]:
+    """A learner's job, and an array of three nodes: one task is taken away, another job brings one more."""
     if why := missing():
         raise SystemExit(why)
-    from slurm_cluster import free_ports
-
-    port = free_ports(1)[0]
+    left, port = Leftovers(), free_ports(1)[0]
     bin_folder = str(Path(sys.executable).parent)
     own = {"XDG_CACHE_HOME": str(folder / "cache"), "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
-    cluster = SlurmCluster(folder / "slurm", nodes=4)
+    cluster = SlurmCluster(folder / "slurm", nodes=5)
     cluster.environment |= {**own, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     words = " ".join((*CARTPOLE, *OFTEN, "sampling.workers=1"))
     scripts = {"learner": LEARNER.format(port=port, folder=folder, words=words), "nodes": NODES.format(port=port)}
     for name, text in scripts.items():
         (folder / f"{name}.sh").write_text(text)
     submit = ["sbatch", "--parsable", f"--output={folder}/%x-%a.out", "--export=ALL"]
-    run = Training(folder / "default" / "run", subprocess.Popen(["sleep", "infinity"]), time.monotonic())
+    run = Training(folder / "default" / "run", subprocess.Popen(["sleep", "infinity"]))
+    (folder / "default").mkdir()
+    (folder / "default" / "run.out").touch()
     found: dict[str, Any] = {}
     try:
         cluster.start()
         cluster.call(*submit, str(folder / "learner.sh"))
-        array = cluster.call(*submit, "--array=0-1", str(folder / "nodes.sh")).strip()
+        array = cluster.call(*submit, "--array=0-2", str(folder / "nodes.sh")).strip()
         found["first training step, s"] = run.until("a first row", run.rows)
-        found["two tasks sample, s"] = run.until("two nodes", lambda: len(run.incarnations()) == 2)
-        first = run.incarnations()
-        moment = time.time()
+        found["three tasks sample, s"] = run.until("three nodes", run.sampling(3))
+        first, moment = run.incarnations(), time.time()
         cluster.call("scancel", f"{array}_1")
-        found["scancel of one is noticed, s"] = run.until("one node", lambda: len(run.incarnations()) == 1)
-        assert run.incarnations() < first
+        marks.at_most("scancel of one is noticed, s", run.until("two nodes", run.sampling(2)), 10)
+        marks.equal("the others go on as they were", run.incarnations() < first, True)
         cluster.call(*submit, str(folder / "nodes.sh"))
-        found["a job joins, s"] = run.until("two nodes again", lambda: len(run.incarnations()) == 2)
-        found["longest gap between rows, s"] = run.gap(moment)
-        standing = run.standing()
-        assert standing is not None
-        found["segments"] = {"received": standing.received, "lost": standing.lost, "refused": standing.refused}
-        cluster.call("scancel", "--user=root")
-        found["all has ended, s"] = run.until("SLURM to be idle", lambda: set(cluster.states()) == {"idle"})
-        found["processes of Ray left"] = len([p for p in psutil.process_iter(["cmdline"]) if f":{port}" in str(p.info)])
+        found["a job joins, s"] = run.until("three nodes again", run.sampling(3))
+        marks.at_most("longest gap between rows, s", run.gap(moment), 3)
+        found["segments"] = segments_of(run.told())
         return found
     finally:
+        with contextlib.suppress(AssertionError):  # of a cluster that never came up
+            cluster.call("scancel", "--user=root")
+            found["all has ended, s"] = run.until("SLURM to be idle", lambda: set(cluster.states()) == {"idle"})
         run.process.kill()
         run.process.wait()
         cluster.stop()
+        left.judge(marks)
 
 
-KINDS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
+KINDS: dict[str, Callable[[Path, argparse.Namespace, Marks], dict[str, Any]]] = {
     "speed": speed,
-    "faults": faults,
+    "forecast": forecast,
+    "replay": replay,
     "weights": weights,
     "learning": learning,
+    "hunt": hunt,
+    "faults": faults,
+    "churn": churn,
+    "kills": kills,
+    "stopped": stopped,
+    "headless": headless,
+    "resumes": resumes,
+    "partition": partition,
     "slurm": slurm,
+    "soak": soak,
 }
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ def test_a_head_is_refused_where_somebody_listens(call: Call, taken: int, tmp_pa
         (("up", "--host", "10.0.0.5", "--port", "12000"), "Ray needs 10002 to 19999 for its workers"),
         (("join", "alpha"), "host:port is expected"),
         (("join", "127.0.0.1:6379", "--host", "10.0.0.5"), "from its own machine alone"),
-        (("join", "127.0.0.1:6379"), "no token: copy"),
         (("down", "alpha"), "host:port is expected"),
         (("status", "nobody"), "no run 'nobody'"),
     ],
@@ -56,6 +55,12 @@ def test_what_cannot_be_is_refused_before_anything_starts(call: Call, words: tup
     result = call("cluster", *words)
     assert result.code == 2
     assert said in result.err
+
+
+def test_a_node_without_a_token_is_refused_where_there_is_a_head(call: Call, taken: int) -> None:
+    result = call("cluster", "join", f"127.0.0.1:{taken}")
+    assert result.code == 2
+    assert "no token: copy" in result.err
 
 
 def test_a_node_gives_up_when_its_head_does_not_answer(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

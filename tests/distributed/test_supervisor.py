@@ -53,6 +53,22 @@ def test_a_node_that_cannot_reach_its_head_says_so_and_gives_up(silent: str) -> 
     assert not file.exists()
 
 
+def test_a_node_waits_for_its_token_as_for_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head makes it when it is started, which may be at the same time."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        head.listen()
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        file = supervisor.prepare(replace(NODE, address=address))
+        with pytest.raises(ClusterError, match="no token: copy"):
+            supervisor.wait_until_up(file, supervisor.start_in_background(file))
+    assert Record.read(file).stage == "failed"
+    assert list(supervisor.records()) == [], "what it has left is removed"
+
+
 def test_a_node_that_waits_for_its_head_is_found_and_ended(silent: str) -> None:
     file = supervisor.prepare(replace(NODE, address=silent, patience=600.0))
     process = supervisor.start_in_background(file)

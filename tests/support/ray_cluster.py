@@ -65,6 +65,19 @@ class RayCluster:
         top = psutil.Process(Record.read(record).pid)
         return {process.name(): process for process in [top, *top.children(recursive=True)]}
 
+    def lose(self, number: int) -> None:
+        """One of those that were started is gone for good, as a machine that was switched off."""
+        file, process = self.started[number]
+        record = Record.read(file)
+        below = psutil.Process(record.pid).children(recursive=True)
+        process.kill()
+        for one in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
+        supervisor.forget(file, record)
+        del self.started[number]
+
     def listening(self) -> set[str]:
         """Addresses that anything of the cluster listens on."""
         found = set()

@@ -144,7 +144,7 @@ class Command:
 
     def __init__(self, *words: str, cwd: Path) -> None:
         self.mark = uuid.uuid4().hex
-        self._shared_memory = _shared_memory()
+        self._shared_memory = shared_memory()
         self._text: list[str] = []
         self.output = cwd / f"output-{self.mark}.txt"
         path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -218,7 +218,7 @@ class Command:
         # Other tests may run at the same time: their segments are in use, or are there for a moment only. Those of
         # simulators that were killed are told by their names.
         def left() -> set[str]:
-            return {name for name in _unused(_shared_memory() - self._shared_memory) if not name.startswith("ViZDoom")}
+            return {name for name in unused(shared_memory() - self._shared_memory) if not name.startswith("ViZDoom")}
 
         wait_until(lambda: not left(), 30.0, f"{left()} to be gone from shared memory")
 
@@ -232,11 +232,11 @@ def command_words(folder: Path, *overrides: str) -> list[str]:
     return ["train", f"run.dir={folder}", "run.experiment=x", *small_words(*overrides)]
 
 
-def _shared_memory() -> set[str]:
+def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
-def _unused(names: set[str]) -> set[str]:
+def unused(names: set[str]) -> set[str]:
     """Those files in shared memory that are this user's, and that no living process has open or maps."""
     found = {}
     for name in names:

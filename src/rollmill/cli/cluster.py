@@ -17,12 +17,11 @@ from rollmill.core.text import columns
 from rollmill.distributed import supervisor
 from rollmill.distributed.ray_place import (
     WORKER_PORTS,
-    has_token,
     is_loopback,
     make_token,
+    missing_token,
     place_of,
     silence,
-    token_file,
 )
 from rollmill.distributed.settings import RESOURCE
 from rollmill.distributed.standing import RunStanding
@@ -102,13 +101,10 @@ def join(
     mine = host or (place.host if place.loopback else "")
     if place.loopback and not is_loopback(mine):
         raise ConfigError(f"the head at {place} can be reached from its own machine alone, not from {mine}")
-    if not has_token():
-        raise ConfigError(
-            f"no token: copy {token_file()} from the head's machine, or set RAY_AUTH_TOKEN; RAY_AUTH_MODE=disabled "
-            "where the cluster has none"
-        )
-    if why := silence(place):
+    if why := silence(place):  # a head that is being started may be about to make the token
         print(f"{why}; it is tried for {patience:g} s", file=sys.stderr, flush=True)
+    elif why := missing_token():
+        raise ConfigError(why)
     node = RayNode("node", str(place), mine, cpus, store_mb, RESOURCE, patience)
     return _start(node, block, json_, "")
 

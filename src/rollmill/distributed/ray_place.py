@@ -94,6 +94,16 @@ def has_token() -> bool:
     return known or os.environ.get("RAY_AUTH_MODE") == "disabled"
 
 
+def missing_token() -> str:
+    """What to do about it; empty where there is one, or none is needed."""
+    if has_token():
+        return ""
+    return (
+        f"no token: copy {token_file()} from the head's machine, or set RAY_AUTH_TOKEN; RAY_AUTH_MODE=disabled where "
+        "the cluster has none"
+    )
+
+
 def environment(loopback: bool) -> Mapping[str, str]:
     """What processes that import Ray need beside what they inherit."""
     found = {**QUIET, **(KEEP_LOOPBACK if loopback else {})}

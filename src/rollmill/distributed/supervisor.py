@@ -31,7 +31,7 @@ from rollmill.core.machine import cache_folder
 from rollmill.core.opening import read_json
 from rollmill.core.process import Errand, module_command
 from rollmill.core.stopping import Interrupt
-from rollmill.distributed.ray_place import Place, environment, place_of, silence
+from rollmill.distributed.ray_place import Place, environment, missing_token, place_of, silence
 
 Stage = Literal["starting", "up", "resting", "failed"]
 STARTED = "Ray runtime started"
@@ -226,7 +226,7 @@ class Supervisor:
         """One life of Ray's processes."""
         began = time.monotonic()
         self._tell("starting")
-        why = silence(self._node.place) if self._node.role == "node" else ""
+        why = (silence(self._node.place) or missing_token()) if self._node.role == "node" else ""
         if why:
             self._fail(why, was_up=False)
             return

@@ -14,7 +14,7 @@ from rollmill.sampling.sampler import SamplerPlan
 
 log = logging.getLogger("rollmill")
 
-GATEWAY_BYTES = {True: 24_000_000, False: 120_000_000}
+GATEWAY_BYTES = {True: 24_000_000, False: 70_000_000}
 """What a gateway's process takes before it has received anything, for local nodes and for Ray's."""
 
 
