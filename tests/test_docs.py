@@ -378,6 +378,37 @@ def test_every_fault_names_a_test() -> None:
     assert [cells[0] for cells in rows if "::" not in cells[-1]] == []
 
 
+# -- capabilities -------------------------------------------------------------------------------------
+
+CAPABILITIES = [cells for cells in table_rows(DOCS / "capabilities.md") if re.fullmatch(r"[A-Z]\d+", cells[0])]
+
+
+def test_capabilities_are_named_once_and_without_gaps() -> None:
+    names = [cells[0] for cells in CAPABILITIES]
+    families = {family: [int(name[1:]) for name in names if name[0] == family] for family in "REHWDA"}
+    assert {family: list(range(1, len(numbers) + 1)) for family, numbers in families.items()} == families
+    assert len(names) > 130
+
+
+@pytest.mark.parametrize("cells", CAPABILITIES, ids=lambda cells: cells[0])
+def test_a_capability_has_a_page_and_a_test(cells: list[str]) -> None:
+    _, _, pages, tests = cells
+    links = re.findall(r"\]\(([\w.]+)(?:#([\w-]+))?\)", pages)
+    assert links
+    assert [link for link in links if link[1] and link[1] not in headings_of(DOCS / link[0])] == []
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", tests)
+    assert named
+    assert [one for one in named if one[1] and one[1] not in functions_of(ROOT / "tests" / one[0])] == []
+    assert [file for file, _ in named if not (ROOT / "tests" / file).is_file()] == []
+
+
+def test_what_is_missing_names_capabilities_that_there_are() -> None:
+    missing = text_of(DOCS / "capabilities.md").rpartition("\n## ")[2]
+    named = re.findall(r"\b([A-Z]\d+)\b", missing)
+    assert named
+    assert set(named) <= {cells[0] for cells in CAPABILITIES}
+
+
 # -- the pages as a whole -----------------------------------------------------------------------------
 
 

@@ -1,8 +1,10 @@
 """Rows of metrics: when they are written, what stands in them, and what happens when they cannot be."""
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from rollmill.runs.train import run as train_module
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.reporting import Phases, TrainMetrics, panel_rows
+from rollmill.sampling.sampler import EpisodeEnd
 
 TARGET = (*SERIAL, "env=toy_target")
 
@@ -115,6 +118,18 @@ def test_the_mean_return_is_that_of_the_window(tmp_path: Path) -> None:
     for value in (3.0, 7.0):
         reporter.episodes.add([value], [1])
     assert (reporter.mean_return, reporter.window_full) == (4.0, True)
+
+
+def test_every_worker_has_a_mean_return_of_its_own(tmp_path: Path) -> None:
+    """Worker 1 has lanes 4 to 7: its environments bring less."""
+    reporter = metrics_of(config_of(tmp_path, "report.window=2"))
+    returns = {0: [9.0, 10.0, 12.0], 3: [14.0], 4: [1.0], 7: [3.0]}
+    ended = deque(EpisodeEnd(lane, 0, value, 5, True, 0, 0) for lane, values in returns.items() for value in values)
+    plan = SimpleNamespace(lanes_per_group=2, settings=SimpleNamespace(groups=2))
+    report = SimpleNamespace(episode_stats=deque())
+    sampler = SimpleNamespace(episodes=ended, plan=plan, pool=SimpleNamespace(report=report))
+    reporter._count_episodes(SimpleNamespace(parts=SimpleNamespace(sampler=sampler), selfplay=None))  # type: ignore[arg-type]
+    assert reporter._workers.means() == {"worker0/return": 13.0, "worker1/return": 2.0}
 
 
 def test_faults_and_restarts_are_counted_in_the_rows(tmp_path: Path) -> None:
