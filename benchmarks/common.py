@@ -60,7 +60,7 @@ PEER_ATARI = ["ale-py==0.12.1", "opencv-python-headless"]
 
 def sb3_venv() -> Path:
     """Stable-Baselines3 with the environments of its comparisons."""
-    return peer_venv("sb3", [*PEER_BASE, *PEER_ATARI, "mujoco==4.0.0", "imageio", "stable-baselines3==2.9.2"])
+    return peer_venv("sb3", [*PEER_BASE, *PEER_ATARI, "gymnasium[mujoco]==1.4.0", "stable-baselines3==2.9.2"])
 
 
 def puffer_venv() -> Path:
