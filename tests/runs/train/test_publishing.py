@@ -78,10 +78,10 @@ def test_kill_and_resume_with_pool_and_replay(tmp_path: Path, pytestconfig: pyte
     folder, rng = RunFolder(tmp_path / "x" / "run"), np.random.default_rng(0)
     pool, saved = ModelPool(folder.pool), Checkpoints(folder.checkpoints)
     before: tuple[Entry, ...] = ()
+    frames = FIRST
     for session in range(pytestconfig.getoption("--kills")):
         command = Command("train", *words, *(["--resume"] if session else []), cwd=tmp_path)
         try:
-            frames = FIRST + MORE * session
             wait_until(lambda: (newest := saved.newest()) and newest.step >= frames, what="a checkpoint")  # noqa: B023
             time.sleep(float(rng.random()) * 0.3)
             seen = pool.entries()
@@ -90,6 +90,9 @@ def test_kill_and_resume_with_pool_and_replay(tmp_path: Path, pytestconfig: pyte
         finally:
             command.kill()
         command.assert_nothing_left()
+        newest = saved.newest()
+        assert newest
+        frames = newest.step + MORE
         require_whole(pool, {*before, *seen})
         assert pool.entries()[-1].id > max((entry.id for entry in before), default=-1), "new ones were published"
         before = pool.entries()

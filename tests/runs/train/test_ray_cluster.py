@@ -74,7 +74,10 @@ class Faults(Until):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed")
-def test_nodes_of_ray_are_learnt_from_replaced_and_joined_and_nothing_is_left(tmp_path: Path) -> None:
+def test_nodes_of_ray_are_learnt_from_replaced_and_joined_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # another test of this process may have imported it
     with ray_cluster(tmp_path, 2) as cluster:
         assert {ip.rpartition(":")[2] for ip in cluster.listening()} == {"127.0.0.1"}
         cluster.hold()
