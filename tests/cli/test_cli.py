@@ -138,7 +138,7 @@ def test_every_verb_resolves_and_explains_itself(
     assert result.out.startswith(f"usage: rollmill {' '.join(name)} ")
     assert (inspect.getdoc(function) or "").split(":")[0].replace("``", "`")[:40] in result.out
     assert [argument.name for argument in arguments_of(function) if not argument.about] == []
-    without_figures = (("tb",), ("completion",), ("launch", "cancel"), ("world", "video"))
+    without_figures = (("tb",), ("join-learner",), ("completion",), ("launch", "cancel"), ("world", "video"))
     assert "--json" in result.out or name in without_figures
     assert max(map(len, result.out.splitlines())) <= 80
     assert call("help", *name).out == result.out

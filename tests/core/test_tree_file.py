@@ -21,10 +21,12 @@ from rollmill.core.tree_file import (
     ArrayRef,
     check_tree,
     load_tree,
+    pack_tree,
     read_header,
     save_tree,
     stored_checksum,
     tree_file_bytes,
+    unpack_tree,
 )
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -317,6 +319,20 @@ def test_a_file_that_shrinks_while_it_is_read_is_cut_short(tmp_path: Path, monke
 
 
 # ---------------------------------------------------------------------------------------------- the rest
+
+
+def test_bytes_without_a_file_are_those_of_the_file(tmp_path: Path) -> None:
+    tree = {"weights": np.arange(6.0).reshape(2, 3), "steps": 7}
+    save_tree(tmp_path / "tree", tree)
+    data = pack_tree(tree)
+    assert data == (tmp_path / "tree").read_bytes()
+    found = unpack_tree(data, "a message")
+    assert found["steps"] == 7
+    assert np.array_equal(found["weights"], tree["weights"])
+    with pytest.raises(CheckpointError, match=r"^a message: cut short"):
+        unpack_tree(data[:-1], "a message")
+    with pytest.raises(CheckpointError, match=r"^a message: checksum"):
+        unpack_tree(data[:-40] + b"?" + data[-39:], "a message")
 
 
 def test_the_stored_checksum_names_the_contents(tmp_path: Path) -> None:

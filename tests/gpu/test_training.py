@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from gpu_device import DEVICE, ON_GPU, WORDS
@@ -92,9 +93,24 @@ def test_sac(tmp_path: Path) -> None:
 
 def test_ranks_that_share_the_device(tmp_path: Path) -> None:
     place = "learning.device=cuda:0" if ON_GPU else "learning.device=cpu"
-    options = ("env=toy_target", "sampling.mode=sync", "learning.ranks=2", "stop.batches=8")
-    outcome, _ = train_here(tmp_path, *WORDS, place, *options)
-    assert outcome.reason == "reached stop.batches=8"
+    options = ("env=toy_target", "sampling.mode=sync", "learning.ranks=2", "stop.batches=12")
+    seen = LosesOne()
+    outcome, _ = train_here(tmp_path, *WORDS, place, *options, observers=[seen])
+    assert outcome.reason == "reached stop.batches=12"
+    assert (seen.counts[0], seen.counts[-1]) == (2, 1)
+
+
+class LosesOne(Observer):
+    """Kills the other rank once optimizer steps are recorded as graphs: rank 0 goes on with those that it has."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        self.counts.append(run.parts.ranks.count)
+        if iteration == 6:
+            found = [child for child in psutil.Process().children() if "rank_main" in " ".join(child.cmdline())]
+            found[0].kill()
 
 
 @pytest.mark.parametrize("mode", ["serial", "sync", "async"])

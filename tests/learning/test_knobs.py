@@ -54,8 +54,9 @@ KNOBS = {
 }
 ELSEWHERE = {
     # They change how the same is computed, or who may be learnt from; tests beside what they steer.
-    *("algorithm", "device", "threads", "ranks", "rank_timeout", "precision", "batch_size", "micro_batch"),
+    *("algorithm", "device", "threads", "ranks", "precision", "batch_size", "micro_batch"),
     *("recurrence", "exploration", "max_policy_lag", "collapse_patience", "custom", "custom_args", "frozen", "eager"),
+    *("meet", "rank_timeout", "rank_silence"),
 }
 
 

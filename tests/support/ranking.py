@@ -1,13 +1,15 @@
-"""Learners of two ranks in processes of their own, for ``learning/test_ranks.py``.
+"""Learners of several ranks in processes of their own, for ``learning/test_ranks.py``.
 
-``python ranking.py RANK FOLDER`` works through the cases of ``FOLDER/cases.json``, in step with the other rank, and
+``python ranking.py RANK FOLDER`` works through the cases of ``FOLDER/cases.json``, in step with the other ranks, and
 writes what came out beside them. The parent process has prepared weights and batches, and compares.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from running import config_of
+from running import config_of, wait_until
 
+from rollmill.core import atomic
 from rollmill.core.errors import RollmillError
 from rollmill.core.fields import EnvSpec
 from rollmill.learning.appo import Appo
-from rollmill.learning.ranks import NOTE_BYTES, TorchRanks, require_equal
+from rollmill.learning.ranks import require_equal
+from rollmill.learning.roll_call import Follower, find_store
+from rollmill.learning.roll_call_leader import Leader
+from rollmill.learning.torch_ranks import NOTE_BYTES, TorchRanks
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import build_model
 from rollmill.models.saving import load_weights
@@ -72,14 +78,14 @@ def learn(case: dict[str, Any], folder: Path, ranks: TorchRanks) -> Outcome:
 def talk(ranks: TorchRanks) -> Outcome:
     """Every call of the interface once."""
     x = torch.arange(3.0) + ranks.rank
-    weights = [torch.full((2, 3), float(ranks.rank)).t(), torch.tensor(ranks.rank)]
-    ranks.from_first(weights)
+    own = {"rank": ranks.rank, "weights": np.full((2, 3), ranks.rank)}
+    first = ranks.from_first(own)
     return {
         "total": ranks.total(x.clone()).tolist(),
         "gather": ranks.gather(x).tolist(),
         "short": ranks.gather_notes({"rank": ranks.rank, "none": None}),
         "long": [len(note) for note in ranks.gather_notes("é" * (ranks.rank * NOTE_BYTES + 1))],
-        "from first": [tensor.tolist() for tensor in weights],
+        "from first": [first["rank"], first["weights"].tolist()],
     }
 
 
@@ -91,38 +97,97 @@ def failing(act: Callable[[], Any]) -> str:
     return "no error"
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    outcomes: dict[str, Outcome] = {}
-    ranks = TorchRanks(rank, 2, folder / "first", timeout=300)
-    ranks.connect(CPU)
-    outcomes["talk"] = talk(ranks)
-    outcomes["twice"] = {"error": failing(lambda: ranks.connect(CPU))}
-    for case in json.loads((folder / "cases.json").read_text()):
-        outcomes[case["name"]] = learn(case, folder, ranks)
-    ranks.close()
-    ranks.close()
-
-    ranks = TorchRanks(rank, 2, folder / "second", timeout=300)
-    ranks.connect(CPU)
-    ranks._timeout = 1  # connecting may take long on a busy machine
+def line_of(rank: int, count: int, port: Path, silence: float = 60.0) -> TorchRanks:
+    """Connected to the others; rank 0 writes down where they meet."""
+    roll_call: Leader | Follower
     if rank == 0:
-        outcomes["late"] = {"error": failing(lambda: ranks.total(torch.ones(1)))}
+        roll_call = Leader("127.0.0.1", 0, count, silence)
+        roll_call.open({})
+        atomic.write_text(port, str(roll_call.port))
+    else:
+        wait_until(port.exists, what="rank 0")
+        roll_call = Follower(find_store("127.0.0.1", int(port.read_text())), rank, silence)
+    ranks = TorchRanks(roll_call, count, timeout=300)
+    ranks.connect(CPU)
+    return ranks
+
+
+def be_late(ranks: TorchRanks, folder: Path) -> Outcome:
+    """Rank 1 stays away for longer than rank 0 waits; then both go on, in another group."""
+    outcome: Outcome = {}
+    if ranks.rank == 0:
+        ranks._timeout = 1
+        outcome["error"] = failing(lambda: ranks.total(torch.ones(1)))
+        ranks._timeout = 300
         (folder / "late").touch()
     else:
-        while not (folder / "late").exists():  # here, but not there
-            os.sched_yield()
-    ranks.close()
+        wait_until((folder / "late").exists, what="rank 0 to give up")
+    ranks.regroup()
+    return {**outcome, "total": ranks.total(torch.ones(1)).tolist(), "present": ranks.present}
 
-    ranks = TorchRanks(rank, 2, folder / "third", timeout=300)
-    ranks.connect(CPU)
-    if rank == 0:
-        looks: list[int] = []
-        ranks.watch = lambda: looks.append(1)
-        outcomes["gone"] = {"error": failing(lambda: ranks.total(torch.ones(1))), "looks": len(looks)}
-    (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
-    if rank == 1:
-        os._exit(0)
+
+def survive(case: dict[str, Any], folder: Path, rank: int) -> None:
+    """Three ranks. Rank 2 stands still in the middle of a batch, then rank 1 ends in the middle of one."""
+    ranks = line_of(rank, 3, folder / "survivors", silence=5.0)
+    learner = learner_of(case, folder, ranks)
+    learner.agree()
+    learner.train(lanes_of(load(folder / f"{case['name']}-batch0.npz"), slice(rank, None, 3)))
+    keep(learner, ranks, folder / f"whole-{rank}.npz")
+    for batch, victim in ((1, 2), (2, 1)):
+        if rank == victim:
+            at_call(ranks, 4, stand_still if victim == 2 else end)
+        segments = lanes_of(load(folder / f"{case['name']}-batch{batch}.npz"), slice(rank, None, 3))
+        said = failing(lambda segments=segments: learner.train(segments))  # type: ignore[misc]
+        ranks.regroup()
+        learner.agree()
+        keep(learner, ranks, folder / f"without{victim}-{rank}.npz", said)
+        learner.train(segments)
+        keep(learner, ranks, folder / f"after{victim}-{rank}.npz")
+
+
+def stand_still() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def end() -> None:
+    os._exit(0)
+
+
+def at_call(ranks: TorchRanks, number: int, act: Callable[[], Any]) -> None:
+    """Do something before a rank's next sums have been added up so many times."""
+    usual, calls = ranks.total, itertools.count(1)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        if next(calls) == number:
+            act()
+        return usual(x)
+
+    ranks.total = total  # type: ignore[method-assign]
+
+
+def keep(learner: Appo, ranks: TorchRanks, path: Path, said: str = "") -> None:
+    """All that ranks must have in common."""
+    state = learner.state()
+    arrays = {f"model:{name}": x for name, x in state["model"].items()}
+    arrays |= {f"optimizer:{k}:{name}": x for k, entry in state["optimizer"].items() for name, x in entry.items()}
+    counts = np.array([learner.version, learner.optimizer_steps])
+    np.savez(path, counts=counts, present=np.array(ranks.present), said=np.array(said), **arrays)
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    cases = json.loads((folder / "cases.json").read_text())
+    if rank < 2:
+        outcomes: dict[str, Outcome] = {}
+        ranks = line_of(rank, 2, folder / "first")
+        outcomes["talk"] = talk(ranks)
+        for case in cases:
+            outcomes[case["name"]] = learn(case, folder, ranks)
+        outcomes["late"] = be_late(ranks, folder)
+        ranks.close()
+        ranks.close()
+        (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
+    survive(next(case for case in cases if case["name"] == "gaussian"), folder, rank)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +15,12 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
+from rollmill.distributed.ray_place import place_of
 from rollmill.monitor.console import live_panel
 from rollmill.runs.resume import resumed_settings
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig, require_env
+from rollmill.runs.train.following import join_run
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.run import Outcome
 from rollmill.runs.train.run import train as run_training
@@ -45,6 +49,8 @@ def train(
         restore: Start from this checkpoint: a new run with a parent or, with --resume, the same run from there.
         profile: Record traces of every process into the run's folder (settings: ``rollmill config profile``).
     """
+    if place := _place_in_slurm(options.config, overrides):
+        return join_learner(place)
     request = options.request(mode=options.mode(), restore=restore, profile=profile)
     settings = _load(options.config, overrides, options.resume, restore)
     if options.print_config:
@@ -62,6 +68,27 @@ def train(
         raise
     _print(outcome, announcer, settings.stop.frames, options.json_)
     return outcome.exit_code
+
+
+def join_learner(address: str, /) -> int:
+    """Learn together with a training on another machine: ``rollmill join-learner 10.0.0.5:29500``.
+
+    Nothing is written here: the run is that of the other machine, which says what is learnt and with which code.
+
+    Args:
+        address: host:port, as in the other machine's learning.meet.
+    """
+    place = place_of(address, "ADDRESS")
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    print(f"the run at {place} is over: {join_run(place)}")
+    return 0
+
+
+def _place_in_slurm(files: tuple[Path, ...], overrides: tuple[str, ...]) -> str:
+    """Where to join, in all tasks of ``srun`` but the first one: all of them are the same command."""
+    if int(os.environ.get("SLURM_PROCID") or 0) == 0:
+        return ""
+    return load_config(TrainConfig, files, overrides).learning.meet
 
 
 class _Announcer(Observer):

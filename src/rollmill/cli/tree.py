@@ -108,6 +108,7 @@ _ENVS = {
 
 VERBS: dict[str, Verb] = {
     "train": Verb("train:train", "train an agent", settings=_TRAIN),
+    "join-learner": Verb("train:join_learner", "learn together with a training on another machine"),
     "eval": Verb("evaluate:evaluate", "evaluate policies of any kind side by side, with videos", settings=_TRAIN),
     "match": Verb("match:match", "let policies play each other: ratings and win matrix", settings=_TRAIN),
     "export": Verb("export:export", "write a policy for other programs (ONNX, safetensors, torch)"),

@@ -140,6 +140,10 @@ class RankError(RollmillError):
     """A rank (one of several learners of a run) died, lost the others, or no longer agrees with them."""
 
 
+class LostRankError(RankError):
+    """One of the others is lost, or the connection to them; those that are left may go on without it."""
+
+
 class ClusterError(RollmillError):
     """Other machines that should sample for a run are missing, do not fit it, or cannot be reached."""
 

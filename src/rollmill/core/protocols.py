@@ -314,7 +314,7 @@ class Learner(Saveable, Protocol):
         """Make the current weights visible to policies."""
 
     def agree(self) -> None:
-        """Take over the weights of rank 0, where there are several; publish them."""
+        """Go on from what rank 0 holds, where there are several ranks; publish it."""
 
 
 class Sink(Protocol):

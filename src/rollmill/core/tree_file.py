@@ -1,5 +1,7 @@
 """One file for nested state: dicts, lists, JSON scalars and numpy arrays. Nothing is ever unpickled.
 
+``pack_tree`` and ``unpack_tree`` are the same without a file, for what travels between machines.
+
 Layout (all integers little-endian, version 1)::
 
     0    magic "rollmill" | version | header bytes | file bytes      4 x 8 bytes
@@ -17,6 +19,7 @@ Words: *tree*: what is stored. *outline*: a tree with an ``ArrayRef`` in the pla
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -93,9 +96,17 @@ def tree_checksum(tree: Tree) -> str:
 def load_tree(path: Path) -> Tree:
     """Read a tree and verify its checksum. Arrays are writable and own their memory."""
     with _opened(path) as reader:
-        tree = reader.decode(reader.array)
-        reader.finish()
-        return tree
+        return _read(reader)
+
+
+def pack_tree(tree: Tree) -> bytes:
+    """The bytes of the file that ``save_tree`` would write."""
+    return b"".join(_Plan(Path("tree"), tree).chunks())
+
+
+def unpack_tree(data: bytes, source: str) -> Tree:
+    """The inverse of ``pack_tree``; CheckpointError, which names the ``source``, where the bytes are damaged."""
+    return _read(_Reader(Path(source), io.BytesIO(data), len(data)))
 
 
 def read_header(path: Path) -> Tree:
@@ -218,11 +229,17 @@ def _bytes_of(array: Array) -> Iterator[memoryview]:
 # ---------------------------------------------------------------------------------------------- reading
 
 
+def _read(reader: _Reader) -> Tree:
+    tree = reader.decode(reader.array)
+    reader.finish()
+    return tree
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[_Reader]:
     try:
         with open(path, "rb", opener=plain_file) as file:
-            yield _Reader(path, file)
+            yield _Reader(path, file, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -234,12 +251,11 @@ class _Reader:
     the checksum of the whole file. Nothing decoded may be used before ``finish`` has returned.
     """
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.file = file
         self._path = path
         self._digest = hashlib.sha256()
         self._position = 0
-        size = os.fstat(file.fileno()).st_size
         header_bytes, self._file_bytes = self._read_prefix(size)
         self._header = self._take(header_bytes)
         expected = self._digest.digest()

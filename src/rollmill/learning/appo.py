@@ -33,7 +33,6 @@ from rollmill.models.saving import (
     WEIGHTS_SHAPE,
     adopt_optimizer,
     load_generator,
-    load_optimizer,
     load_weights,
     optimizer_state,
     to_numpy,
@@ -197,7 +196,8 @@ class Appo:
         """All ranks have come here, for gradients are shared; where it began is what one of them knows."""
         if self._ranks.count == 1:
             return place
-        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(self._ranks.gather_notes(place)))
+        told = zip(self._ranks.present, self._ranks.gather_notes(place), strict=True)
+        return "; ".join(f"rank {rank}: {text}" for rank, text in told)
 
     # -- metrics -------------------------------------------------------------------------------
 
@@ -247,9 +247,12 @@ class Appo:
         return self.version - self.settings.max_policy_lag
 
     def agree(self) -> None:
-        """Start from the weights of rank 0, on all ranks alike."""
-        self._ranks.from_first(self.model.state_dict().values())
+        """Go on from what rank 0 holds, on all ranks alike. Each goes on shuffling by random numbers of its own."""
+        shared = self._ranks.from_first(self.state())
+        if self._ranks.rank:
+            self.load_state({**shared, "generator": to_numpy(self._generator.get_state())})
         self.publish()
+        require_equal(self._ranks, self.model, f"batch {self.version} (all go on from what rank 0 holds)")
 
     def publish(self) -> None:
         self._board.publish(self.model, self.version)
@@ -273,7 +276,7 @@ class Appo:
     def load_state(self, state: Mapping[str, Any]) -> None:
         check_shape(state, STATE_SHAPE)
         load_weights(self.model, state["model"])
-        load_optimizer(self._optimizer, state["optimizer"])
+        adopt_optimizer(self._optimizer, state["optimizer"])
         load_generator(self._generator.set_state, state["generator"])
         self.version = state["version"]
         self.optimizer_steps = state["optimizer_steps"]

@@ -3,6 +3,7 @@
 Words
 -----
 rank     one process with its own workers, its own policy and its own learner. Rank 0 is the run's main process.
+present  the ranks that take part. One that is lost leaves a gap: the others keep their numbers.
 own      what one rank has computed from its share of the batch.
 shared   the same bits on every rank.
 
@@ -10,60 +11,57 @@ Every rank holds the same weights and computes gradients of its share of the bat
 them into the gradients of the whole batch, so all optimizers take the same step. Whatever else steers a step must be
 shared as well: running moments, the scale of advantages, and the metrics that stops and rates depend on.
 
-``SingleRank`` is a run of one rank: nothing is sent, nothing is copied. ``TorchRanks`` talks through torch.distributed.
-All ranks must make the same calls in the same order, each from its main thread.
+``SingleRank`` is a run of one rank: nothing is sent, nothing is copied. ``TorchRanks`` (``learning.torch_ranks``) talks
+through torch.distributed. All ranks must make the same calls in the same order, each from its main thread. A call in
+which one of them is lost raises LostRankError; the state of a learner then is that between two optimizer steps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from rollmill.core.errors import RankError
+from rollmill.core.errors import LostRankError, RankError
+from rollmill.core.tree_file import Tree
 from rollmill.models.moments import RunningMoments
-
-LONGEST_PAUSE = 5e-4
-"""Seconds between two looks at a collective that is under way."""
-WATCH_SECONDS = 0.2
-NOTE_BYTES = 16_384
-"""Notes up to this length go in one message; longer ones need a second."""
 
 
 class Ranks(Protocol):
     """All ranks of a run, seen from one of them."""
 
     rank: int
-    count: int
+    present: tuple[int, ...]
+    """Those that take part, this one included, in their order; rank 0 always does."""
+
+    @property
+    def count(self) -> int:
+        """How many take part."""
 
     def total(self, x: Tensor) -> Tensor:
         """Sum over all ranks, elementwise; shared. ``x`` may be changed."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """``[count, *x.shape]``: the tensors of all ranks in their order; shared."""
+        """``[count, *x.shape]``: the tensors of those present in their order; shared."""
 
     def gather_notes(self, note: Any) -> list[Any]:
-        """What every rank has to say (JSON values), in the order of ranks; shared."""
+        """What every rank has to say (JSON values), in the order of those present; shared."""
 
-    def from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite tensors with those of rank 0."""
+    def from_first(self, tree: Tree) -> Tree:
+        """What rank 0 gives (``core.tree_file``), on every rank; what the others give is not looked at."""
+
+    def regroup(self) -> None:
+        """Go on with those that are left, after a LostRankError: all of them call this."""
 
 
 class SingleRank:
     """A run of one rank."""
 
     rank = 0
+    present: tuple[int, ...] = (0,)
     count = 1
 
     def total(self, x: Tensor) -> Tensor:
@@ -75,142 +73,11 @@ class SingleRank:
     def gather_notes(self, note: Any) -> list[Any]:
         return [note]
 
-    def from_first(self, tensors: Iterable[Tensor]) -> None:
+    def from_first(self, tree: Tree) -> Tree:
+        return tree
+
+    def regroup(self) -> None:
         """There is nobody else."""
-
-
-class TorchRanks:
-    """Ranks on one machine, by torch.distributed: gloo for CPU tensors; for GPUs NCCL, or gloo where they share one.
-
-    They find each other through a file and talk over the loopback device only. Nobody waits without end: a
-    collective is looked at again and again while ``watch`` is called, which may raise (rank 0 knows which
-    processes live), signals are served meanwhile, and after ``timeout`` seconds it fails.
-    """
-
-    def __init__(self, rank: int, count: int, rendezvous: Path, timeout: float, cuda: str = "nccl") -> None:
-        """``rendezvous``: a file, not there yet, whose folder all ranks see; ``cuda``: what moves GPU tensors."""
-        self.rank, self.count = rank, count
-        self.watch: Callable[[], None] | None = None
-        self._file, self._timeout, self._cuda = rendezvous, timeout, cuda
-        self._connected = False
-
-    def connect(self, device: torch.device) -> None:
-        """Return when all ranks have called this; they must be about to, for nobody watches while it waits."""
-        if dist.is_initialized():
-            raise RankError("torch.distributed is already in use in this process; learning.ranks needs it for itself")
-        with _library_settings(), self._explained("connecting"):
-            dist.init_process_group(
-                "gloo" if device.type == "cpu" or self._cuda == "gloo" else f"cpu:gloo,cuda:{self._cuda}",
-                store=dist.FileStore(str(self._file), self.count),  # type: ignore[attr-defined]
-                rank=self.rank,
-                world_size=self.count,
-                timeout=timedelta(seconds=self._timeout),
-            )
-            self._connected = True
-            dist.all_reduce(torch.zeros(1, device=device))  # NCCL connects, and reads its settings, only now
-
-    def close(self, abandon: bool = False) -> None:
-        """Leave, as agreed with the others; or ``abandon`` what is under way, after the others were ended."""
-        if not self._connected:
-            return
-        self._connected = False
-        if abandon and self._cuda == "nccl":
-            # A kernel that waits for a dead rank would keep the GPU; there is no public way to end it yet.
-            dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
-
-    # -- collectives ---------------------------------------------------------------------------
-
-    def total(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        self._do("adding up", lambda: dist.all_reduce(x, async_op=True))
-        return x
-
-    def gather(self, x: Tensor) -> Tensor:
-        own = x.detach().cpu().contiguous()  # small things that are looked at by the host anyway
-        parts = [torch.empty_like(own) for _ in range(self.count)]
-        self._do("gathering", lambda: dist.all_gather(parts, own, async_op=True))
-        return torch.stack(parts).to(x.device)
-
-    def from_first(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            same = tensor.contiguous()
-            self._do("handing out weights", partial(dist.broadcast, same, src=0, async_op=True))
-            if same is not tensor:
-                tensor.copy_(same)
-
-    def gather_notes(self, note: Any) -> list[Any]:
-        text = json.dumps(note).encode()
-        heads = self.gather(_padded(len(text).to_bytes(8, "little") + text, NOTE_BYTES))
-        lengths = [int.from_bytes(head[:8].numpy().tobytes(), "little") for head in heads]
-        if max(lengths) > NOTE_BYTES - 8:
-            bodies = self.gather(_padded(text, max(lengths)))
-        else:
-            bodies = heads[:, 8:]
-        # Not a pickle: what comes from a socket must not be able to run code.
-        return [json.loads(body[:length].numpy().tobytes()) for body, length in zip(bodies, lengths, strict=True)]
-
-    # -- waiting -------------------------------------------------------------------------------
-
-    def _do(self, what: str, begin: Callable[[], Any]) -> None:
-        with self._explained(what):
-            work = begin()
-            self._await(work)
-            work.wait()  # raises what went wrong; on a GPU, makes the current stream wait
-
-    def _await(self, work: Any) -> None:
-        """Sleep until it is done. A blocking wait would keep signals, and the news of a dead rank, from being heard."""
-        pause = 2e-5
-        begun = time.monotonic()
-        next_look = begun + WATCH_SECONDS
-        while not work.is_completed():
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-            now = time.monotonic()
-            if self.watch is not None and now > next_look:
-                self.watch()
-                next_look = now + WATCH_SECONDS
-            if now > begun + self._timeout:
-                raise RuntimeError(f"no answer within {self._timeout:g} s (learning.rank_timeout)")
-
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:  # torch.distributed has no errors of its own for this
-            self._look_for_the_dead()
-            raise RankError(f"rank {self.rank} has lost the other ranks while {what}: {_first_line(error)}") from error
-
-    def _look_for_the_dead(self, seconds: float = 3.0) -> None:
-        """A connection breaks a moment before the process behind it is gone: let ``watch`` say who it was."""
-        deadline = time.monotonic() + seconds
-        while self.watch is not None and time.monotonic() < deadline:
-            self.watch()
-            time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def _library_settings() -> Iterator[None]:
-    """Ranks live on one machine: nothing listens on its network. What the user has set is left alone."""
-    before = dict(os.environ)
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, "lo0" if sys.platform == "darwin" else "lo")
-    # By default NCCL's watchdog ends the whole process when a rank is lost; we end the run in order.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _padded(data: bytes, size: int) -> Tensor:
-    return torch.frombuffer(bytearray(data[:size].ljust(size, b"\0")), dtype=torch.uint8)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 # -- what a training step shares --------------------------------------------------------------------
@@ -243,14 +110,20 @@ def share_gradients(ranks: Ranks, model: nn.Module, metrics: Tensor, rows: Tenso
 def shared_moments(ranks: Ranks, module: nn.Module) -> Iterator[None]:
     """Running moments inside ``module`` take in what *all* ranks show theirs within this context.
 
-    Before it they are equal on all ranks, inside each rank updates its own, after it they are equal again.
+    Before it they are equal on all ranks, inside each rank updates its own, after it they are equal again; and as
+    they were before it where a rank is lost meanwhile.
     """
     found = [m for m in module.modules() if isinstance(m, RunningMoments)] if ranks.count > 1 else []
     before = [(m.count.clone(), m.mean.clone(), m.var.clone()) for m in found]
-    yield
-    if found:
-        with torch.no_grad():
-            _merge_moments(ranks, found, before)
+    try:
+        yield
+        if found:
+            with torch.no_grad():
+                _merge_moments(ranks, found, before)
+    except LostRankError:
+        for m, moments in zip(found, before, strict=True):
+            m.set(*moments)
+        raise
 
 
 def _merge_moments(ranks: Ranks, found: list[RunningMoments], before: list[tuple[Tensor, Tensor, Tensor]]) -> None:
@@ -290,7 +163,7 @@ def require_equal(ranks: Ranks, model: nn.Module, where: str) -> None:
         return
     names, tensors = zip(*model.state_dict().items(), strict=True)
     sums = ranks.gather(torch.stack([_checksum(x) for x in tensors]))
-    for rank, other in enumerate(sums[1:], start=1):
+    for rank, other in zip(ranks.present[1:], sums[1:], strict=True):
         differs = (other != sums[0]).nonzero().flatten().tolist()
         if differs:
             raise RankError(

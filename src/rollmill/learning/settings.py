@@ -48,8 +48,17 @@ class LearningSettings:
     """Processes that learn together, each with its share of the workers and of every batch. With ``auto`` or ``cuda``
     each has a GPU of its own; with ``cuda:N`` they share that one; with ``cpu`` they use cores."""
 
+    meet: str = ""
+    """host:port of the machine that runs rank 0: there it waits for all others, which are started on other machines by
+    ``rollmill join-learner``, or by ``srun``. Empty: all ranks are processes of this machine, which nobody else can
+    reach. Only for networks that you trust: there is no password."""
+
     rank_timeout: float = 600.0
-    """Seconds a rank waits for the others (while one saves a checkpoint, or an observer works) before the run fails."""
+    """Seconds a rank waits for the others (while one saves a checkpoint, or an observer works) before it gives up those
+    who have not come."""
+
+    rank_silence: float = 10.0
+    """Seconds without a sign of life after which a rank is given up: its machine has died, stands still, is cut off."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     """Arithmetic of the network; weights are float32 always. bfloat16 pays on GPUs and on CPUs with bfloat16 units, and
@@ -149,6 +158,11 @@ class LearningSettings:
     collapse_patience: int = 200
     """Stop when the value function's errors vary more than the returns themselves for this many batches; 0 is off."""
 
+    @property
+    def machines(self) -> int:
+        """How many machines learn: with ``meet`` each rank has one of its own."""
+        return self.ranks if self.meet else 1
+
     def __post_init__(self) -> None:
         for name in ("minibatches", "epochs", "ranks"):
             if getattr(self, name) < 1:
@@ -167,6 +181,8 @@ class LearningSettings:
         for name in ("max_grad_norm", "value_clip", "reward_clip", "target_kl", "micro_batch", "recurrence"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 (off) or positive")
+        if self.rank_silence < 2:
+            raise ValueError("rank_silence must be at least 2: signs of life come twice a second")
         if self.max_policy_lag < 1:
             raise ValueError("max_policy_lag must be at least 1")
         check_custom(self.custom, self.custom_args)

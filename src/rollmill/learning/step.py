@@ -229,6 +229,8 @@ class GraphStep(Step):
             if isinstance(module, RecurrentMemory):
                 module.by_steps = True  # packing fragments needs the host to look at the data
         self._plain_steps = 0
+        self._alone = False
+        """Whether clipping is part of the graph: there were no other ranks when it was recorded."""
         self._inputs: Pieces | None = None
         self._metrics: Tensor | None = None
         self._backward = torch.cuda.CUDAGraph()
@@ -252,7 +254,7 @@ class GraphStep(Step):
             self._inputs.copy_(minibatch)
             self._backward.replay()
         metrics = self._metrics.clone()
-        return metrics if self.ranks.count == 1 else self._close(metrics, minibatch)
+        return metrics if self._alone else self._close(metrics, minibatch)
 
     def grad_norm(self, metrics: Tensor) -> float:
         self._known.record()
@@ -272,7 +274,7 @@ class GraphStep(Step):
         # thread_local: the sampler's thread goes on acting on this GPU meanwhile.
         with torch.cuda.graph(self._backward, capture_error_mode="thread_local"):
             # What goes to other ranks stays outside: a graph that waits for a dead one could not be stopped.
-            alone = self.ranks.count == 1
-            self._metrics = super().gradients(self._inputs) if alone else self.own_gradients(self._inputs)
+            self._alone = self.ranks.count == 1
+            self._metrics = super().gradients(self._inputs) if self._alone else self.own_gradients(self._inputs)
         with torch.cuda.graph(self._update, capture_error_mode="thread_local"):
             super().apply()

@@ -104,6 +104,7 @@ def size(config: TrainConfig, spec: EnvSpec | None = None) -> TrainConfig:
 def resolve(config: TrainConfig, machine: Machine, spec: EnvSpec | None = None) -> TrainConfig:
     """Replace every automatic number. A batch that is no multiple of the smallest segment is left to ``check``."""
     agents = spec.agents if spec else 1
+    machine = replace(machine, cores=machine.cores * config.learning.machines)  # all machines are like this one
     config = _with_tasks(config, machine)
     if not config.learning.batch_size:
         config = replace(config, learning=replace(config.learning, batch_size=_batch(config, machine, agents)))

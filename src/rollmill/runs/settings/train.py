@@ -34,6 +34,7 @@ from rollmill.recording.window import Window
 from rollmill.replay.settings import ReplaySettings
 from rollmill.runs.settings.cluster_checks import check_cluster
 from rollmill.runs.settings.population_checks import check_population
+from rollmill.runs.settings.rank_checks import check_ranks
 from rollmill.runs.settings.replay_checks import check_replay, check_replay_room
 from rollmill.runs.settings.sac_checks import check_algorithm, check_sac_env
 from rollmill.runs.settings.selfplay_checks import check_selfplay, check_selfplay_env
@@ -344,7 +345,7 @@ def check(config: TrainConfig) -> None:
     if learning.recurrence and config.model.memory == "none" and config.model.custom is None:
         raise ConfigError("learning.recurrence is set, but model.memory=none has nothing to recur")
     _check_room(config)
-    _check_ranks(config)
+    check_ranks(config)
     _check_recording(config)
     check_cluster(config)
     require_wandb(config.wandb)
@@ -384,23 +385,8 @@ def _check_room(config: TrainConfig) -> None:
     names = ("workers", "envs_per_worker", "rollout", "spare_batches")
     asked = {**{f"sampling.{name}": getattr(s, name) for name in names}, "learning.batch_size": batch}
     words = ", ".join(f"{key}={value}" for key, value in asked.items() if value)  # 0 is decided later, and fits
-    check_room(0 if s.mode == "serial" else s.workers, rows * LEAST_ROW_BYTES, words)
-
-
-def _check_ranks(config: TrainConfig) -> None:
-    s, ranks = config.sampling, config.learning.ranks
-    if ranks == 1:
-        return
-    if s.mode == "serial":
-        raise ConfigError(
-            f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
-            "use sampling.mode=sync or async"
-        )
-    if s.workers % ranks:
-        raise ConfigError(
-            f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
-            f"near: {max(1, s.workers // ranks) * ranks}"
-        )
+    here = config.learning.machines  # each has its share
+    check_room(0 if s.mode == "serial" else s.workers // here, rows // here * LEAST_ROW_BYTES, words)
 
 
 def _check_recording(config: TrainConfig) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from rollmill.core.checkpoints import Loaded, restoring
 from rollmill.core.config.plain import completed, to_dict
-from rollmill.core.errors import CheckpointError, ConfigError, NonFiniteError
+from rollmill.core.errors import CheckpointError, ConfigError, LostRankError, NonFiniteError
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Learner
 from rollmill.core.shapes import check_shape
@@ -100,7 +100,7 @@ class OnlineRun:
         """What the loaded checkpoint holds of observers: name and state."""
         self._observers_are_set = False
         self._timed = [own for own in self._learners if isinstance(own, OffPolicyAppo) and own.buffer.timed]
-        self._rank_sync = RankSync(parts.ranks, parts.sampler)
+        self._rank_sync = RankSync(parts.ranks, parts.sampler, parts.learners)
         self._patience = min(PATIENCE, config.replay.clock_seconds)
         self._dropped = 0
         self._batch: Mapping[str, Any] = {}
@@ -213,17 +213,34 @@ class OnlineRun:
             self.tell("on_start")
             begun = time.monotonic()
             before = self.seconds
-            while (agreed := self._agree()) is not None:
-                slots, progress = agreed
-                if slots:
-                    self._learn(slots, progress)
-                else:
-                    self._learn_again(progress)
+            while (learnt := self._turn()) is not None:
                 self.seconds = before + time.monotonic() - begun
-                if slots:
+                if learnt:
                     self._after_step()
         if self._rank_sync.leads:
             self._metrics.finish(self)  # only now: the recorder has written the last of it
+
+    def _turn(self) -> bool | None:
+        """Learn once, if all ranks have a batch: whether they had; None when the run is over."""
+        try:
+            agreed = self._agree()
+            if agreed is None:
+                return None
+            slots, progress = agreed
+            if slots:
+                self._learn(slots, progress)
+            else:
+                self._learn_again(progress)
+            return bool(slots)
+        except LostRankError as error:
+            why = str(error)
+        # Only now: the error holds on to the group that is to be left. The update that was under way has ended early.
+        self.iteration = self._rank_sync.regroup(self.iteration, why)
+        return False
+
+    def begin_together(self) -> None:
+        """All ranks begin with what rank 0 has: weights, counts, and episodes that nobody has used."""
+        self.iteration = self._rank_sync.begin(self.iteration)
 
     def _agree(self) -> tuple[list[int], float] | None:
         """What all ranks do next: segments to learn from (none, where one of them has no batch yet) and the share of
@@ -233,7 +250,11 @@ class OnlineRun:
         if isinstance(self.members, Member):  # before it is looked whether the run is over: others may wait for it
             self._follow(self.members.step())
         slots = None if self._over() else self._collect()
-        agreed = self._rank_sync.agree(slots is not None, self.stop_reason, self.progress, self._dropped)
+        try:
+            agreed = self._rank_sync.agree(slots is not None, self.stop_reason, self.progress, self._dropped)
+        except LostRankError:
+            self.parts.sampler.put_back(slots or [])
+            raise
         if agreed.stop:
             self.stop(agreed.stop)
             return None
@@ -501,10 +522,7 @@ class OnlineRun:
         self.iteration = state["iteration"]
         self.seconds = state["seconds"]
         self._observers_saved = state.get("observers", [])
-        if not self._rank_sync.leads:
-            with restoring(path, "ranks"):
-                self._rank_sync.load_state(state.get("ranks", []))
-            return
+        self._rank_sync.load_state(state.get("ranks", []))
         self._dropped = state["dropped_segments"]
         with restoring(path, "reporter"):
             self._metrics.load_state(state["reporter"])

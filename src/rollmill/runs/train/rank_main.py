@@ -1,4 +1,4 @@
-"""The process of rank 1, 2, ...: the same loop as rank 0's, without run folder, metrics, console and limits.
+"""The process of rank 1, 2, ... on the machine of rank 0.
 
 ``python -m rollmill.runs.train.rank_main FD`` is started by ``ranks``; what it is to do comes through a pipe.
 """
@@ -6,43 +6,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 
-from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.child import Parent, run_child
 from rollmill.core.machine import keep_to
 from rollmill.core.run_folder import RunFolder
-from rollmill.runs.train.ranks import RankSetup, share_of
+from rollmill.runs.train.following import follow
+from rollmill.runs.train.ranks import RankSetup
 
 
-def follow(setup: RankSetup, parent: Parent) -> None:
-    """Build this rank's parts, join the others, and train with them until rank 0 says it is over."""
+def work(setup: RankSetup, _parent: Parent) -> None:
+    """It dies with rank 0, which therefore may be silent for as long as it likes: stopped by Ctrl-Z, for instance."""
     keep_to(setup.cores)
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
-    from rollmill.core.stopping import Interrupt
-    from rollmill.learning.ranks import TorchRanks
-    from rollmill.runs.lifecycle import Life
-    from rollmill.runs.train.build import build_parts
-    from rollmill.runs.train.loop import OnlineRun
-    from rollmill.runs.train.reporting import TrainMetrics
+    from rollmill.learning.roll_call import Follower, find_store
 
-    config = setup.config
-    ranks = TorchRanks(setup.rank, config.learning.ranks, setup.rendezvous, config.learning.rank_timeout, setup.cuda)
-    folder = RunFolder(config.folder)
-    parts = build_parts(share_of(config), setup.spec, dict(os.environ), ranks, folder.levels)
-    life = Life("online", folder, config)
-    life.interrupt = Interrupt(signals=())  # rank 0 hears them, and says so
-    run = OnlineRun(config, parts, life, TrainMetrics(config, life), ())
-    if setup.checkpoint is not None:
-        run.load_state(load_checkpoint(setup.checkpoint))
-    parent.tell("ready", {})
-    ranks.connect(parts.device)
-    for learner in parts.learners:
-        learner.agree()
-    run.loop()
-    ranks.close()
+    roll_call = Follower(find_store(setup.place.host, setup.place.port), setup.rank, patience=math.inf)
+    follow(setup.task, roll_call, dict(os.environ), RunFolder(setup.task.config.folder).levels)
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(follow))
+    sys.exit(run_child(work))

@@ -1,8 +1,9 @@
 """Starts, watches and ends the other ranks of a run (``learning.ranks``); rank 0 is the main process itself.
 
-A rank is a process of its own (``runs.train.rank_main``) with a share of the workers and of every batch. Rank 0 starts
-it, reads what it says, and ends it: a rank that dies ends the run with an error that names it, and when the run
-ends in whatever way, no rank is left (they die with their parent, and the janitor knows them by their token).
+A rank is a learner with a share of the workers and of every batch (``runs.train.following``). Without ``learning.meet``
+all are processes of this machine, which rank 0 starts, reads and ends: they die with it, and the janitor knows them by
+their token. With it they are on other machines and come by themselves. From there on there is no difference: the roll
+call (``learning.roll_call``) says who lives, those that are left go on, and the end of rank 0 is the end of all.
 """
 
 from __future__ import annotations
@@ -10,46 +11,59 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollmill.core import errors
-from rollmill.core.errors import ConfigError, RankError, RollmillError
+from rollmill.core.config.plain import to_dict
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
-from rollmill.core.janitor import SCRATCH_VARIABLE
 from rollmill.core.machine import keep_to, usable_cores
 from rollmill.core.process import Child, Lines
+from rollmill.distributed.messages import differences, versions
+from rollmill.distributed.ray_place import Place, is_loopback, place_of
+from rollmill.runs.lifecycle import why_failed
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.sampling.placement import share_cores
 
 if TYPE_CHECKING:
-    from rollmill.learning.ranks import Ranks, TorchRanks
+    from rollmill.learning.ranks import Ranks
+    from rollmill.learning.roll_call_leader import Leader
+    from rollmill.learning.torch_ranks import TorchRanks
     from rollmill.runs.train.loop import OnlineRun
 
 log = logging.getLogger("rollmill")
 
-START_SECONDS = 300.0
-"""How long ranks may take to import torch and to build their parts."""
 STOP_SECONDS = 20.0
 """How long ranks may take to close their workers at the end of a run."""
+FAREWELL_SECONDS = 2.0
+"""How long ranks of other machines may take to hear that the run has failed."""
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+HERE = Place("127.0.0.1", 0)
+"""Where ranks of one machine meet: at any port that is free."""
 
 
 @dataclass(frozen=True)
-class RankSetup:
-    """What a rank's process is given."""
+class RankTask:
+    """What all the other ranks are to do."""
 
     config: TrainConfig
     """Of the whole run; ``share_of`` makes it a rank's."""
     spec: EnvSpec
-    rank: int
-    checkpoint: Path | None
-    rendezvous: Path
     cuda: str
+    """What moves tensors between GPUs: ``nccl``, or ``gloo`` where ranks share one."""
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What a rank's process on this machine is given."""
+
+    task: RankTask
+    rank: int
+    place: Place
     cores: frozenset[int]
     """Cores to stay on; empty for all."""
 
@@ -60,26 +74,22 @@ def share_of(config: TrainConfig) -> TrainConfig:
     return replace(
         config,
         sampling=replace(config.sampling, workers=config.sampling.workers // count),
-        learning=replace(config.learning, batch_size=config.learning.batch_size // count, ranks=1),
+        learning=replace(config.learning, batch_size=config.learning.batch_size // count, ranks=1, meet=""),
     )
 
 
 @contextlib.contextmanager
-def start_ranks(
-    config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str], checkpoint: Path | None
-) -> Iterator[RankProcesses]:
+def start_ranks(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str]) -> Iterator[RankProcesses]:
     """The other ranks for as long as this context lasts; with one rank there are none."""
     processes = RankProcesses(config, environment)
-    if config.learning.ranks > 1:
-        log.info("starting %d ranks", config.learning.ranks)
     try:
-        processes.start(spec, checkpoint)
+        processes.start(spec)
         yield processes
-    except BaseException:
-        processes.end(patience=0.0)
+    except BaseException as error:
+        processes.end(why_failed(error))
         raise
     else:
-        processes.end(patience=STOP_SECONDS)
+        processes.end()
 
 
 @dataclass
@@ -88,34 +98,13 @@ class _Handle:
 
     rank: int
     child: Child
-    ready: bool = False
     failure: dict[str, Any] = field(default_factory=dict)
-    """What it said before it ended (``core.child.failure``)."""
+    """What it said before it ended (``core.child.failure``), until somebody has heard it."""
 
     def listen(self) -> None:
         """Take in what has been said."""
         for event in self.child.read_events():
-            self.ready |= event["kind"] == "ready"
             self.failure = event if event["kind"] == "failed" else self.failure
-
-    @property
-    def is_victim(self) -> bool:
-        """Whether it ended only because it lost the others: then another one is to blame."""
-        return self.failure.get("type") == RankError.__name__
-
-    def error(self) -> RollmillError:
-        """What to raise for a rank that has ended."""
-        pid = self.child.pid
-        if self.failure:
-            found = getattr(errors, self.failure["type"], RankError)
-            if trace := self.failure["trace"]:
-                log.error("rank %d:\n%s", self.rank, trace)
-            return found(f"rank {self.rank} (pid {pid}) failed: {self.failure['error']}")
-        how = self.child.how_it_ended()
-        return RankError(
-            f"rank {self.rank} (pid {pid}) {how}; the others cannot go on without it. The log may hold its last words; "
-            "the same command with --resume continues from the last checkpoint"
-        )
 
 
 class RankProcesses:
@@ -126,96 +115,132 @@ class RankProcesses:
         self._config, self._environment = config, dict(environment)
         self._handles: list[_Handle] = []
         self._readers: list[threading.Thread] = []
+        self._leader: Leader | None = None
         self._line: TorchRanks | None = None
         self._cores_before: list[int] = []
 
-    def start(self, spec: EnvSpec, checkpoint: Path | None) -> None:
+    def start(self, spec: EnvSpec) -> None:
         """Start the processes and return at once: they build their parts while rank 0 builds its own."""
-        from rollmill.learning.ranks import SingleRank, TorchRanks
+        from rollmill.learning.ranks import SingleRank
+        from rollmill.learning.roll_call_leader import Leader
+        from rollmill.learning.torch_ranks import TorchRanks
 
         s = self._config.learning
         if s.ranks == 1:
             self.ranks = SingleRank()
             return
-        gpus = visible_gpus(s.device, s.ranks)
-        cuda = "nccl" if gpus else "gloo"
-        place = Path(self._environment[SCRATCH_VARIABLE]) / "ranks"
-        self.ranks = self._line = TorchRanks(0, s.ranks, place, s.rank_timeout, cuda)
-        self._line.watch = self.check
-        cores = share_cores(s.ranks) if self._config.sampling.affinity else [frozenset[int]()] * s.ranks
-        for rank in range(1, s.ranks):
-            setup = RankSetup(self._config, spec, rank, checkpoint, place, cuda, cores[rank])
-            self._spawn(setup, {GPUS_VARIABLE: gpus[rank]} if gpus else {})
-        self._cores_before = usable_cores()
-        keep_to(cores[0])
+        place = _meeting_place(s.meet) if s.meet else HERE
+        gpus = visible_gpus(s.device, 1 if s.meet else s.ranks)
+        task = RankTask(self._config, spec, "nccl" if gpus else "gloo")
+        self._leader = Leader(place.host, place.port, s.ranks, s.rank_silence)
+        self._leader.watch = self._watch
+        self.ranks = self._line = TorchRanks(self._leader, s.ranks, s.rank_timeout, task.cuda)
+        if s.meet:
+            self._invite(task)
+        else:
+            self._spawn_all(task, gpus)
 
     def join(self, run: OnlineRun) -> None:
         """Return when all ranks are built, connected, and hold the weights of this one."""
         if self._line is None:
             return
-        self._await_ready()
         self._line.connect(run.parts.device)
-        for learner in run.parts.learners:
-            learner.agree()
-        log.info("%d ranks: this process and %s", self._line.count, ", ".join(map(str, self.pids())))
+        run.begin_together()
+        log.info("%d ranks learn", self._line.count)
 
-    def check(self) -> None:
-        """Raise what ended a rank, if anything did."""
-        dead = []
+    def end(self, why: str = "") -> None:
+        """See that all ranks have ended: by themselves, or else by force; ``why`` the run has failed, if it has."""
+        if self._leader is None:
+            return
+        remote = bool(self._config.learning.meet)
+        deadline = time.monotonic() + (STOP_SECONDS if not why else FAREWELL_SECONDS if remote else 0.0)
+        self._leader.end(why, deadline - time.monotonic())
         for handle in self._handles:
-            over = not handle.child.alive
-            handle.listen()
-            if over or (handle.failure and not handle.is_victim):  # what has failed may take long to end
-                dead.append(handle)
-        if dead:
-            raise min(dead, key=lambda handle: handle.is_victim).error()
-
-    def pids(self) -> list[int]:
-        return [handle.child.pid for handle in self._handles]
-
-    def end(self, patience: float) -> None:
-        """See that all ranks have ended: by themselves within ``patience`` seconds, or else by force."""
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and any(handle.child.alive for handle in self._handles):
-            time.sleep(0.02)
-        for handle in self._handles:
-            if handle.child.alive:
-                if patience:
-                    log.warning("rank %d did not end within %g s; it is killed", handle.rank, patience)
-            elif patience and handle.child.code:
-                handle.listen()
-                log.error("at the end of the run, %s", handle.error())
+            if not handle.child.ends_within(max(0.0, deadline - time.monotonic())) and not why:
+                log.warning("rank %d did not end within %g s; it is killed", handle.rank, STOP_SECONDS)
+            elif handle.child.code and not why and handle.rank in self.ranks.present:
+                log.error("at the end of the run, rank %d %s", handle.rank, handle.child.how_it_ended())
             handle.child.end()
             handle.child.events.close()
         for reader in self._readers:
             reader.join(timeout=1.0)  # a simulator that is still being killed may hold the pipe open
         self._handles.clear()
         if self._line is not None:
-            self._line.close(abandon=not patience)
+            self._line.close(abandon=bool(why))
         keep_to(self._cores_before)
 
-    # -- processes -----------------------------------------------------------------------------
+    # -- ranks of other machines ---------------------------------------------------------------
+
+    def _invite(self, task: RankTask) -> None:
+        """Whoever comes to ``learning.meet`` is given a rank, if it can learn with this one."""
+        from rollmill.optim.device import choose_device
+
+        assert self._leader is not None
+        learning = self._config.learning
+        mine = {**versions(), "device": choose_device(learning.device).type}
+        self._leader.refuse = lambda card: differences(card["versions"], mine)
+        self._leader.seats = list(range(1, learning.ranks))
+        told = {"config": to_dict(task.config), "spec": task.spec.to_dict(), "cuda": task.cuda}
+        self._leader.open({"versions": versions(), **told})
+        log.info(
+            "waiting for %d more ranks, each started on its machine by: rollmill join-learner %s",
+            learning.ranks - 1,
+            learning.meet,
+        )
+
+    # -- processes of this machine -------------------------------------------------------------
+
+    def _spawn_all(self, task: RankTask, gpus: list[str]) -> None:
+        assert self._leader is not None
+        count = self._config.learning.ranks
+        log.info("starting %d ranks", count)
+        place = Place(self._leader.host, self._leader.port)
+        cores = share_cores(count) if self._config.sampling.affinity else [frozenset[int]()] * count
+        for rank in range(1, count):
+            setup = RankSetup(task, rank, place, cores[rank])
+            self._spawn(setup, {GPUS_VARIABLE: gpus[rank]} if gpus else {})
+        self._cores_before = usable_cores()
+        keep_to(cores[0])
+        self._leader.open({})
 
     def _spawn(self, setup: RankSetup, extra: Mapping[str, str]) -> None:
+        assert self._leader is not None
         child = Child("rollmill.runs.train.rank_main", setup, {**self._environment, **extra})
         self._handles.append(_Handle(setup.rank, child))
+        self._leader.name(setup.rank, f"rank {setup.rank} (pid {child.pid})")
         # By a thread: this one waits for the other ranks again and again, and a full pipe would hold them up.
         reader = threading.Thread(target=_log_output, args=(setup.rank, child.output), daemon=True, name="rank-output")
         reader.start()
         self._readers.append(reader)
 
-    def _await_ready(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while waiting := [handle for handle in self._handles if not handle.ready]:
-            waiting[0].child.events.wait(0.2)
-            for handle in waiting:
-                handle.listen()
-            self.check()
-            if time.monotonic() > deadline:
-                raise RankError(
-                    f"rank {waiting[0].rank} (pid {waiting[0].child.pid}) has not built its network within "
-                    f"{START_SECONDS:g} s; the log may say what it is doing"
-                )
+    def _watch(self) -> None:
+        """Tell the roll call what it cannot know by itself: that a process has ended, and how."""
+        assert self._leader is not None
+        for handle in self._handles:
+            over = not handle.child.alive
+            handle.listen()
+            if handle.failure:  # what has failed may take long to end
+                self._leader.hear_failure(handle.rank, handle.failure)
+                handle.failure = {}
+            elif over:
+                self._leader.lose(handle.rank, handle.child.how_it_ended())
+            elif handle.rank in self._leader.lost:
+                handle.child.end()  # it was silent, and would be in the way
+
+
+def _meeting_place(meet: str) -> Place:
+    """Where rank 0 listens; ConfigError where the name of this machine is no address that others reach."""
+    place = place_of(meet, "learning.meet")
+    try:
+        address = socket.gethostbyname(place.host)
+    except OSError as error:
+        raise ConfigError(f"learning.meet={meet}: there is no host {place.host} ({error.strerror or error})") from error
+    if is_loopback(address) and not place.loopback:
+        raise ConfigError(
+            f"learning.meet={meet}: {place.host} is {address} on this machine, where no other one reaches it; give an "
+            "address of its network"
+        )
+    return Place(address, place.port)
 
 
 def _log_output(rank: int, output: Lines) -> None:

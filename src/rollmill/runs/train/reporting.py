@@ -212,6 +212,7 @@ class TrainMetrics:
             "sample/env_faults": counts["env_faults"],
             "sample/worker_restarts": counts["worker_restarts"],
             "learn/batches": run.iteration,
+            **({"learn/ranks": run.parts.ranks.count} if self._config.learning.ranks > 1 else {}),
             "run/checkpoint_failures": self.checkpoint_failures,
             "time/frames_per_s": self._reporter.per_second,
             "time/seconds": run.seconds,

@@ -97,10 +97,9 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         if life.loaded is None:
             _check_objective(config, environment)
         config = _size_for(spec, asked, config, life)
-        checkpoint = life.loaded.path if life.loaded else None
-        if checkpoint is None:
+        if life.loaded is None:
             shutil.rmtree(life.folder.levels, ignore_errors=True)  # of a start that failed
-        ranks = stack.enter_context(start_ranks(config, spec, environment, checkpoint))
+        ranks = stack.enter_context(start_ranks(config, spec, environment))
         forecaster = stack.enter_context(start_forecast(config, spec, environment))
         run = rescue.run = _build(config, spec, environment, life, observers, ranks.ranks)
         stack.callback(run.parts.sampler.stop)  # also if it never starts: a GPU holds its memory
