@@ -4,6 +4,7 @@
     python benchmarks/unbiased.py --seeds 2 --only matrix
     python benchmarks/unbiased.py --only trouble       a recorder that is braked, kills of the run and of the recorder
     python benchmarks/unbiased.py --only doom          ViZDoom basic while it learns
+    python benchmarks/unbiased.py --seeds 1 --frames 20000   all of it once and short: does it still work?
 
 ``toy_coin`` has episodes of 3 or 75 steps by the toss of a coin. Each run's report compares the means of kept and
 played episodes and says how many standard errors they are apart (z). If chance alone has chosen, z has mean 0 and
@@ -105,9 +106,9 @@ def once(folder: Path, budget_gb: float, *words: str) -> Result:
     return training.finish()
 
 
-def braked(folder: Path, seed: int) -> Result:
+def braked(folder: Path, seed: int, frames: int) -> Result:
     """The recorder may run for a fifth of the time only."""
-    words = (*COIN, "recording=all", "recording.queue_segments=24", "stop.frames=600000", f"run.seed={seed}")
+    words = (*COIN, "recording=all", "recording.queue_segments=24", f"stop.frames={frames}", f"run.seed={seed}")
     training, over = Training(folder, 0.1, *words), threading.Event()
 
     def brake() -> None:
@@ -135,9 +136,9 @@ def braked(folder: Path, seed: int) -> Result:
         thread.join()
 
 
-def killed(folder: Path, seed: int, whom: str) -> Result:
+def killed(folder: Path, seed: int, frames: int, whom: str) -> Result:
     """SIGKILL at random moments: of the recorder, or of the whole run, which is then resumed."""
-    words = (*COIN, "recording=all", "recording.when=spread", "stop.frames=600000", f"run.seed={seed}")
+    words = (*COIN, "recording=all", "recording.when=spread", f"stop.frames={frames}", f"run.seed={seed}")
     training, rng = Training(folder, 0.008, *words, "checkpoints.every_seconds=1"), random.Random(seed)
     training.start()
     for _ in range(3):
@@ -165,26 +166,26 @@ def matrix(seeds: int, frames: int) -> Iterator[tuple[str, list[Result]]]:
         yield f"{keep} {when} {at_budget}", results
 
 
-def trouble(seeds: int) -> Iterator[tuple[str, list[Result]]]:
+def trouble(seeds: int, frames: int) -> Iterator[tuple[str, list[Result]]]:
     kinds = {
         "recorder braked to a fifth": braked,
-        "recorder killed three times": lambda folder, seed: killed(folder, seed, "recorder"),
-        "run killed and resumed three times": lambda folder, seed: killed(folder, seed, "run"),
+        "recorder killed three times": lambda folder, seed, frames: killed(folder, seed, frames, "recorder"),
+        "run killed and resumed three times": lambda folder, seed, frames: killed(folder, seed, frames, "run"),
     }
     for name, work in kinds.items():
         results = []
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as folder:
-                results.append(work(Path(folder), seed))
+                results.append(work(Path(folder), seed, frames))
         yield name, results
 
 
-def doom(seeds: int) -> Iterator[tuple[str, list[Result]]]:
+def doom(seeds: int, frames: int) -> Iterator[tuple[str, list[Result]]]:
     for words in (("recording.when=spread",), ("recording.at_budget=thin",), ("recording.keep=episodes",)):
         results = []
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as folder:
-                setup = ("-f", "doom_basic", "recording=all", *words, "stop.frames=400000")
+                setup = ("-f", "doom_basic", "recording=all", *words, f"stop.frames={frames}")
                 results.append(once(Path(folder), 0.3, *setup, f"run.seed={seed}"))
         yield f"ViZDoom basic, {' '.join(words)}", results
 
@@ -217,14 +218,14 @@ def line(row: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--frames", type=int, default=60_000)
+    parser.add_argument("--frames", type=int, help="of each training, in the place of what each part has")
     parser.add_argument("--only", choices=("matrix", "trouble", "doom"))
     options = parser.parse_args()
     end_on_sigterm()
     kinds = {
-        "matrix": lambda: matrix(options.seeds, options.frames),
-        "trouble": lambda: trouble(options.seeds),
-        "doom": lambda: doom(max(1, options.seeds // 3)),
+        "matrix": lambda: matrix(options.seeds, options.frames or 60_000),
+        "trouble": lambda: trouble(options.seeds, options.frames or 600_000),
+        "doom": lambda: doom(max(1, options.seeds // 3), options.frames or 400_000),
     }
     rows = []
     for name in [options.only] if options.only else list(kinds):

@@ -11,7 +11,7 @@ from storing import make_episode, small_schema
 
 from rollmill.core.errors import StoreError
 from rollmill.core.fields import Array
-from rollmill.reports.store.comparison import ALARM, compare
+from rollmill.reports.store.comparison import ALARM, ALARM_P, compare
 from rollmill.store.derive.merge import merge
 from rollmill.store.derive.thinning import note_share
 from rollmill.store.episode import EpisodeInfo
@@ -122,6 +122,74 @@ def test_chance_is_told_from_survivors(tmp_path: Path) -> None:
     assert biased.differences["length"].z < -ALARM
     assert biased.differences["length"].ks_p < 0.01
     assert "kept episodes are shorter than those played" in biased.sentence()
+
+
+def test_distributions_are_compared_where_means_agree(tmp_path: Path) -> None:
+    """A selection that leaves out the shortest and the longest, as many of both."""
+    rng = np.random.default_rng(7)
+    first, lengths = np.arange(3000) * 11, rng.integers(1, 101, 3000)
+    played = played_of(first, lengths)
+    for name, kept, agrees in (
+        ("fair", rng.random(3000) < 0.3, True),
+        ("middle", (np.abs(lengths - 50.5) < 25) & (rng.random(3000) < 0.6), False),
+    ):
+        part = store_of(tmp_path / name, first[kept], lengths[kept], np.full(kept.sum(), 0.3))
+        found = compare(part.table, played)
+        assert found is not None
+        assert abs(found.differences["length"].z) < ALARM, "the means tell nothing"
+        assert found.agrees is agrees
+        assert (found.differences["length"].ks_p < ALARM_P) is not agrees
+        assert ("lengths that are spread differently from those played" in found.sentence()) is not agrees
+
+
+def test_sums_in_32_bits_are_no_other_distribution(tmp_path: Path) -> None:
+    first, lengths = np.arange(2000) * 11, np.full(2000, 3)
+    played = PlayedEpisodes()
+    played.add(first, np.full(2000, 3 * (1 + 1e-7)), lengths)
+    found = compare(store_of(tmp_path, first, lengths, np.full(2000, 0.999)).table, played)
+    assert found is not None
+    assert found.agrees
+    assert found.differences["return"].ks == 0
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "values"),
+    [((0.5,), "coin"), ((0.9, 0.1), "coin"), ((0.9, 0.1), "rare"), ((0.3, 0.01), "normal"), ((0.05,), "lognormal")],
+)
+def test_chance_gives_no_alarm(probabilities: tuple[float, ...], values: str) -> None:
+    """However probabilities differ, and however few episodes outdo all others: 400 comparisons of 400 episodes."""
+    rng = np.random.default_rng(0)
+    draw = {
+        "coin": lambda: np.where(rng.random(400) < 0.5, 3.0, 75.0),
+        "rare": lambda: np.where(rng.random(400) < 0.01, 1000.0, 0.0),
+        "normal": lambda: rng.normal(size=400),
+        "lognormal": lambda: rng.lognormal(0, 1.5, 400),
+    }[values]
+    first, z, p = np.arange(400) * 5, [], []
+    for seed in range(400):
+        returns, probability = draw(), rng.choice(probabilities, 400)
+        kept, played = rng.random(400) < probability, PlayedEpisodes(seed)
+        played.add(first, returns, returns)
+        found = compare(Told(first[kept], returns[kept], probability[kept]), played)  # type: ignore[arg-type]
+        assert found is not None
+        assert found.agrees
+        z.append(found.differences["return"].z)
+        p.append(found.differences["return"].ks_p)
+    assert np.mean(np.abs(z) > 1.96) < 0.08, "and less than that is noise twice as often as it should be"
+    assert np.mean(np.array(p) < 0.05) < 0.08
+
+
+class Told:
+    """As much of a table of episodes as a comparison asks for."""
+
+    def __init__(self, first: Array, returns: Array, probability: Array) -> None:
+        no = np.zeros(len(first), bool)
+        self.return_ = self.length = returns
+        self._columns = {"finished": ~no, "partial_start": no, "partial_end": no}
+        self._columns |= {"probability": probability, "global_step_first": first}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._columns[name]
 
 
 def test_weights_make_up_for_probabilities_that_depend_on_what_was_known_before(tmp_path: Path) -> None:

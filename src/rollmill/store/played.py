@@ -25,6 +25,8 @@ SAMPLE = 24
 """Episodes of each part that are kept as (return, length)."""
 FIRST_WIDTH = 256
 FORMAT = 1
+_OWN = 0x706C61796564
+"""Before every seed here: an environment that is seeded alike must not draw the numbers that choose the sample."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ class PlayedEpisodes:
     def __init__(self, seed: int = 0) -> None:
         self.width = FIRST_WIDTH
         self.parts: dict[int, Part] = {}
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng((_OWN, seed))
 
     @property
     def count(self) -> int:

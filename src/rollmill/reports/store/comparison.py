@@ -3,7 +3,11 @@
 Within each part of the run, kept episodes count with one over their probability of having been kept. The weighted mean
 is compared with the mean of all that were played; where the choice was made by chance alone, the difference is noise
 of a size that follows from the probabilities. *z* is the difference in units of that noise, over all parts together.
-Beyond ``ALARM`` something else than chance has chosen (one false alarm in ten thousand comparisons).
+Means can agree where distributions do not (the shortest and the longest are missing): these are compared by Kolmogorov
+and Smirnov's test, with the sample of all episodes that every part has.
+
+Beyond ``ALARM``, or below ``ALARM_P``, something else than chance has chosen. Both have one false alarm in 16,000
+comparisons; returns and lengths are compared by both, so one report in 4,000 is wrong at most.
 """
 
 from __future__ import annotations
@@ -19,6 +23,11 @@ from rollmill.store.played import Part, PlayedEpisodes
 from rollmill.store.table import EpisodeTable
 
 ALARM = 4.0
+"""Standard errors."""
+ALARM_P = math.erfc(ALARM / math.sqrt(2))
+"""The probability of a larger |z| by chance, and of a larger distance."""
+_SAME = 1e-4
+"""Share of the scale below which values do not differ: returns are summed up in 32 bits on the way."""
 QUANTITIES = ("return", "length")
 
 
@@ -36,8 +45,21 @@ class Difference:
     """How often chance alone gives a distance as large."""
 
     @property
-    def agrees(self) -> bool:
+    def means_agree(self) -> bool:
         return abs(self.z) < ALARM
+
+    @property
+    def agrees(self) -> bool:
+        return self.means_agree and self.ks_p >= ALARM_P
+
+    def sentence(self, name: str) -> str:
+        """How kept episodes differ, where they do."""
+        if self.means_agree:
+            what = f"{name}s that are spread differently from those played"
+            return f"kept episodes have {what}: up to {self.ks:.0%} apart (p = {self.ks_p:.1g})"
+        words = {"return": ("have lower returns", "have higher returns"), "length": ("are shorter", "are longer")}
+        apart = f"{self.kept:.4g} against {self.played:.4g} ({abs(self.z):.1f} standard errors)"
+        return f"kept episodes {words[name][self.z > 0]} than those played: {apart}"
 
 
 @dataclass(frozen=True)
@@ -62,13 +84,7 @@ class Comparison:
         share = f"{self.kept:,} of {self.played:,} episodes were kept"
         if self.agrees:
             return f"{share}; in return and length they are like those played"
-        words = {"return": ("have lower returns", "have higher returns"), "length": ("are shorter", "are longer")}
-        found = [
-            f"kept episodes {words[name][d.z > 0]} than those played: {d.kept:.4g} against {d.played:.4g} "
-            f"({abs(d.z):.1f} standard errors)"
-            for name, d in self.differences.items()
-            if not d.agrees
-        ]
+        found = [difference.sentence(name) for name, difference in self.differences.items() if not difference.agrees]
         return f"{share}, and " + "; ".join(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -130,12 +146,27 @@ class _Pair:
         return np.asarray((self.values * self.weights[:, None]).sum(axis=0) / self.weights.sum())
 
     @property
-    def variance(self) -> Array:
-        """Of ``mean``, if chance alone has chosen: nothing is left of it where everything was kept."""
-        count, n = self.part.moments.count, len(self.values)
-        spread = float((self.weights**2).sum() / self.weights.sum() ** 2)
-        missing = 1 - n / count if n <= count else 1 + n / count  # more kept than known: the run was killed
-        return np.asarray(self.part.moments.variance * spread * missing)
+    def excess(self) -> Array:
+        """By how much the weighted sum of kept values is above that of as many mean ones. Chance alone gives 0 in the
+        mean, however few are kept, and whatever the probabilities have to do with the values."""
+        return np.asarray((self._away * self.weights[:, None]).sum(axis=0))
+
+    @property
+    def variances(self) -> Array:
+        """``[2, 2]``: of ``excess``, if chance alone has chosen, by the values of all and by those that were kept.
+
+        Nothing is left of either where everything was kept. The second is the larger one where episodes that are
+        rarely kept are unlike the others, or a few outdo all.
+        """
+        count, weights, all_ = self.part.moments.count, self.weights, self.part.moments.variance
+        killed = len(weights) > count  # more kept than known: both are samples of what was played
+        spread = weights**2 if killed else weights * (weights - 1)
+        known = weights.sum() ** 2 / count * all_ if killed else np.zeros(2)
+        return np.stack([all_ * spread.sum(), (self._away**2 * spread[:, None]).sum(axis=0)]) + known
+
+    @property
+    def _away(self) -> Array:
+        return np.asarray(self.values - self.part.moments.mean)
 
     def to_json(self, width: int) -> dict[str, Any]:
         return {
@@ -151,32 +182,40 @@ class _Pair:
 
 def _difference(pairs: list[_Pair], total: int, k: int) -> Difference:
     shares = [pair.part.moments.count / total for pair in pairs]
-    kept = sum(share * float(pair.mean[k]) for share, pair in zip(shares, pairs))
     played = sum(share * float(pair.part.moments.mean[k]) for share, pair in zip(shares, pairs))
-    noise = math.sqrt(sum(share**2 * float(pair.variance[k]) for share, pair in zip(shares, pairs)))
-    distance, p = _kolmogorov(pairs, shares, k)
+    excess = sum(float(pair.excess[k]) for pair in pairs) / total
+    noise = math.sqrt(max(np.sum([pair.variances[:, k] for pair in pairs], axis=0))) / total
     spread = max(float(pair.part.moments.variance[k]) for pair in pairs) ** 0.5
-    return Difference(kept, played, _ratio(kept - played, noise, max(abs(played), spread)), distance, p)
+    same = _SAME * max(abs(played), spread)
+    distance, p = _kolmogorov(pairs, k, same)
+    return Difference(played + excess, played, _ratio(excess, noise, same), distance, p)
 
 
-def _ratio(difference: float, noise: float, scale: float) -> float:
-    if abs(difference) <= 1e-4 * scale:  # returns are summed up in 32 bits on the way
+def _ratio(difference: float, noise: float, same: float) -> float:
+    if abs(difference) <= same:
         return 0.0
     return difference / noise if noise else math.copysign(math.inf, difference)
 
 
-def _kolmogorov(pairs: list[_Pair], shares: list[float], k: int) -> tuple[float, float]:
-    """Distance between the weighted distributions, and its p-value (an upper bound where values repeat)."""
+def _kolmogorov(pairs: list[_Pair], k: int, same: float) -> tuple[float, float]:
+    """Distance between the weighted distributions, and its p-value (an upper bound: values repeat, parts are alike, and
+    what was kept was played). Values that are ``same`` apart count as equal.
+
+    The sample of a part counts as much as what was kept of it, as in ``_Pair.excess``.
+    """
     kept = np.concatenate([pair.values[:, k] for pair in pairs])
-    kept_weights = np.concatenate([s * pair.weights / pair.weights.sum() for s, pair in zip(shares, pairs)])
+    kept_weights = np.concatenate([pair.weights for pair in pairs])
     sample = np.concatenate([pair.part.sample[:, 1 + k] for pair in pairs])
+    sizes_of_samples = [len(pair.part.sample) for pair in pairs]
     sample_weights = np.concatenate(
-        [np.full(len(pair.part.sample), s / max(1, len(pair.part.sample))) for s, pair in zip(shares, pairs)]
+        [np.full(size, pair.weights.sum() / max(1, size)) for size, pair in zip(sizes_of_samples, pairs)]
     )
     points = np.unique(np.concatenate([kept, sample]))
-    distance = float(
-        np.abs(_cumulative(kept, kept_weights, points) - _cumulative(sample, sample_weights, points)).max()
+    below, sample_below = (
+        [_cumulative(values, weights, points + shift) for shift in (0, same)]
+        for values, weights in ((kept, kept_weights), (sample, sample_weights))
     )
+    distance = max(0.0, float(np.maximum(below[0] - sample_below[1], sample_below[0] - below[1]).max()))
     sizes = [float(w.sum() ** 2 / (w**2).sum()) for w in (kept_weights, sample_weights)]
     root = math.sqrt(sizes[0] * sizes[1] / (sizes[0] + sizes[1]))
     x = (root + 0.12 + 0.11 / root) * distance
