@@ -179,6 +179,18 @@ def test_chance_gives_no_alarm(probabilities: tuple[float, ...], values: str) ->
     assert np.mean(np.array(p) < 0.05) < 0.08
 
 
+def test_what_a_killed_run_has_forgotten_is_no_bias() -> None:
+    """Everything was to be kept; twenty episodes that were kept are not known, others are, of which none was kept."""
+    rng = np.random.default_rng(1)
+    lengths = np.where(rng.random(420) < 0.5, SHORT, LONG)
+    first, played = np.arange(420) % 256, PlayedEpisodes()
+    played.add(first[20:], lengths[20:].astype(float), lengths[20:])
+    for kept in (slice(0, 400), slice(0, 420)):
+        found = compare(Told(first[kept], lengths[kept].astype(float), np.ones(420)[kept]), played)  # type: ignore[arg-type]
+        assert found is not None
+        assert 0 < abs(found.differences["length"].z) < 2
+
+
 class Told:
     """As much of a table of episodes as a comparison asks for."""
 

@@ -50,6 +50,11 @@ class Moments:
     def variance(self) -> Array:
         return np.asarray(self.squares / max(1, self.count))
 
+    @property
+    def scale(self) -> Array:
+        """How large values are, roughly."""
+        return np.asarray(np.maximum(np.abs(self.mean), np.sqrt(self.variance)))
+
 
 @dataclass
 class Part:

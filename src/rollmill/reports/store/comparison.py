@@ -158,11 +158,17 @@ class _Pair:
         Nothing is left of either where everything was kept. The second is the larger one where episodes that are
         rarely kept are unlike the others, or a few outdo all.
         """
-        count, weights, all_ = self.part.moments.count, self.weights, self.part.moments.variance
-        killed = len(weights) > count  # more kept than known: both are samples of what was played
-        spread = weights**2 if killed else weights * (weights - 1)
-        known = weights.sum() ** 2 / count * all_ if killed else np.zeros(2)
+        weights, all_ = self.weights, self.part.moments.variance
+        spread = weights**2 if self._killed else weights * (weights - 1)
+        known = weights.sum() ** 2 / self.part.moments.count * all_ if self._killed else np.zeros(2)
         return np.stack([all_ * spread.sum(), (self._away**2 * spread[:, None]).sum(axis=0)]) + known
+
+    @property
+    def _killed(self) -> bool:
+        """Whether both are samples of what was played: a run that is killed forgets the newest episodes that it played,
+        and its recorder some that it kept. More is kept than is known then, or others though all were to be kept."""
+        same = np.abs(self.excess) <= _SAME * self.weights.sum() * self.part.moments.scale
+        return len(self.weights) > self.part.moments.count or bool((self.weights == 1).all() and not same.all())
 
     @property
     def _away(self) -> Array:
@@ -185,8 +191,7 @@ def _difference(pairs: list[_Pair], total: int, k: int) -> Difference:
     played = sum(share * float(pair.part.moments.mean[k]) for share, pair in zip(shares, pairs))
     excess = sum(float(pair.excess[k]) for pair in pairs) / total
     noise = math.sqrt(max(np.sum([pair.variances[:, k] for pair in pairs], axis=0))) / total
-    spread = max(float(pair.part.moments.variance[k]) for pair in pairs) ** 0.5
-    same = _SAME * max(abs(played), spread)
+    same = _SAME * max(float(pair.part.moments.scale[k]) for pair in pairs)
     distance, p = _kolmogorov(pairs, k, same)
     return Difference(played + excess, played, _ratio(excess, noise, same), distance, p)
 
