@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import train_here
+from holding import HOLDING
+from running import Run, command_words, train_here
 
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import Seeds
@@ -196,11 +197,11 @@ def test_a_recorder_that_cannot_keep_up_chooses_fewer(tmp_path: Path) -> None:
     assert np.count_nonzero(table["partial_end"]) < 0.1 * len(table), "few were cut"
 
 
-def test_killed_and_resumed(tmp_path: Path) -> None:
+def test_a_killed_recorder_goes_on(tmp_path: Path) -> None:
     words = (*ASYNC, "recording.when=spread", "recording.budget_gb=0.002", "stop.frames=150_000")
 
     class Die(Observer):
-        """Stands for the death of the recorder; a death of the whole run is tested elsewhere."""
+        """The death of the recorder."""
 
         def on_training_step(self, run: OnlineRun, iteration: int) -> None:
             assert isinstance(run.recorder, ProcessRecorder)
@@ -212,3 +213,19 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     found = read(RunFolder(run.path).data).comparison
     assert found.agrees, found.sentence()
     assert found.kept > 100
+
+
+def test_killed_and_resumed(tmp_path: Path, rollmill: Run) -> None:
+    """Everything of the run dies at once, some updates after its last checkpoint: those frames are played again."""
+    words = [*ASYNC, "recording.when=spread", "recording.budget_gb=0.002", "checkpoints.every_updates=30"]
+    command = command_words(tmp_path, *words, "stop.frames=120_000")
+    assert rollmill(*command, f"observers.use=[{HOLDING}:Dies]", "observers.args.Dies.at=55").wait() == -signal.SIGKILL
+    data = RunFolder(tmp_path / "x" / "run").data
+    last = int(Store(data, unfinished=True).table["global_step_last"].max())
+    resumed = rollmill(*command, "--resume", "observers.args.Dies.at=-1")
+    assert resumed.wait() == 0, resumed.text
+    found = read(data)
+    assert found.comparison.agrees, found.comparison.sentence()
+    assert found.comparison.kept > 100
+    table = found.store.table
+    assert (table["global_step_first"] > last).sum() > 100, "it went on"

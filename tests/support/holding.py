@@ -1,4 +1,4 @@
-"""Observers that a command under test names in its settings: they hold the training until something has happened.
+"""Observers that a command under test names in its settings: they hold the training, or kill it, at a known moment.
 
 So a test that signals or kills a run does not have to be faster than the run. Named by the path of this file, they
 are found wherever the command runs; so nothing else of the tests is imported here.
@@ -6,6 +6,8 @@ are found wherever the command runs; so nothing else of the tests is imported he
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,17 @@ class AllWorkers(Observer):
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         if iteration == 1:
             _hold(lambda: bool(run.parts.sampler.box.done.min() > 1))
+
+
+class Dies(Observer):
+    """Kills the process that trains, as ``kill -9`` does, in training step ``at``."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        if iteration == self._at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _hold(until: Callable[[], bool], seconds: float = 300.0) -> None:
