@@ -11,16 +11,23 @@ from rollmill.core.protocols import StepReturn
 class Shown:
     """Images are grey, 10 brighter with every step. Actions are rewarded by their number; lengths come from the seed.
 
-    ``drift``: an instance's rewards depend on how often the class was made, so that no episode repeats. ``broken``:
+    ``shade``: of the first image. ``drift``: an instance's rewards depend on how often the class was made, so that no episode repeats. ``broken``:
     what is wrong with its images. ``render_width``: as ViZDoom, it can be told how large images are.
     """
 
     made = 0
 
     def __init__(
-        self, drift: bool = False, broken: str = "", agents: int = 1, render_width: int = 0, render_height: int = 0
+        self,
+        shade: int = 0,
+        drift: bool = False,
+        broken: str = "",
+        agents: int = 1,
+        render_width: int = 0,
+        render_height: int = 0,
     ) -> None:
         Shown.made += 1
+        self._shade = shade
         self._drift, self._broken, self._agents = Shown.made if drift else 0, broken, agents
         self._size = (render_height or 24, render_width or 32)
         self.spec = EnvSpec(
@@ -52,7 +59,7 @@ class Shown:
             return None
         if self._broken == "shape":
             return np.zeros(self._size, np.uint8)
-        return np.full((*self._size, 3), 10 * self._t, np.uint8)
+        return np.full((*self._size, 3), self._shade + 10 * self._t, np.uint8)
 
     def close(self) -> None:
         return None

@@ -65,6 +65,22 @@ def test_a_video_for_each_episode(run: RunFolder, tmp_path: Path) -> None:
     assert sorted(path.suffix for path in (tmp_path / "v").iterdir()) == [".mp4"] * 4
 
 
+def test_a_suite_shows_every_task(tmp_path: Path) -> None:
+    tasks = f"env.tasks=[{{name: dark, id: '{ENV}'}}, {{name: bright, id: '{ENV}', args: {{shade: 100}}}}]"
+    _, folder = train_here(tmp_path, *SERIAL, tasks, "stop.batches=1", "model.encoder=mlp")
+    result = play(folder, tmp_path / "v", video_count=2)
+    names = [Path(video.file).stem.partition("-frames-")[2].partition("-")[2] for video in result.videos]
+    assert names == ["dark-episode-0000", "bright-episode-0001", "dark-episode-0002", "bright-episode-0003"]
+    assert not any(video.problem for video in result.videos)
+    first = [int(decoded(video.file)[0][0][100, 160, 0]) for video in result.videos]
+    np.testing.assert_allclose(first, [0, 100, 0, 100], atol=2)
+    by_episode = {row.episode: (row.task, row.length) for row in result.policy.rows}
+    for video, name in zip(result.videos, names, strict=True):
+        task, length = by_episode[video.episodes[0]]
+        assert name.startswith(f"{task}-")
+        assert len(decoded(video.file)[0]) == 1 + length
+
+
 def test_a_grid_goes_on_until_the_last_episode_ends(run: RunFolder, tmp_path: Path) -> None:
     result = play(run, tmp_path / "v", grid="2x2", no_captions=True, fps=5.0)
     (video,) = result.videos

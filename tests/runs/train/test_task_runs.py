@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from running import SERIAL, rows_of, train_here
 
+from rollmill.core.checkpoints import Checkpoints, load_checkpoint
 from rollmill.core.config.load import load_config
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import TASK_FIELD
@@ -18,6 +20,7 @@ from rollmill.core.seeds import Seeds
 from rollmill.core.slots import OBS
 from rollmill.envs.make import make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.runs.checkpoints.saved import list_saved
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.sizing import Machine, resolve
 from rollmill.runs.settings.train import TrainConfig, check
@@ -85,9 +88,19 @@ def test_a_fast_task_with_a_worker_of_its_own_waits_for_nobody() -> None:
     assert steps["fast"] > 1.5 * steps["slow"]
 
 
-def test_recorded_episodes_say_which_task_they_are_of(tmp_path: Path) -> None:
-    _, folder = train_here(tmp_path, *SERIAL, "env=toy_pair", "stop.frames=600", "recording.keep=all")
-    with Store(folder.data) as store:
+# -- what a run leaves ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A short run with everything that tells its tasks apart."""
+    words = ("env=toy_pair", "stop.frames=600", "recording.keep=all", "evaluation.final=true", "evaluation.episodes=3")
+    saved = ("checkpoints.every_seconds=0", "checkpoints.keep_last=0", "report.every_frames=1")
+    return train_here(tmp_path_factory.mktemp("pair"), *SERIAL, *words, *saved)[1]
+
+
+def test_recorded_episodes_say_which_task_they_are_of(pair: RunFolder) -> None:
+    with Store(pair.data) as store:
         assert store.schema.env_id == "toy_pair"
         tasks = {"small": [1, 0], "large": [0, 1]}
         for name, hot in tasks.items():
@@ -97,11 +110,31 @@ def test_recorded_episodes_say_which_task_they_are_of(tmp_path: Path) -> None:
                 assert (store.episode(int(i)).obs["task"] == hot).all()
 
 
-def test_evaluations_beside_a_training_have_figures_of_every_task(tmp_path: Path) -> None:
-    words = ("env=toy_pair", "stop.frames=300", "evaluation.final=true", "evaluation.episodes=3")
-    _, folder = train_here(tmp_path, *SERIAL, *words)
-    row = rows_of(folder)[-1]
+def test_evaluations_beside_a_training_have_figures_of_every_task(pair: RunFolder) -> None:
+    row = rows_of(pair)[-1]
     assert {"eval/task/small/return", "eval/task/large/score", "eval/suite_score"} <= set(row)
+
+
+def test_the_best_checkpoint_of_a_suite_is_the_one_with_the_highest_score(pair: RunFolder) -> None:
+    rows = {row["frames"]: row for row in rows_of(pair)}
+    best = Checkpoints(pair.checkpoints).best()
+    assert best is not None
+    scores = [row["suite/score"] for row in rows.values() if "suite/score" in row]
+    assert load_checkpoint(best.path).metric == rows[best.step]["suite/score"] == max(scores)
+    assert max(rows.values(), key=lambda row: row.get("episode/return", -np.inf))["frames"] != best.step
+    (listed,) = (saved for saved in list_saved(pair.path) if "best" in saved.roles)
+    assert (listed.by, listed.metric) == ("suite/score", max(scores))
+
+
+def test_the_page_of_a_run_has_a_line_and_a_curve_for_every_task(pair: RunFolder) -> None:
+    text = (pair.path / "report.html").read_text(encoding="utf-8")
+    own = text[text.index("<h2>Tasks</h2>") :].partition("<h2>")[2].partition("<h2>")[0]
+    for title in ("Suite", "small", "large"):
+        assert re.search(rf'<h3>{title}</h3><svg [^>]*aria-label="{title}">.*?class="line"', own, re.DOTALL), title
+    last = rows_of(pair)[-1]
+    for name in ("small", "large"):
+        assert re.search(rf">{name}</td><td[^>]*>{last[f'task/{name}/frames']:,.0f}</td>", own), name
+    assert "task/small/length" not in re.findall("<h3>(.*?)</h3>", text), "no curve comes twice"
 
 
 # -- numbers ---------------------------------------------------------------------------------------------

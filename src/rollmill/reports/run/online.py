@@ -20,6 +20,7 @@ from rollmill.reports.run.facts import RunFacts
 from rollmill.reports.run.population import population
 from rollmill.reports.run.sections import Points, Row, curve_card, points, thinned
 from rollmill.reports.run.selfplay import selfplay
+from rollmill.reports.run.tasks import tasks
 
 CURVES = (
     ("Return", "episode/return", "mean of the last episodes; band: lowest to highest"),
@@ -68,6 +69,7 @@ def render_online(facts: RunFacts) -> Html:
     drawn = {name for _, name, _ in CURVES}
     every: sections.Sections = {
         "Curves": lambda: _curves(facts),
+        "Tasks": lambda: tasks(facts.rows),
         "Population": lambda: population(facts.ledger),
         "Self-play": lambda: selfplay(facts.games),
         "Evaluations": lambda: _evaluations(facts),

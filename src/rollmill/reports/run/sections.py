@@ -128,7 +128,8 @@ def all_metrics(rows: Sequence[Row], drawn: Iterable[str], unit: str = "frames")
         return NOTHING
     titles = ("metric", "first", "last", "lowest", "highest")
     tables = (table(titles, cells[k : k + MAX_ROWS], left=1) for k in range(0, len(cells), MAX_ROWS))
-    others = [name for name in shown if name not in drawn and not name.startswith(("episode/", "variable/"))]
+    elsewhere = ("episode/", "suite/", "task/", "variable/")  # in sections of their own
+    others = [name for name in shown if name not in drawn and not name.startswith(elsewhere)]
     more = grid(curve_card(rows, name, {name: name}, unit) for name in others)
     return join(
         details(f"Table of {len(cells)} metrics", *tables),

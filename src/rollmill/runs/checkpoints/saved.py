@@ -15,6 +15,8 @@ from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.steps import FRAMES, place, unit_of
+from rollmill.envs.settings import EnvSettings
+from rollmill.envs.tasks.scores import usual_metric
 from rollmill.runs.policies import online_state
 from rollmill.runs.policies.find import find_checkpoints
 
@@ -66,7 +68,7 @@ def _saved(path: Path, step: int, roles: Sequence[str]) -> Saved:
         header = tree_file.read_header(path)
         metric, by = header["metric"], _best_metric(header["state"])
         unit = unit_of(header)
-    except (CheckpointError, KeyError, TypeError):
+    except (CheckpointError, ConfigError, KeyError, TypeError, ValueError):
         roles = [*roles, "damaged"]
     if metric is not None and by.startswith("-"):
         metric = -metric
@@ -74,9 +76,13 @@ def _saved(path: Path, step: int, roles: Sequence[str]) -> Saved:
 
 
 def _best_metric(state: Mapping[str, Any]) -> str:
-    saved = state.get("config", {}).get("checkpoints", {})
-    usual = "episode/return" if state.get("kind") == "online" else "eval/return"
-    return saved.get("best_metric") or usual
+    config = state.get("config", {})
+    if named := config.get("checkpoints", {}).get("best_metric"):
+        return str(named)
+    if state.get("kind") != "online":
+        return "eval/return"
+    env = config.get("env", {})
+    return usual_metric(EnvSettings(**{key: env[key] for key in ("id", "tasks", "task") if key in env}))
 
 
 def surplus(path: Path, keep_last: int, keep_best: int, milestones: bool) -> tuple[Checkpoint, ...]:

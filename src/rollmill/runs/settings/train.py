@@ -111,11 +111,11 @@ class CheckpointSettings:
     """Newest checkpoints to keep; 0 keeps all."""
 
     keep_best: int = 1
-    """Checkpoints with the highest mean return to keep besides."""
+    """Checkpoints with the highest mean return (of a suite: the highest score) to keep besides."""
 
     best_metric: str = ""
-    """Metric to take for ``keep_best`` instead of the mean return, as the row before the checkpoint has it; with a
-    minus before its name the lowest is the best (``-learn/value_loss``)."""
+    """Metric to take for ``keep_best`` instead, as the row before the checkpoint has it; with a minus before its name
+    the lowest is the best (``-learn/value_loss``)."""
 
     milestone_frames: int = 0
     """Keep one checkpoint for ever every so many frames; 0 is off."""

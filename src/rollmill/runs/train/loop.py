@@ -24,6 +24,7 @@ from rollmill.core.errors import CheckpointError, ConfigError, LostRankError, No
 from rollmill.core.fields import Array, EnvSpec
 from rollmill.core.protocols import Learner
 from rollmill.core.shapes import check_shape
+from rollmill.envs.tasks.scores import RETURN, usual_metric
 from rollmill.envs.variables import PROGRESS
 from rollmill.learning.appo import Appo
 from rollmill.learning.guards import ValueCollapseError
@@ -464,8 +465,10 @@ class OnlineRun:
 
     def _best_metric(self) -> float | None:
         """What checkpoints are compared by (``checkpoints.best_metric``): the higher, the better."""
-        settings = self.config.checkpoints
-        return settings.rated(self._metrics.last_row) if settings.best_metric else self.mean_return
+        settings, usual = self.config.checkpoints, usual_metric(self.config.env)
+        if not settings.best_metric and usual == RETURN:
+            return self.mean_return
+        return settings.rated(self._metrics.last_row, usual)
 
     def _save_or_complain(self, state: dict[str, Any]) -> None:
         if not self.life.try_save(*self._to_save(state)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rollmill.core.config.plain import changed_settings, to_dict
 from rollmill.core.shapes import Shape, check_shape
 from rollmill.envs.settings import EnvSettings
-from rollmill.envs.tasks.scores import suite_score, task_score
+from rollmill.envs.tasks.scores import SUITE_SCORE, suite_score, task_score
 from rollmill.envs.tasks.suite import tasks_of
 from rollmill.monitor.console import RECORDING_ROWS, ROWS, USAGE_ROWS, Row, count_text, number_text
 from rollmill.monitor.metrics import EPISODES_SHAPE, WINDOW_SHAPE, EpisodeStats, MetricWindow, Progress
@@ -337,7 +337,7 @@ class TaskMetrics:
                 found[f"task/{task.name}/score"] = value
         returns = {t.name: means[f"{t.name}/return"] for t in self._tasks if f"{t.name}/return" in means}
         whole = suite_score(self._tasks, returns)
-        return found if whole is None else {**found, "suite/score": whole}
+        return found if whole is None else {**found, SUITE_SCORE: whole}
 
     def state(self) -> dict[str, Any]:
         if not self._tasks:
