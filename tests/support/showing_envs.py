@@ -11,8 +11,9 @@ from rollmill.core.protocols import StepReturn
 class Shown:
     """Images are grey, 10 brighter with every step. Actions are rewarded by their number; lengths come from the seed.
 
-    ``shade``: of the first image. ``drift``: an instance's rewards depend on how often the class was made, so that no episode repeats. ``broken``:
-    what is wrong with its images. ``render_width``: as ViZDoom, it can be told how large images are.
+    ``shade``: of the first image. ``drift``: an instance's rewards depend on how often the class was made, so that no
+    episode repeats. ``broken``: what is wrong with its images. ``render_width``: as ViZDoom, it can be told how large
+    images are.
     """
 
     made = 0
