@@ -206,6 +206,7 @@ class Judged(Observer):
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         self.clock.write_bytes(iteration.to_bytes(8, "little"))
         if run.dropped_segments >= 4 and self.largest[True] > 0:
+            run.write_row()  # rows go by frames: the last one may be from before the fourth
             run.stop("the test has seen enough")
 
     def on_stop(self, run: OnlineRun) -> None:
