@@ -167,6 +167,16 @@ class OldApi(Sound):
         return super().step(action)[:4]
 
 
+class LeakingThenRaising(LeakingInReset):
+    def reward(self) -> float:
+        raise ZeroDivisionError("no fuel")
+
+
+class LeakingOldApi(LeakingInReset):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
 class OldReset(Sound):
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()
@@ -175,6 +185,11 @@ class OldReset(Sound):
 class OnlyObservation(Sound):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=seed)[0]
+
+
+class OldGym(OnlyObservation):
+    def step(self, action: Any) -> Any:
+        return self.observation(), 1.0, False, {}
 
 
 class ClosesOnce(Sound):

@@ -144,6 +144,19 @@ def test_a_fault_is_named_with_its_place(name: str, rule: str, where: str, found
     assert set(findings) - {rule, "batch"} <= SIDE_EFFECTS.get(name, set())
 
 
+@pytest.mark.parametrize(("name", "other"), [("LeakingThenRaising", "raises"), ("LeakingOldApi", "step-return")])
+def test_a_seed_that_leaks_is_found_where_episodes_break_off(name: str, other: str) -> None:
+    findings = check_here(name)
+    assert set(findings) - {"batch"} == {"seed-leak", other}
+    assert "first touched in reset()" in findings["seed-leak"]["found"]
+
+
+def test_a_step_before_any_episode_is_called_so() -> None:
+    findings = check_here("OldGym")
+    assert findings["reset-return"]["where"] == "reset() of episode 0 (seed 1)"
+    assert findings["step-return"]["where"] == "step() 0 before the first reset()"
+
+
 def test_every_rule_is_broken_by_a_test() -> None:
     in_children = {"hang", "crash", "left-running"}
     elsewhere = {"batch", "threads"}

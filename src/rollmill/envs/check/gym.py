@@ -124,6 +124,7 @@ class Inspected(gym.Wrapper[Any, Any, Any, Any]):
             self._note("obs-range", found, name, wanted=wanted)
 
     def _note(self, rule: str, found: str, field: str = "", **values: Any) -> None:
-        where = f"{self._call} of episode {self._episode} (seed {self._seed})"
+        begun = f"of episode {self._episode} (seed {self._seed})" if self._episode >= 0 else "before the first reset()"
+        where = f"{self._call} {begun}"
         where = f"{where}, observation field {field!r}" if field else where
         self._findings.add(rule, where, found, field, **values)
