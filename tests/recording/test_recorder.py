@@ -133,6 +133,8 @@ def test_a_recording_that_never_began_is_no_secret(tmp_path: Path) -> None:
     _, run = record(tmp_path, *SERIAL, *ALL, "recording.when=last:10%", "stop.frames=100000", "stop.batches=3")
     line = next(line for line in run.log.read_text().splitlines() if "nothing was kept" in line)
     assert "WARNING" in line
+    assert "recorded 0 rows, 0 episodes, " in line
+    assert " KB: " in line
     assert len(Store(run.data)) == 0
 
 

@@ -30,7 +30,7 @@ def offline(
     The run lives in ``<run.dir>/<run.experiment>/<run.name>``; docs/offline.md explains every key.
 
     Args:
-        overrides: Settings, for example algorithm=bc data.filter=["top=10%"].
+        overrides: Settings, for example algorithm=bc 'data.filter=["top=10%"]'.
         store: The store to learn from.
         restore: Start from this checkpoint.
         trust_code: Run the code that store and checkpoints name; else your own words have to name it

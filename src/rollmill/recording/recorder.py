@@ -25,6 +25,7 @@ from typing import Protocol
 from rollmill.core.machine import available_memory
 from rollmill.core.process import Child, OutputLog, Recent
 from rollmill.core.slots import Arena
+from rollmill.core.text import bytes_text
 from rollmill.recording.choose import Chooser, Load
 from rollmill.recording.process import RecorderSetup
 from rollmill.recording.segment_queue import FULL, LEAVE, SegmentQueue
@@ -367,9 +368,8 @@ def closing_words(recorder: Recorder, folder: Path) -> str:
     """One line at the end of the run: what was recorded, and what was not."""
     counts = recorder.counts()
     drops = recorder.drops.plus(counts)
-    text = (
-        f"recorded {counts['rows']:,} rows, {counts['episodes']:,} episodes, {counts['bytes'] / 1e6:,.1f} MB: {folder}"
-    )
+    size = bytes_text(counts["bytes"])
+    text = f"recorded {counts['rows']:,} rows, {counts['episodes']:,} episodes, {size}: {folder}"
     missed = {
         "segments dropped (recorder too slow)": drops.dropped_segments,
         "segments lost with a recorder that ended": drops.lost_segments,

@@ -418,6 +418,12 @@ def test_an_override_needs_a_key(override: str) -> None:
     assert "the part before '=' must be a key" in problem(override)
 
 
+@pytest.mark.parametrize("override", ["name=a\nb", "name=\x1b[2J", "na\rme=a"])
+def test_an_override_is_one_printable_line(override: str) -> None:
+    """YAML would fold the line break into a space: the name would be another one than was given."""
+    assert "only YAML's double quotes, with escapes, can hold it" in problem(override)
+
+
 def test_contradictions_are_named_by_block(write: Any) -> None:
     a = write("a.yaml", "learning:\n  batch: 100\n")
     assert problems("learning.minibatch=33", files=[a]) == [

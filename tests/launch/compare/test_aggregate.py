@@ -191,6 +191,21 @@ def test_offline_runs_are_compared_by_return_where_all_of_them_were_evaluated(tm
     assert (family.metric, family.title) == ("eval/return", "environment not known, learnt offline")
 
 
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", online(), [1.0])
+    write_run(tmp_path / "b", online(), [1.0])
+    (tmp_path / "b" / "config.yaml").write_text("env: [")
+    found = aggregate(tmp_path)
+    assert [run.name for family in found.families for run in family.runs] == ["a"]
+    ((name, why),) = found.others
+    assert name == "b"
+    assert why.startswith("unreadable: ")
+    assert "config.yaml" in why
+    (tmp_path / "a" / "config.yaml").write_text("env: [")
+    with pytest.raises(LaunchError, match=r"there are no runs in it.*; a: unreadable: .*; b: unreadable: "):
+        aggregate(tmp_path)
+
+
 def test_world_models_are_named_and_not_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "a", online(), [1.0])
     write_run(tmp_path / "w", {"seed": 0, "collect": {}, "dynamics": {}, "controller": {}}, [])

@@ -11,7 +11,7 @@ from rollmill.launch.compare.gather import LONGEST_NAME, find_runs
 
 
 def groups(folder: Path) -> dict[str, str]:
-    return {run.name: run.group for run in find_runs(folder)}
+    return {run.name: run.group for run in find_runs(folder)[0]}
 
 
 def test_runs_that_were_started_one_by_one_are_grouped_by_what_differs(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_runs_that_were_started_one_by_one_are_grouped_by_what_differs(tmp_path:
         *("gamma-0.9_learning_rate-1", "gamma-0.9_learning_rate-2"),
         *("gamma-0.99_learning_rate-1", "gamma-0.99_learning_rate-2"),
     }
-    found = next(run for run in find_runs(tmp_path) if run.name == "run-0.99-2-1")
+    found = next(run for run in find_runs(tmp_path)[0] if run.name == "run-0.99-2-1")
     assert found.params == {"learning.gamma": 0.99, "learning.learning_rate": 2, "run.seed": 1}
 
 
@@ -69,7 +69,7 @@ def test_only_what_differs_within_an_environment_counts(tmp_path: Path) -> None:
         write_run(tmp_path / f"doom{seed}", online(seed, env="doom_basic", learning={"gamma": 0.99}), [1.0])
     found = groups(tmp_path)
     assert found["pole0"] == found["pole1"] == found["doom0"] == tmp_path.name
-    assert all(list(run.params or ()) == ["run.seed"] for run in find_runs(tmp_path))
+    assert all(list(run.params or ()) == ["run.seed"] for run in find_runs(tmp_path)[0])
 
 
 def test_what_a_run_writes_down_does_not_make_it_another_one(tmp_path: Path) -> None:

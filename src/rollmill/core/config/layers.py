@@ -50,7 +50,9 @@ def file_layer(path: Path) -> Layer:
 def override_layer(text: str) -> Layer:
     from rollmill.core.config.yaml import parse_value
 
-    source = f"command line '{cut(text, 200)}'"
+    source = f"command line '{''.join(c if c.isprintable() else repr(c)[1:-1] for c in cut(text, 200))}'"
+    if unprintable := next((c for c in text if c < " " or c == "\x7f"), ""):  # YAML would fold a line break to a space
+        raise ConfigError(f"{source}: {unprintable!r} in it; only YAML's double quotes, with escapes, can hold it")
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals:

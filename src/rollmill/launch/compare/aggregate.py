@@ -140,7 +140,7 @@ class Aggregate:
     across: Sequence[Summary] = ()
     """Statistics of methods over all environments, online and offline ones apart; scores on a scale from 0 to 1."""
     others: Sequence[tuple[str, str]] = ()
-    """(name, kind) of folders that are not compared: world models and their stages."""
+    """(name, why) of folders that are not compared: world models and their stages, and what cannot be read."""
     ledger: Sequence[Mapping[str, Any]] = ()
     """Every decision, if the runs are members of a population."""
 
@@ -157,15 +157,16 @@ def aggregate(
     ``references``: the scores of each environment that are 0 and 1 where environments are taken together; None takes
     the worst and the best run.
     """
-    found = find_runs(experiment)
+    found, unread = find_runs(experiment)
     compared = [run for run in found if run.kind in COMPARED]
     if not compared:
         what = "only world models" if found else "no runs"
-        raise LaunchError(f"{experiment}: there are {what} in it; expected folders with a config.yaml each")
+        why = "".join(f"; {name}: {problem}" for name, problem in unread.items())
+        raise LaunchError(f"{experiment}: there are {what} in it; expected folders with a config.yaml each{why}")
     made = [_family(kind, env, runs, metric, lower) for (kind, env), runs in families(compared).items()]
     if not any(run.curve.frames for family in made for run in family.runs):
         raise LaunchError(f"{experiment}: {_no_metric(compared, metric)}")
-    others = [(run.name, run.kind) for run in found if run.kind not in COMPARED]
+    others = [*((run.name, run.kind) for run in found if run.kind not in COMPARED), *unread.items()]
     name = experiment.absolute().name
     ledger = read_ledger(experiment / NAME) if (experiment / NAME).is_file() else ()
     return Aggregate(name, made, _across(made, references, name), others, ledger)

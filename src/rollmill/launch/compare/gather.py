@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.config.old_names import read_saved
-from rollmill.core.errors import RollmillError
+from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.run_kind import RunKind, run_kind
 from rollmill.launch.experiment import flat
 from rollmill.launch.params import Setting
@@ -47,9 +47,15 @@ class Found:
     """What it differs in, the seed included; None until it is known which runs it is compared with."""
 
 
-def find_runs(experiment: Path) -> list[Found]:
-    """All runs that have begun, launched or started one by one, with their groups."""
-    return in_groups([look_at(path.parent) for path in sorted(experiment.glob("*/config.yaml"))], experiment)
+def find_runs(experiment: Path) -> tuple[list[Found], dict[str, str]]:
+    """All runs that have begun, launched or started one by one, with their groups; what is wrong with other folders."""
+    found, unread = [], {}
+    for path in sorted(experiment.glob("*/config.yaml")):
+        try:
+            found.append(look_at(path.parent))
+        except ConfigError as error:
+            unread[path.parent.name] = f"unreadable: {error}"
+    return in_groups(found, experiment), unread
 
 
 def in_groups(found: Sequence[Found], experiment: Path) -> list[Found]:
