@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import re
 import os
 import signal
 import subprocess
@@ -101,6 +102,14 @@ def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
     """Metrics without what depends on the machine."""
     keep = lambda name: name != "time" and not name.startswith(("time/", "usage/"))  # noqa: E731
     return [{name: value for name, value in row.items() if keep(name)} for row in read_jsonl(folder.metrics)]
+
+
+def unexplained(metrics: Path) -> set[str]:
+    """Names of metrics of a fit or a search that the page about them lacks; one target stands for every other."""
+    page = (ROOT / "docs" / "metrics_fits.md").read_text()
+    explained = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+    logged = {re.sub(r"(?<=^eval/return_target_).*", "4", name) for row in read_jsonl(metrics) for name in row}
+    return logged - explained
 
 
 def saved_state(folder: RunFolder) -> Any:

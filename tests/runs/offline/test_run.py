@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from offlining import hand_episode, hand_store, skilled_store
-from running import train_here
+from running import train_here, unexplained
 
 from rollmill.core import run_folder
 from rollmill.core.checkpoints import Checkpoints
@@ -93,6 +93,10 @@ def learnt(tmp_path_factory: pytest.TempPathFactory, store: Path) -> dict[str, O
     dt = run(folder, store, "run.name=dt", "evaluation.targets=[1, 4, 7, 10]", *LEARN)
     bc = run(folder, store, "run.name=bc", "algorithm=bc", "evaluation.random=false", *LEARN, "fit.steps=80")
     return {"dt": dt, "bc": bc}
+
+
+def test_every_metric_is_explained(learnt: dict[str, OfflineOutcome]) -> None:
+    assert [unexplained(outcome.folder / "metrics.jsonl") for outcome in learnt.values()] == [set(), set()]
 
 
 def rows_of(outcome: OfflineOutcome, policy: str) -> list[Any]:
@@ -529,6 +533,7 @@ def test_value_based_policies_are_judged_saved_and_exported_like_others(
     assert [row.policy for row in outcome.results.rows][:2] == [algorithm, "random"]
     assert {"eval/return", "validation/error", "validation/td_error", "learn/critic_loss"} <= outcome.metrics.keys()
     assert "the last" in outcome.weights, "no held-out figure chooses"
+    assert unexplained(outcome.folder / "metrics.jsonl") == set()
     again = evaluate_all([str(outcome.folder)], EvalOptions(episodes=4, envs=4, workers=1, seed=1))
     mean = float(np.mean([row.episode_return for row in again[0].policy.rows]))
     assert mean == pytest.approx(outcome.results.rows[0].mean, rel=1e-5)

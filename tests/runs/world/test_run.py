@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from image_stores import damage_images
-from running import ROOT, Run, wait_until
+from running import ROOT, Run, unexplained, wait_until
 
 from rollmill.core import run_kind
 from rollmill.core.checkpoints import Checkpoints
@@ -52,6 +52,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert outcome.state == "finished"
     assert dict(outcome.stages) == dict.fromkeys(STAGES, "done")
     return out
+
+
+def test_every_metric_of_a_stage_is_explained(whole: Path) -> None:
+    found = {path.parent.name: unexplained(path) for path in whole.glob("*/metrics.jsonl")}
+    assert found == {"vae": set(), "dynamics": set(), "controller": set()}
 
 
 def test_all_stages_leave_what_the_next_one_needs(whole: Path) -> None:
