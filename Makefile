@@ -33,7 +33,7 @@ demo: $(DEMO_STAMP) ## train ViZDoom basic while recording, learn from the recor
 	  evaluation.episodes=0 $(ROWS)
 	$(BIN)/rollmill offline $(DEMO)/agent/data -f offline_bc $(DEMO_RUN) run.name=bc \
 	  evaluation.episodes=0 $(ROWS)
-	$(BIN)/rollmill eval $(DEMO)/dt $(DEMO)/bc --behaviour $(DEMO)/agent --random --targets 0 40 70 85 --videos \
+	$(BIN)/rollmill eval $(DEMO)/dt $(DEMO)/bc --behaviour $(DEMO)/agent --random --targets 0 40 70 85 --report-videos \
 	  --report $(DEMO)/comparison.html
 
 # Tests that may be skipped on a machine like CI's. Six need packages that have no place beside ours (TensorFlow and its

@@ -27,6 +27,7 @@ from rollmill.cli.words import parse
 from rollmill.core.config.load import load_config
 from rollmill.core.config.old_names import OLD_NAMES
 from rollmill.core.config.schema import describe
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.imports import import_object
 from rollmill.envs.batch import random_actions
@@ -35,6 +36,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.launch.settings import LaunchSettings
 from rollmill.models.encoders import smallest_image
 from rollmill.models.settings import ENCODERS
+from rollmill.monitor.trackio import TrackioSettings
 from rollmill.reports.html.style import STYLE
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.offline import OfflineConfig
@@ -174,8 +176,10 @@ def commands() -> list[tuple[str, str]]:
             command = re.search(r"(?:^|\s)(?:rollmill|-m rollmill\.cli\.main) (.*)", line.partition("#")[0])
             if command and "KEY=VALUE" not in line and not line.startswith("docker build"):
                 found.append((page.name, command.group(1)))
-    answers = "".join(cell for _, cell, _ in table_rows(FAQ))
-    return [*found, *((FAQ.name, words) for words in re.findall(r"`rollmill ([^`]+)`", answers))]
+    for page, column in ((FAQ, 1), (ROOT / "README.md", 1)):  # in tables
+        cells = "".join(cells[column] for cells in table_rows(page))
+        found += [(page.name, words) for words in re.findall(r"`rollmill ([^`]+)`", cells)]
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -197,15 +201,42 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
     assert verb.target, f"no verb {rest[0]}"
     given = given_by(name, verb, rest)
     Filter.parse(given.get("filters", ()))
+    check_options(name, verb, rest)
     if name in (("eval",), ("watch",)):
         return  # their words come on top of a run's own
     if verb.settings:
         cls = import_object(f"rollmill.{verb.settings}", "docs")
         config = load_config(cls, given.get("config", ()), given["overrides"])
         if name in (("train",), ("bench",)) and ":" not in config.env.id:
-            check(config)
+            check(dataclasses.replace(config, trackio=TrackioSettings()))  # it need not be installed
     elif name == ("config",):
         assert given.get("prefix", "learning") in (*BLOCKS, *KEYS, *OFFLINE_KEYS)
+
+
+POLICY = re.compile(r"[A-Z]+(@\w+)?|.*[/:].*|.*\.(ckpt|bin)|(smoothed-)?random(-controller)?")
+"""What may stand for a policy: RUN, a path, policy:NAME, module:callable, a file, random play."""
+
+
+def check_options(name: tuple[str, ...], verb: Verb, words: list[str]) -> None:
+    """What a command refuses before it looks for files: options that contradict each other, words that are no policy."""
+    given = parse(verb.load(), words, f"rollmill {' '.join(name)}").arguments
+    if name == ("collect",):
+        options = given["options"]
+        is_run = options.policy == "RUN" or options.policy.startswith("runs/")
+        dataclasses.replace(options, policy=str(ROOT) if is_run else options.policy).check(given["overrides"])
+    elif name == ("watch",):
+        given["options"].check()
+        assert POLICY.fullmatch(str(given["policy"]))
+    elif name == ("eval",):
+        dataclasses.replace(given["options"], record=given.get("record") is not None).check()
+        assert [word for word in given["policies"] if not POLICY.fullmatch(word)] == []
+        assert given["options"].report or "report_videos" not in given, "--report-videos without --report"
+
+
+def test_a_command_that_the_program_would_refuse_is_found() -> None:
+    for words in ("RUN --report-videos videos", "RUN --grid 3x3", "RUN --episodes 3 --steps 3", "RUN --report-videos"):
+        with pytest.raises((AssertionError, ConfigError)):
+            check_options(("eval",), VERBS["eval"], words.split())
 
 
 def shell_commands(page: Path) -> Iterator[list[str]]:
