@@ -218,7 +218,7 @@ POLICY = re.compile(r"[A-Z]+(@\w+)?|.*[/:].*|.*\.(ckpt|bin)|(smoothed-)?random(-
 
 
 def check_options(name: tuple[str, ...], verb: Verb, words: list[str]) -> None:
-    """What a command refuses before it looks for files: options that contradict each other, words that are no policy."""
+    """What a command refuses before it looks for files: contradictions, and words that are no policy."""
     given = parse(verb.load(), words, f"rollmill {' '.join(name)}").arguments
     if name == ("collect",):
         options = given["options"]

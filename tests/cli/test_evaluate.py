@@ -70,7 +70,7 @@ def test_policies_side_by_side_on_a_page(call: Call, run: Path, tmp_path: Path) 
     assert len(list((tmp_path / "page").glob("*.mp4"))) == 4
     other = call("eval", str(run), "--report-videos", "--trust-code")
     assert (other.code, other.out) == (2, "")
-    assert "--report-videos are shown on the page: give --report" in other.err
+    assert "--report-videos: which page? give --report" in other.err
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,7 @@ def evaluate(
 def _beside(page: Path | None) -> Path:
     """The folder for the videos of a page."""
     if page is None:
-        raise ConfigError(
-            "--report-videos are shown on the page: give --report page.html; or --video FOLDER for files alone"
-        )
+        raise ConfigError("--report-videos: which page? give --report page.html; or --video FOLDER for files alone")
     return page.with_suffix("")
 
 
