@@ -22,8 +22,10 @@ from running import ROOT, load_tool
 
 import rollmill
 from rollmill.cli.arguments import arguments_of
+from rollmill.cli.main import main
 from rollmill.cli.tree import VERBS, Verb, find
 from rollmill.cli.words import parse
+from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
 from rollmill.core.config.old_names import OLD_NAMES
 from rollmill.core.config.schema import describe
@@ -272,6 +274,41 @@ def test_runs_in_commands_were_made_by_earlier_ones(page: Path) -> None:
             if word.startswith("runs/default/") and not any(c in word for c in "*[<"):
                 assert place in made, f"{page.name}: rollmill {' '.join(words)}"
         made.add(folder_made_by(words))
+
+
+def in_short(words: list[str], name: str) -> list[str]:
+    """A training with a twentieth of its frames, in a folder of its own unless it says which."""
+    plain = (re.sub(r"(?<=\d)_(?=\d)", "", word) for word in words)
+    short = [re.sub(r"(?<=^stop\.frames=)\d+", lambda found: str(int(found[0]) // 20), word) for word in plain]
+    if not any(word.startswith("stop.frames") for word in words):
+        short.append("stop.frames=3000")
+    is_named = name == "" or "--resume" in words or any(word.startswith("run.name") for word in words)
+    return short if is_named else [*short, f"run.name={name}"]
+
+
+def test_the_quick_start_and_the_questions_about_it_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as a reader would; whoever goes on with a run comes further."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = [text for _, text in code_blocks("python") if "class Wide" in text and "output_size" in text][:1]
+    Path("my_model.py").write_text(block, encoding="utf-8")
+    first = [words for words in shell_commands(DOCS / "quickstart.md") if words[0] in ("train", "eval", "runs")]
+    first = [words for words in first if "--help" not in words]
+    assert len(first) > 5
+    for words in first:
+        assert main(in_short(words, "") if words[0] == "train" else words) == 0, words
+    run = Path("runs/default/CartPole-v1-s0")
+    newest = Checkpoints(run / "checkpoints").newest()
+    assert newest is not None
+    rows = [cells[1] for cells in table_rows(FAQ) if re.search(r"`rollmill train .*cart", cells[1], re.IGNORECASE)]
+    found = [shlex.split(words) for row in rows for words in re.findall(r"`rollmill ([^`]+)`", row)]
+    assert sum("--resume" in words or "--restore" in words for words in found) == 2
+    for number, words in enumerate(found):
+        given = [str(newest.path) if word.startswith("RUN/checkpoints/") else word for word in words]
+        assert main([*in_short(given, f"faq{number}"), "sampling.workers=1"]) == 0, words
+    for folder in (run, Path("runs/default/second")):
+        last = Checkpoints(folder / "checkpoints").newest()
+        assert last is not None
+        assert last.step > newest.step, folder
 
 
 def test_there_are_commands_to_check() -> None:
