@@ -41,6 +41,7 @@ from rollmill.launch.params import (
     total,
 )
 from rollmill.launch.search import Search
+from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.verbs import SEED, VERBS, describe, has_run_folder, verb_of
 from rollmill.pbt.settings import PbtSettings
 
@@ -245,17 +246,51 @@ class _File:
     """The keys of a description in YAML."""
 
     experiment: str
+    """Its name, and that of the folder of its runs."""
+
     config: tuple[str, ...] = ()
+    """Files with settings that all runs share."""
+
     settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that all runs share, by dotted key."""
+
     params: tuple[dict[str, Any], ...] = ()
+    """What the runs differ in: ``grid``, ``list``, ``random`` or ``sum`` in each entry; entries are multiplied."""
+
     seeds: int | tuple[int, ...] = 1
+    """How many seeds from 0 on, or which. 0: parameters decide."""
+
     program: tuple[str, ...] = PROGRAM
+    """``rollmill`` with a verb and words of it, or a program of your own."""
+
     commands: tuple[_Command, ...] = ()
+    """Several commands instead of one, each with a name, params, seeds, settings and a program of its own."""
+
     search: dict[str, Any] = field(default_factory=dict)
+    """Choose the parameters of each run by what earlier ones have reached, instead of ``params``."""
+
     population: dict[str, Any] = field(default_factory=dict)
+    """Train so many members side by side, whose settings are tuned while they learn, each as a run."""
+
     shuffle: int | None = None
+    """Start runs in a random order, drawn by this seed."""
+
     launch: dict[str, Any] = field(default_factory=dict)
+    """How runs are started."""
+
     expect: Expect = field(default_factory=Expect)
+    """What one run is known to take, for the forecast of a plan."""
+
+
+@settings
+class Description(_File):
+    """The same with the keys below ``launch`` and ``population``: for explanations and for editors."""
+
+    population: PbtSettings | None = None
+    """Train so many members side by side, whose settings are tuned while they learn, each as a run."""
+
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    """How runs are started."""
 
 
 def read_experiment(path: Path) -> Experiment:
