@@ -381,6 +381,13 @@ def test_the_overview_leads_to_every_page() -> None:
     assert [page.name for page in DOCS.glob("*.md") if f"({page.name}" not in text and page.name != "index.md"] == []
 
 
+def test_every_page_leads_on() -> None:
+    """With its last paragraph; the overview leads everywhere, and the page of all keys is made from the code."""
+    ends = {page.name: text_of(page).rstrip().rpartition("\n\n")[2] for page in DOCS.glob("*.md")}
+    without = {name for name, end in ends.items() if not re.search(r"\]\(\w+\.md", end)}
+    assert without == {"index.md", "config_keys.md"}
+
+
 def test_every_encoder_is_described() -> None:
     """With its layers, and how small an image may be."""
     text = text_of(DOCS / "models.md")

@@ -107,9 +107,8 @@ def test_what_fits_the_schema_of_trainings(schemas: dict[str, Any], text: str, f
     assert jsonschema.Draft7Validator(schemas["train"]).is_valid(data) == fits
 
 
-GAMMAS = (
-    "experiment: gammas\nsettings: {env: CartPole-v1}\nparams: [{grid: {learning.gamma: [0.98, 0.99]}}]\nseeds: 5\n"
-)
+CARTS = "experiment: carts\nsettings: {env: CartPole-v1}\n"
+GAMMAS = f"{CARTS}params: [{{grid: {{learning.gamma: [0.98, 0.99]}}}}]\nseeds: 5\n"
 
 
 @pytest.mark.parametrize(
@@ -117,10 +116,7 @@ GAMMAS = (
     [
         ((ROOT / "examples" / "grid_search.yaml").read_text(), True),
         (f"{GAMMAS}launch: {{retries: 2, slurm: {{partition: gpu}}}}", True),
-        (
-            "experiment: pbt\nsettings: {env: CartPole-v1}\npopulation: {members: 4, tune: {learning.gamma: [0.9, 0.999]}}",
-            True,
-        ),
+        (f"{CARTS}population: {{members: 4, tune: {{learning.gamma: [0.9, 0.999]}}}}", True),
         (f"{GAMMAS}launch: {{slurm: {{partitoin: gpu}}}}", False),
         (f"{GAMMAS}sedes: 3", False),
     ],
