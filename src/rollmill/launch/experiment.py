@@ -242,8 +242,8 @@ class _Command:
 
 
 @settings
-class _File:
-    """The keys of a description in YAML."""
+class _Keys:
+    """Keys of a description in YAML."""
 
     experiment: str
     """Its name, and that of the folder of its runs."""
@@ -269,22 +269,24 @@ class _File:
     search: dict[str, Any] = field(default_factory=dict)
     """Choose the parameters of each run by what earlier ones have reached, instead of ``params``."""
 
-    population: dict[str, Any] = field(default_factory=dict)
-    """Train so many members side by side, whose settings are tuned while they learn, each as a run."""
-
     shuffle: int | None = None
     """Start runs in a random order, drawn by this seed."""
-
-    launch: dict[str, Any] = field(default_factory=dict)
-    """How runs are started."""
 
     expect: Expect = field(default_factory=Expect)
     """What one run is known to take, for the forecast of a plan."""
 
 
 @settings
-class Description(_File):
-    """The same with the keys below ``launch`` and ``population``: for explanations and for editors."""
+class _File(_Keys):
+    """All of them, as a file is read: what stands below these two is looked at later."""
+
+    population: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
+
+
+@settings
+class Description(_Keys):
+    """All of them with what stands below: for explanations and for editors."""
 
     population: PbtSettings | None = None
     """Train so many members side by side, whose settings are tuned while they learn, each as a run."""
