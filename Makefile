@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: demo test test-gpu test-browser check lint types imports spelling format learn bench compare consumers docs dist clean help
+.PHONY: demo test versions-newest versions-lowest test-gpu test-browser check lint types imports spelling format learn bench compare consumers docs dist clean help
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 # What the demo needs is a part of what the tests need; each is installed when it is first asked for.
 $(DEMO_STAMP): EXTRA := demo
@@ -33,7 +33,7 @@ demo: $(DEMO_STAMP) ## train ViZDoom basic while recording, learn from the recor
 	  evaluation.episodes=0 $(ROWS)
 	$(BIN)/rollmill offline $(DEMO)/agent/data -f offline_bc $(DEMO_RUN) run.name=bc \
 	  evaluation.episodes=0 $(ROWS)
-	$(BIN)/rollmill eval $(DEMO)/dt $(DEMO)/bc --behaviour $(DEMO)/agent --random --targets 0 40 70 85 --videos \
+	$(BIN)/rollmill eval $(DEMO)/dt $(DEMO)/bc --behaviour $(DEMO)/agent --random --targets 0 40 70 85 --report-videos \
 	  --report $(DEMO)/comparison.html
 
 # Tests that may be skipped on a machine like CI's. Six need packages that have no place beside ours (TensorFlow and its
@@ -45,6 +45,18 @@ TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
 test: $(STAMP) ## run the tests (less than 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-skips $(MAX_SKIPS)
+
+# Other versions than those of constraints.txt, each in a venv of its own.
+versions-newest: ## run the tests with the newest versions that pip finds
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable ".[dev]"
+	.venv-newest/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-skips $(MAX_SKIPS)
+
+versions-lowest: ## run the tests with the lowest versions that pyproject.toml claims
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python tools/lowest_versions.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install --quiet --constraint .venv-lowest/constraints.txt --editable ".[dev]"
+	.venv-lowest/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-skips $(MAX_SKIPS)
 
 test-gpu: $(STAMP) ## run the tests of the CUDA paths, on a machine with a GPU
 	ROLLMILL_TEST_GPU=cuda $(BIN)/python -m pytest tests/gpu --max-skips 0

@@ -22,11 +22,14 @@ from running import ROOT, load_tool
 
 import rollmill
 from rollmill.cli.arguments import arguments_of
+from rollmill.cli.main import main
 from rollmill.cli.tree import VERBS, Verb, find
 from rollmill.cli.words import parse
+from rollmill.core.checkpoints import Checkpoints
 from rollmill.core.config.load import load_config
 from rollmill.core.config.old_names import OLD_NAMES
 from rollmill.core.config.schema import describe
+from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.imports import import_object
 from rollmill.envs.batch import random_actions
@@ -35,6 +38,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.launch.settings import LaunchSettings
 from rollmill.models.encoders import smallest_image
 from rollmill.models.settings import ENCODERS
+from rollmill.monitor.trackio import TrackioSettings
 from rollmill.reports.html.style import STYLE
 from rollmill.runs.lifecycle import Request
 from rollmill.runs.settings.offline import OfflineConfig
@@ -174,8 +178,10 @@ def commands() -> list[tuple[str, str]]:
             command = re.search(r"(?:^|\s)(?:rollmill|-m rollmill\.cli\.main) (.*)", line.partition("#")[0])
             if command and "KEY=VALUE" not in line and not line.startswith("docker build"):
                 found.append((page.name, command.group(1)))
-    answers = "".join(cell for _, cell, _ in table_rows(FAQ))
-    return [*found, *((FAQ.name, words) for words in re.findall(r"`rollmill ([^`]+)`", answers))]
+    for page, column in ((FAQ, 1), (ROOT / "README.md", 1)):  # in tables
+        cells = "".join(cells[column] for cells in table_rows(page))
+        found += [(page.name, words) for words in re.findall(r"`rollmill ([^`]+)`", cells)]
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -197,15 +203,42 @@ def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
     assert verb.target, f"no verb {rest[0]}"
     given = given_by(name, verb, rest)
     Filter.parse(given.get("filters", ()))
+    check_options(name, verb, rest)
     if name in (("eval",), ("watch",)):
         return  # their words come on top of a run's own
     if verb.settings:
         cls = import_object(f"rollmill.{verb.settings}", "docs")
         config = load_config(cls, given.get("config", ()), given["overrides"])
         if name in (("train",), ("bench",)) and ":" not in config.env.id:
-            check(config)
+            check(dataclasses.replace(config, trackio=TrackioSettings()))  # it need not be installed
     elif name == ("config",):
         assert given.get("prefix", "learning") in (*BLOCKS, *KEYS, *OFFLINE_KEYS)
+
+
+POLICY = re.compile(r"[A-Z]+(@\w+)?|.*[/:].*|.*\.(ckpt|bin)|(smoothed-)?random(-controller)?")
+"""What may stand for a policy: RUN, a path, policy:NAME, module:callable, a file, random play."""
+
+
+def check_options(name: tuple[str, ...], verb: Verb, words: list[str]) -> None:
+    """What a command refuses before it looks for files: contradictions, and words that are no policy."""
+    given = parse(verb.load(), words, f"rollmill {' '.join(name)}").arguments
+    if name == ("collect",):
+        options = given["options"]
+        is_run = options.policy == "RUN" or options.policy.startswith("runs/")
+        dataclasses.replace(options, policy=str(ROOT) if is_run else options.policy).check(given["overrides"])
+    elif name == ("watch",):
+        given["options"].check()
+        assert POLICY.fullmatch(str(given["policy"]))
+    elif name == ("eval",):
+        dataclasses.replace(given["options"], record=given.get("record") is not None).check()
+        assert [word for word in given["policies"] if not POLICY.fullmatch(word)] == []
+        assert given["options"].report or "report_videos" not in given, "--report-videos without --report"
+
+
+def test_a_command_that_the_program_would_refuse_is_found() -> None:
+    for words in ("RUN --report-videos videos", "RUN --grid 3x3", "RUN --episodes 3 --steps 3", "RUN --report-videos"):
+        with pytest.raises((AssertionError, ConfigError)):
+            check_options(("eval",), VERBS["eval"], words.split())
 
 
 def shell_commands(page: Path) -> Iterator[list[str]]:
@@ -241,6 +274,41 @@ def test_runs_in_commands_were_made_by_earlier_ones(page: Path) -> None:
             if word.startswith("runs/default/") and not any(c in word for c in "*[<"):
                 assert place in made, f"{page.name}: rollmill {' '.join(words)}"
         made.add(folder_made_by(words))
+
+
+def in_short(words: list[str], name: str) -> list[str]:
+    """A training with a twentieth of its frames, in a folder of its own unless it says which."""
+    plain = (re.sub(r"(?<=\d)_(?=\d)", "", word) for word in words)
+    short = [re.sub(r"(?<=^stop\.frames=)\d+", lambda found: str(int(found[0]) // 20), word) for word in plain]
+    if not any(word.startswith("stop.frames") for word in words):
+        short.append("stop.frames=3000")
+    is_named = name == "" or "--resume" in words or any(word.startswith("run.name") for word in words)
+    return short if is_named else [*short, f"run.name={name}"]
+
+
+def test_the_quick_start_and_the_questions_about_it_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as a reader would; whoever goes on with a run comes further."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = [text for _, text in code_blocks("python") if "class Wide" in text and "output_size" in text][:1]
+    Path("my_model.py").write_text(block, encoding="utf-8")
+    first = [words for words in shell_commands(DOCS / "quickstart.md") if words[0] in ("train", "eval", "runs")]
+    first = [words for words in first if "--help" not in words]
+    assert len(first) > 5
+    for words in first:
+        assert main(in_short(words, "") if words[0] == "train" else words) == 0, words
+    run = Path("runs/default/CartPole-v1-s0")
+    newest = Checkpoints(run / "checkpoints").newest()
+    assert newest is not None
+    rows = [cells[1] for cells in table_rows(FAQ) if re.search(r"`rollmill train .*cart", cells[1], re.IGNORECASE)]
+    found = [shlex.split(words) for row in rows for words in re.findall(r"`rollmill ([^`]+)`", row)]
+    assert sum("--resume" in words or "--restore" in words for words in found) == 2
+    for number, words in enumerate(found):
+        given = [str(newest.path) if word.startswith("RUN/checkpoints/") else word for word in words]
+        assert main([*in_short(given, f"faq{number}"), "sampling.workers=1"]) == 0, words
+    for folder in (run, Path("runs/default/second")):
+        last = Checkpoints(folder / "checkpoints").newest()
+        assert last is not None
+        assert last.step > newest.step, folder
 
 
 def test_there_are_commands_to_check() -> None:
@@ -311,6 +379,13 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
 def test_the_overview_leads_to_every_page() -> None:
     text = text_of(DOCS / "index.md")
     assert [page.name for page in DOCS.glob("*.md") if f"({page.name}" not in text and page.name != "index.md"] == []
+
+
+def test_every_page_leads_on() -> None:
+    """With its last paragraph; the overview leads everywhere, and the page of all keys is made from the code."""
+    ends = {page.name: text_of(page).rstrip().rpartition("\n\n")[2] for page in DOCS.glob("*.md")}
+    without = {name for name, end in ends.items() if not re.search(r"\]\(\w+\.md", end)}
+    assert without == {"index.md", "config_keys.md"}
 
 
 def test_every_encoder_is_described() -> None:

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from running import ROOT
+from running import ROOT, load_tool
 
 import rollmill
 
@@ -86,6 +86,24 @@ def test_the_quick_start_runs_outside_the_checkout(venv: Path, tmp_path: Path) -
     played = json.loads(command(*words, cwd=tmp_path, program=program))
     assert len(played["returns"]) == 4
     assert "CartPole-v1" in command("report", "default", cwd=tmp_path, program=program)
+
+
+def test_the_lowest_versions_are_those_that_are_claimed() -> None:
+    """What ``make versions-lowest`` installs: every lower bound, and nothing that the project refuses."""
+    requirements = pytest.importorskip("packaging.requirements")
+    tool = load_tool("lowest_versions")
+    given = ["numpy>=1.26,<3", "a_b[x,y]>=4", "a-b>=4.2.1,<5", "mujoco<5", "mkdocs==1.6", "pillow"]
+    assert tool.lowest(given) == ["a-b==4.2.1.*", "numpy==1.26.*"]
+    claimed = tool.requirements((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    held = dict(line.split("==") for line in tool.lowest(claimed))
+    assert len(held) > 40
+    bounded = 0
+    for one in map(requirements.Requirement, claimed):
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        if any(bound.operator == ">=" for bound in one.specifier):
+            assert one.specifier.contains(held[name].removesuffix(".*")), str(one)
+            bounded += 1
+    assert bounded >= len(held)
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rollmill.store.views import Transitions as Transitions
     from rollmill.store.views import Windows as Windows
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES = {
     "train": "rollmill.api.training",

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from installing import require
-from running import Call
+from running import ROOT, Call
 
 from rollmill.cli.tree import VERBS
 from rollmill.core.config.shipped import FOLDER, shipped_names
@@ -107,8 +107,29 @@ def test_what_fits_the_schema_of_trainings(schemas: dict[str, Any], text: str, f
     assert jsonschema.Draft7Validator(schemas["train"]).is_valid(data) == fits
 
 
+CARTS = "experiment: carts\nsettings: {env: CartPole-v1}\n"
+GAMMAS = f"{CARTS}params: [{{grid: {{learning.gamma: [0.98, 0.99]}}}}]\nseeds: 5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ((ROOT / "examples" / "grid_search.yaml").read_text(), True),
+        (f"{GAMMAS}launch: {{retries: 2, slurm: {{partition: gpu}}}}", True),
+        (f"{CARTS}population: {{members: 4, tune: {{learning.gamma: [0.9, 0.999]}}}}", True),
+        (f"{GAMMAS}launch: {{slurm: {{partitoin: gpu}}}}", False),
+        (f"{GAMMAS}sedes: 3", False),
+    ],
+)
+def test_what_fits_the_schema_of_descriptions(call: Call, tmp_path: Path, text: str, fits: bool) -> None:
+    schema = json.loads(call("config", "--schema", "--of", "launch").out)
+    assert jsonschema.Draft7Validator(schema).is_valid(parse_mapping(text, "test").data) == fits
+    Path("grid.yaml").write_text(text)
+    assert (call("launch", "plan", "grid.yaml").code == 0) == fits  # what an editor underlines is refused, too
+
+
 def test_the_verb_prints_schemas_with_explanations(call: Call) -> None:
-    for kind in ("train", "offline", "world"):
+    for kind in ("train", "offline", "world", "launch"):
         schema = json.loads(call("config", "--schema", "--of", kind).out)
         jsonschema.Draft7Validator.check_schema(schema)
         assert schema["title"].startswith("Settings of rollmill")

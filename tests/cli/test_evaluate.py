@@ -58,7 +58,7 @@ def test_several_targets_and_patterns(call: Call, run: Path, tmp_path: Path) -> 
 def test_policies_side_by_side_on_a_page(call: Call, run: Path, tmp_path: Path) -> None:
     """A past version and random play beside the run, which counts as 100 %, each with a typical episode."""
     pytest.importorskip("av")
-    words = ("--behaviour", str(run), "--random", "--videos", "--report", "page.html", "--episodes", "4")
+    words = ("--behaviour", str(run), "--random", "--report-videos", "--report", "page.html", "--episodes", "4")
     said = call("eval", f"{run}@0", "random", *words, "--workers", "1", "--trust-code", "--json")
     assert said.code == 0, said.err
     value = said.json
@@ -68,9 +68,9 @@ def test_policies_side_by_side_on_a_page(call: Call, run: Path, tmp_path: Path) 
     shown = re.findall("<figcaption>(.*?)</figcaption>", (tmp_path / "page.html").read_text())
     assert sorted(shown) == ["behaviour", "random", "random", past]
     assert len(list((tmp_path / "page").glob("*.mp4"))) == 4
-    other = call("eval", str(run), "--videos", "--trust-code")
+    other = call("eval", str(run), "--report-videos", "--trust-code")
     assert (other.code, other.out) == (2, "")
-    assert "--videos are shown on the page: give --report" in other.err
+    assert "--report-videos: which page? give --report" in other.err
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.cli.arguments import Variants
+from rollmill.cli.evaluate import evaluate
 from rollmill.cli.help import explain
 from rollmill.cli.options import Configs, Json
 from rollmill.cli.tree import Verb
@@ -162,6 +163,7 @@ def test_the_fields_of_a_dataclass_are_options() -> None:
     ("function", "words", "answer"),
     [
         (verb, "x --episods 3", "no option --episods; did you mean '--episodes'?"),
+        (evaluate, "x --videos here", "no option --videos; it is called --report-videos now"),
         (verb, "--episods 3 x", "no option --episods; did you mean '--episodes'?"),
         (verb, "x --learning.gamma=0.9", "words without dashes: rollmill train learning.gamma=0.9"),
         (verb, "x --batch-size 32", "words without dashes: rollmill train batch_size=32"),

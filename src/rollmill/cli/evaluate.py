@@ -22,7 +22,7 @@ def evaluate(
     /,
     options: EvalOptions,
     record: tuple[Path, ...] | None = None,
-    videos: bool = False,
+    report_videos: bool = False,
     json_: Json = False,
 ) -> int:
     """Evaluate policies over whole episodes, side by side: ``rollmill eval runs/default/doom_basic-s0 --random``.
@@ -33,7 +33,7 @@ def evaluate(
     Args:
         policies: Run folders, files, RUN@FRAMES, patterns ("runs/default/doom*"), random, module:callable.
         record: Write the episodes into a store as they end: in this folder, or in the run's eval/<checkpoint>.
-        videos: Show a video of a typical episode of every policy on the page (needs --report).
+        report_videos: Show a video of a typical episode of every policy on the page (needs --report).
         json_: Print the result as JSON on stdout, and nothing else there.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -45,7 +45,7 @@ def evaluate(
         options,
         record=record is not None,
         record_dir=record[0] if record else None,
-        video=_beside(page) if videos and options.video is None else options.video,
+        video=_beside(page) if report_videos and options.video is None else options.video,
         report=page,
     )
     with keep_stdout(json_), ProgressLine() as line:
@@ -62,7 +62,7 @@ def evaluate(
 def _beside(page: Path | None) -> Path:
     """The folder for the videos of a page."""
     if page is None:
-        raise ConfigError("--videos are shown on the page: give --report page.html; or --video FOLDER for files alone")
+        raise ConfigError("--report-videos: which page? give --report page.html; or --video FOLDER for files alone")
     return page.with_suffix("")
 
 

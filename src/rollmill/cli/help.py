@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # as in ``rollmill/__init__.py``
 if TYPE_CHECKING:
     pass
 
-_FIRST = "rollmill train env=CartPole-v1"
+_FIRST = "rollmill train -f cartpole_fast"
 _WIDEST = 100
 _SPACE = "\x00"
 _COLUMN = 26

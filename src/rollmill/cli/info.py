@@ -21,8 +21,15 @@ from rollmill.core.imports import import_object
 from rollmill.core.text import closest, did_you_mean
 from rollmill.runs.settings.from_rllib import problem_of, translate
 
-Of = Literal["train", "offline", "world"]
-_VERB_OF: dict[Of, tuple[str, ...]] = {"train": ("train",), "offline": ("offline",), "world": ("world", "run")}
+Of = Literal["train", "offline", "world", "launch"]
+_VERB_OF: dict[Of, tuple[str, ...]] = {
+    "train": ("train",),
+    "offline": ("offline",),
+    "world": ("world", "run"),
+    "launch": ("launch", "run"),
+}
+_DESCRIPTION = "launch.experiment:Description"
+"""What a file of ``rollmill launch run`` holds; its words set what stands below ``launch`` there."""
 
 
 def config(
@@ -37,14 +44,16 @@ def config(
 
     Args:
         prefix: For example ``learning`` or ``stop.frames``.
-        of: Whose configuration it is: of ``rollmill train``, ``rollmill offline`` or ``rollmill world run``.
+        of: Whose configuration it is: of ``rollmill train``, ``offline``, ``world run``, or a description for
+            ``rollmill launch run``.
         files: List the settings files that come with rollmill instead; ``-f NAME`` takes them from anywhere.
         schema: Print the JSON Schema of such files, for editors that complete and check YAML.
         json_: Print JSON.
     """
     if files:
         return _list_files(json_)
-    cls = import_object(f"rollmill.{find(_VERB_OF[of])[1].settings}", "config")
+    place = _DESCRIPTION if of == "launch" else find(_VERB_OF[of])[1].settings
+    cls = import_object(f"rollmill.{place}", "config")
     if schema:
         print(json.dumps(json_schema(cls, f"Settings of rollmill {' '.join(_VERB_OF[of])}"), indent=1))
         return 0

@@ -18,6 +18,8 @@ from rollmill.core.terminal import clean_output
 from rollmill.core.text import closest, did_you_mean, nearest
 
 _KEY_VALUE = re.compile(r"[A-Za-z_][\w.]*=")
+_OLD_FLAGS = {"--videos": "--report-videos", "--films": "--video-count"}
+"""What an option was called -> what it is called now."""
 _HAS_ENV = ("rollmill train", "rollmill collect", "rollmill world controller")
 """Verbs for which a word without a key may be an environment."""
 
@@ -188,6 +190,8 @@ def _missing(argument: Argument) -> str:
 def _about_flag(word: str, following: str, flags: Sequence[str], prog: str, takes_settings: bool) -> str:
     """What to write instead of a flag that there is not; ``following`` is the word behind it."""
     flag, _, value = word.partition("=")
+    if (now := _OLD_FLAGS.get(flag)) in flags:
+        return f"no option {flag}; it is called {now} now"
     near = did_you_mean(closest(flag, flags))
     if near or not takes_settings or not flag.startswith("--"):
         return f"no option {flag}{near and f'; {near}'}"

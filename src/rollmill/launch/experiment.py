@@ -41,6 +41,7 @@ from rollmill.launch.params import (
     total,
 )
 from rollmill.launch.search import Search
+from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.verbs import SEED, VERBS, describe, has_run_folder, verb_of
 from rollmill.pbt.settings import PbtSettings
 
@@ -241,21 +242,57 @@ class _Command:
 
 
 @settings
-class _File:
-    """The keys of a description in YAML."""
+class _Keys:
+    """Keys of a description in YAML."""
 
     experiment: str
+    """Its name, and that of the folder of its runs."""
+
     config: tuple[str, ...] = ()
+    """Files with settings that all runs share."""
+
     settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that all runs share, by dotted key."""
+
     params: tuple[dict[str, Any], ...] = ()
+    """What the runs differ in: ``grid``, ``list``, ``random`` or ``sum`` in each entry; entries are multiplied."""
+
     seeds: int | tuple[int, ...] = 1
+    """How many seeds from 0 on, or which. 0: parameters decide."""
+
     program: tuple[str, ...] = PROGRAM
+    """``rollmill`` with a verb and words of it, or a program of your own."""
+
     commands: tuple[_Command, ...] = ()
+    """Several commands instead of one, each with a name, params, seeds, settings and a program of its own."""
+
     search: dict[str, Any] = field(default_factory=dict)
-    population: dict[str, Any] = field(default_factory=dict)
+    """Choose the parameters of each run by what earlier ones have reached, instead of ``params``."""
+
     shuffle: int | None = None
-    launch: dict[str, Any] = field(default_factory=dict)
+    """Start runs in a random order, drawn by this seed."""
+
     expect: Expect = field(default_factory=Expect)
+    """What one run is known to take, for the forecast of a plan."""
+
+
+@settings
+class _File(_Keys):
+    """All of them, as a file is read: what stands below these two is looked at later."""
+
+    population: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
+
+
+@settings
+class Description(_Keys):
+    """All of them with what stands below: for explanations and for editors."""
+
+    population: PbtSettings | None = None
+    """Train so many members side by side, whose settings are tuned while they learn, each as a run."""
+
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    """How runs are started."""
 
 
 def read_experiment(path: Path) -> Experiment:

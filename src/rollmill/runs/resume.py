@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,8 @@ from rollmill.core.checkpoints import (
     saved_settings,
 )
 from rollmill.core.config.load import load_config
-from rollmill.core.config.plain import completed, differences
+from rollmill.core.config.old_names import renamed
+from rollmill.core.config.plain import completed, differences, to_dict
 from rollmill.core.diary import Diary
 from rollmill.core.errors import CheckpointError, ConfigError, RunFolderError
 from rollmill.core.run_folder import Mode, RunFolder
@@ -150,6 +152,57 @@ def refuse_changes(kind: str, loaded: Loaded, config: object, inputs: Mapping[st
             f"{loaded.path.parent.parent} was begun with other settings ({', '.join(never)}): set them back, or choose "
             "another folder"
         )
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of the weights of a network, by name."""
+
+
+def refuse_other_network(
+    loaded: Loaded, saved: Shapes, config: T, network: Sequence[str], shapes: Callable[[T], Shapes]
+) -> None:
+    """ConfigError where the ``saved`` weights do not fit the network that ``config`` asks for; names the settings.
+
+    ``network``: keys, or blocks of them, that make the network; ``shapes`` builds it.
+    """
+    before = completed(renamed(loaded.state["config"]), type(config)())
+    changed = {key: both for key, both in differences(before, config).items() if _among(key, network)}
+    if not changed or (asked := shapes(config)) == saved:
+        return
+    guilty = {
+        key: both
+        for key, both in changed.items()
+        if _among(key, UNBUILT) or _shapes_with(config, key, both[0], shapes) != asked
+    } or changed
+    words = ", ".join(f"{key} {_short(old)} -> {_short(new)}" for key, (old, new) in guilty.items())
+    back = " ".join(shlex.quote(f"{key}={_word(old)}") for key, (old, _) in guilty.items())
+    raise ConfigError(
+        f"{words}: the shape of the network cannot change, and {loaded.path} has the weights of another one; "
+        f"set it back ({back}), or begin a run without --resume and --restore"
+    )
+
+
+UNBUILT = ("model.custom", "model.custom_args")
+"""A network of one's own is not built with what a checkpoint says: whose code that is was not asked."""
+
+
+def _shapes_with(config: T, key: str, value: Any, shapes: Callable[[T], Shapes]) -> Shapes | None:
+    """Of the network if one setting were another; None where that goes with nothing else."""
+    values = to_dict(config)
+    *blocks, name = key.split(".")
+    place = values
+    for block in blocks:
+        place = place[block]
+    place[name] = value
+    try:
+        return shapes(load_config(type(config), (), (), base=values))
+    except ConfigError:
+        return None
+
+
+def _word(value: Any) -> str:
+    """As it is typed on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
 
 
 # -- its checkpoint -----------------------------------------------------------------------------------------------

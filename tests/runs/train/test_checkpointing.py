@@ -148,12 +148,6 @@ def test_a_changed_learning_rate_takes_effect_on_resume(tmp_path: Path) -> None:
     assert "changed since the checkpoint: learning.learning_rate: 0.001 -> 0.002" in folder.log.read_text()
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    train_here(tmp_path, *SERIAL, *TARGET, "stop.frames=100")
-    with pytest.raises(CheckpointError, match="do not fit"):
-        train_here(tmp_path, *SERIAL, *TARGET, "stop.frames=200", "model.mlp=[32]", mode="resume")
-
-
 def test_another_env_is_refused(tmp_path: Path) -> None:
     train_here(tmp_path, *SERIAL, *TARGET, "stop.frames=100")
     with pytest.raises(CheckpointError, match="was made for another environment: toy_target"):
@@ -437,8 +431,8 @@ def test_a_start_that_failed_can_also_be_resumed(tmp_path: Path) -> None:
 
 def test_a_resume_that_fails_at_the_start_costs_nothing(tmp_path: Path) -> None:
     first, folder = train_here(tmp_path, *SERIAL, *TARGET, "stop.batches=2")
-    with pytest.raises(ConfigError, match="reads images"):
-        train_here(tmp_path, *SERIAL, *TARGET, "model.encoder=convnet_simple", mode="resume")
+    with pytest.raises(CheckpointError, match="another environment"):
+        train_here(tmp_path, *SERIAL, "env=toy_memory", mode="resume")
     state = folder.read_state()
     assert state is not None
     assert (state["state"], state["frames"]) == ("failed", first.frames)
@@ -450,8 +444,8 @@ def test_a_restored_run_that_failed_does_not_begin_without_its_parent(tmp_path: 
     origin = Checkpoints(parent.checkpoints).newest()
     assert origin is not None
     words = (*SERIAL, *TARGET, "stop.batches=3")
-    with pytest.raises(ConfigError, match="reads images"):
-        train_here(tmp_path / "child", *words, "model.encoder=convnet_simple", restore=origin.path)
+    with pytest.raises(CheckpointError, match="another environment"):
+        train_here(tmp_path / "child", *words, "env=toy_memory", restore=origin.path)
     with pytest.raises(CheckpointError, match=f"before it had loaded {origin.path}: .* without --resume"):
         train_here(tmp_path / "child", *words, mode="resume")
     outcome, _ = train_here(tmp_path / "child", *words, restore=origin.path)

@@ -104,6 +104,65 @@ def test_resume_without_config_and_checkpoint_does_not_take_the_defaults(
     assert contents(tmp_path) == before
 
 
+NETWORK = """
+from torch import nn
+
+class Wide(nn.Module):
+    def __init__(self, spec, settings, width):
+        super().__init__()
+        self.output_size = width
+        self.net = nn.Linear(spec.inputs[0].shape[0], width)
+
+    def forward(self, obs):
+        return self.net(next(iter(obs.values())))
+"""
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--restore"])
+@pytest.mark.parametrize(
+    ("words", "named", "back"),
+    [
+        (("model.mlp=[32,16]",), "model.mlp [16] -> [32, 16]", "'model.mlp=[16]'"),
+        (("model.memory=gru", "model.memory_layers=2"), 'model.memory "none" -> "gru"', "model.memory=none"),
+        (("model.separate_critic=true", "model.nonlinearity=tanh"), "model.separate_critic", "separate_critic=false)"),
+        (("model.custom=own.py:Wide", "model.custom_args.width=4"), 'model.custom null -> "', "model.custom=null"),
+    ],
+)
+def test_another_network_is_refused_before_the_folder_is_touched(
+    tmp_path: Path,
+    finished: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+    words: tuple[str, ...],
+    named: str,
+    back: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(NETWORK)
+    before = contents(finished.path)
+    newest = Checkpoints(finished.checkpoints).newest()
+    assert newest is not None
+    how = ["--resume"] if flag == "--resume" else ["--restore", str(newest.path), "run.name=second"]
+    capsys.readouterr()
+    assert main([*command_words(tmp_path, *TARGET, "stop.batches=4"), *words, *how]) == 2
+    message = capsys.readouterr().err
+    assert named in message
+    assert back in message
+    assert f"the shape of the network cannot change, and {newest.path} has the weights of another one" in message
+    assert message.count("\n") == 1
+    assert len(message) < 500
+    for harmless in ("gamma", "nonlinearity", "hidden_size"):
+        assert harmless not in message
+    assert contents(finished.path) == before
+    assert [path.name for path in finished.path.parent.iterdir()] == ["run"]
+
+
+def test_settings_of_the_network_that_leave_its_shape_may_change(tmp_path: Path, finished: RunFolder) -> None:
+    words = ("stop.batches=3", "model.nonlinearity=tanh", "model.hidden_size=99", "model.policy_gain=0.5", "--resume")
+    assert main([*command_words(tmp_path, *TARGET), *words]) == 0
+
+
 def test_resume_of_a_missing_run_names_near_ones(
     tmp_path: Path, finished: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

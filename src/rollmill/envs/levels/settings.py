@@ -12,8 +12,8 @@ Draw = Literal["auto", "once", "cycle", "sample"]
 
 @settings(shorthand="folder")
 class LevelSettings:
-    """Levels that a run draws from, and a folder that keeps what was dear to make. ``env.levels: FOLDER`` is short for
-    ``env.levels: {folder: FOLDER}``."""
+    """Levels that a run draws from, and a folder that keeps what was expensive to make. ``env.levels: FOLDER`` is short
+    for ``env.levels: {folder: FOLDER}``."""
 
     folder: str = ""
     """Where generated levels are kept, for this and other runs, on any number of machines that share it; each

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 import time
@@ -47,7 +48,7 @@ from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.offline.task import Task, describe_data, env_of, prepare
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
-from rollmill.runs.policies.offline import Choice, Network, OfflinePolicy, build_network, require_offline
+from rollmill.runs.policies.offline import Choice, Network, OfflinePolicy, build_network, require_same_network
 from rollmill.runs.settings.offline import OfflineConfig, check_offline
 from rollmill.store.reader import Store
 
@@ -93,7 +94,8 @@ def train_offline(config: OfflineConfig, request: Request | None = None) -> Offl
         environment = stack.enter_context(process_scope(inside=config.report.videos > 0))  # videos render here
         task = prepare(config, environment, request.trust_code)
         stack.callback(task.store.close)
-        living = live("offline", config.folder, config, request, require_offline, keep=config.checkpoints)
+        fits = functools.partial(require_same_network, config=config)
+        living = live("offline", config.folder, config, request, fits, keep=config.checkpoints)
         life = stack.enter_context(living)
         run = OfflineRun(task, life, device)
         stack.callback(run.fitter.close)

@@ -35,7 +35,7 @@ from rollmill.offline.settings import VALUE_BASED, FitSettings
 from rollmill.optim.device import choose_device, matmul_dtype
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.find import checkpoint_name
-from rollmill.runs.resume import require_kind
+from rollmill.runs.resume import Shapes, refuse_other_network, require_kind
 from rollmill.runs.settings.offline import OfflineConfig
 from rollmill.sampling.schedule import EpisodeSchedule
 
@@ -85,6 +85,21 @@ def require_offline(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an offline training has written it."""
     require_kind(loaded, "offline", PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
+    return loaded
+
+
+def require_same_network(loaded: Loaded, config: OfflineConfig) -> Loaded:
+    """The checkpoint itself, of an offline run; ConfigError where a run with these settings has another network."""
+    state = require_offline(loaded).state
+    spec, scales = EnvSpec.from_dict(state["spec"]), Scales(**state["scales"])
+
+    def shapes(config: OfflineConfig) -> Shapes:
+        with torch.random.fork_rng(devices=()):
+            network = build_network(config, spec, scales)
+        return {name: tuple(x.shape) for name, x in network.state_dict().items()}
+
+    saved = {name: tuple(x.shape) for name, x in state["fit"]["model"].items()}
+    refuse_other_network(loaded, saved, config, ("algorithm", "model", "value"), shapes)
     return loaded
 
 

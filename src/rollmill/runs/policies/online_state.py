@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rollmill.core.checkpoints import Loaded, saved_spec
-from rollmill.core.fields import SPEC_SHAPE
+from rollmill.core.fields import SPEC_SHAPE, EnvSpec
 from rollmill.core.shapes import ANY, ARRAY, INTS, MAPPING, Shape
-from rollmill.runs.resume import require_kind
+from rollmill.runs.resume import Shapes, refuse_other_network, require_kind
+from rollmill.runs.settings.train import TrainConfig
 
 PLAYABLE_SHAPE: Shape = {
     "config": {"env": MAPPING, "model": MAPPING},
@@ -38,6 +39,25 @@ def require_online(loaded: Loaded) -> Loaded:
     """The checkpoint itself; CheckpointError unless an online run has written it."""
     require_kind(loaded, "online", PLAYABLE_SHAPE)
     saved_spec(loaded.path, loaded.state["spec"])
+    return loaded
+
+
+def require_same_network(loaded: Loaded, config: TrainConfig) -> Loaded:
+    """The checkpoint itself, of an online run; ConfigError where a run with these settings has another network."""
+    state = require_online(loaded).state
+    spec = EnvSpec.from_dict(state["spec"])
+
+    def shapes(config: TrainConfig) -> Shapes:
+        import torch
+
+        from rollmill.models.actor_critic import build_model
+
+        with torch.random.fork_rng(devices=()):  # the run that follows draws what it would have drawn
+            return {name: tuple(x.shape) for name, x in build_model(spec, config.model).state_dict().items()}
+
+    for learner in state["learners"][:1]:  # all of a run have the same
+        saved = {name: tuple(x.shape) for name, x in learner["model"].items()}
+        refuse_other_network(loaded, saved, config, ("model",), shapes)
     return loaded
 
 

@@ -7,6 +7,7 @@ the parts, load a checkpoint if asked, train, and leave the place tidy whatever 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from rollmill.envs.probe import probe_here
 from rollmill.pbt.exchange import Exchange
 from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Ended, Life, Request, live
-from rollmill.runs.policies.online_state import require_online
+from rollmill.runs.policies.online_state import require_same_network
 from rollmill.runs.probing import episode_statistics, probe_in_child
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig
@@ -80,7 +81,8 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
     with contextlib.ExitStack() as stack:
         stack.enter_context(temporary_files_in(config.run.temp_dir))
         kept, page = config.checkpoints, config.report.page
-        living = live("online", config.folder, config, request, require_online, keep=kept, page=page)
+        fits = functools.partial(require_same_network, config=config)
+        living = live("online", config.folder, config, request, fits, keep=kept, page=page)
         life = stack.enter_context(living)
         environment = stack.enter_context(process_scope(inside=config.sampling.mode == "serial"))
         stack.callback(life.reporter.close)  # W&B has a process, too
