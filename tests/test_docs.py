@@ -526,6 +526,11 @@ def test_benchmarks_take_the_words_that_draw_a_figure(
         runpy.run_path(str(path), run_name="__main__")
 
 
+def test_figures_name_both_axes() -> None:
+    named = {path.name: text_of(path).count('class="title"') for path in (DOCS / "figures").glob("*.svg")}
+    assert [name for name, count in named.items() if count != 2] == []
+
+
 def test_drawings_are_what_the_program_draws(pictures: ModuleType) -> None:
     """The bars hold the figures of the page on performance: newer ones there want them drawn again."""
     for name, draw_it in pictures.DIAGRAMS.items():
