@@ -56,7 +56,7 @@ SECONDS = 5.5
 SHORT_PATHS = "([long, short]) => { document.body.innerHTML = document.body.innerHTML.replaceAll(long, short) }"
 """An image is not to show where it was made."""
 WHOLE = """end => {
-  const all = [...document.querySelectorAll('.card, .tiles, table, svg, figure, p, pre')];
+  const all = [...document.querySelectorAll('.card, .tiles, table, svg, figure, p, pre, h2, h3, summary')];
   const boxes = all.filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect());
   const cut = y => boxes.some(box => box.top < y && y < box.bottom);
   const last = Math.max(...boxes.map(box => box.bottom).filter(y => y <= end + 1 && !cut(y)));
