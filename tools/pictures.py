@@ -56,11 +56,12 @@ SECONDS = 5.5
 SHORT_PATHS = "([long, short]) => { document.body.innerHTML = document.body.innerHTML.replaceAll(long, short) }"
 """An image is not to show where it was made."""
 WHOLE = """end => {
-  const all = [...document.querySelectorAll('.card, .tiles, table, svg, figure, p, pre, h2, h3, summary')];
-  const boxes = all.filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect());
-  const cut = y => boxes.some(box => box.top < y && y < box.bottom);
-  const last = Math.max(...boxes.map(box => box.bottom).filter(y => y <= end + 1 && !cut(y)));
-  return Math.floor(Math.min(last + 16, ...boxes.map(box => box.top).filter(y => y >= last)));
+  const place = words => [...document.querySelectorAll(words)].filter(one => one.checkVisibility()).map(
+    one => one.getBoundingClientRect());
+  const ends = place('.card, .tiles, table, svg, figure, p, pre'), all = [...ends, ...place('h2, h3, summary')];
+  const cut = y => all.some(box => box.top < y && y < box.bottom);
+  const last = Math.max(...ends.map(box => box.bottom).filter(y => y <= end + 1 && !cut(y)));
+  return Math.floor(Math.min(last + 16, ...all.map(box => box.top).filter(y => y >= last)));
 }"""
 """How far down a page shows whole tables and plots, but no further than to ``end``."""
 MARGIN = 16
