@@ -491,6 +491,11 @@ def test_every_picture_has_a_maker(pictures: ModuleType) -> None:
         assert [pattern for pattern, found in made.items() if not found] == []
 
 
+def test_the_check_of_an_installation_runs_what_the_program_takes() -> None:
+    for words in load_tool("install_check").QUICK_START:
+        check_command(list(words))
+
+
 def test_makers_of_pictures_run_what_the_program_takes(pictures: ModuleType) -> None:
     lines = itertools.chain.from_iterable(pictures.COMMANDS.values())
     demo = re.findall(r"^\t\$\(BIN\)/rollmill (.*)$", text_of(ROOT / "Makefile").replace("\\\n", " "), re.MULTILINE)
