@@ -207,6 +207,7 @@ def check_command(words: list[str]) -> None:
     given = given_by(name, verb, rest)
     Filter.parse(given.get("filters", ()))
     if name in (("eval",), ("watch",)):
+        assert given.get("report") or not given.get("videos"), "--videos are shown on the page of --report"
         return  # their words come on top of a run's own
     if verb.settings:
         cls = import_object(f"rollmill.{verb.settings}", "docs")
