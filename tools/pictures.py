@@ -5,8 +5,8 @@
 
 Each is made by a command or a function that users have, too (``COMMANDS``). Pages are photographed with the system's
 Chromium. ``dreams`` and ``world`` need a world model besides:
-``rollmill world run -f carracing_world --out runs/world/car --until dynamics``. The plots of ``docs/figures`` are what
-the benchmarks draw (``FIGURES``), into ``runs/benchmarks``.
+``rollmill world run -f carracing_world --out runs/world/car``. The plots of ``docs/figures`` are what the benchmarks
+draw (``FIGURES``), into ``runs/benchmarks``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 DEMO = ROOT / "runs" / "demo"
 WORLD = ROOT / "runs" / "world" / "car"
+MODEL = "rollmill world run -f carracing_world --out runs/world/car"
 FOUR = ROOT / "runs" / "pictures" / "four"
 CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -245,7 +246,7 @@ def hunt() -> None:
 
 def dreams() -> None:
     """What was seen, what the encoder makes of it, what the model dreams: some moments of one video."""
-    needed(WORLD / "dynamics", "rollmill world run -f carracing_world --out runs/world/car --until dynamics")
+    needed(WORLD / "report.html", MODEL)
     with made("dreams") as folder:
         frames, _ = frames_of(folder / "dreams.mp4")
     save_gif(IMAGES / "dreams.gif", frames[10:70:3], fps=4, width=360)
@@ -364,7 +365,7 @@ def population() -> None:
 
 def world() -> None:
     """The page of a world model."""
-    needed(WORLD / "dynamics", "rollmill world run -f carracing_world --out runs/world/car --until dynamics")
+    needed(WORLD / "report.html", MODEL)
     with made("world") as folder, _browser() as browser:
         photograph(browser, folder / "world.html", "world_report")
 
