@@ -74,21 +74,9 @@ SUPREME = "doom_health_gathering_supreme"
 AGENT = SUPREME if (TRAINED / f"{SUPREME}.ckpt").is_file() else "doom_basic"
 """Who is shown at play: until the first one comes with the package, the other does."""
 POPULATION = (
-    *(
-        "train",
-        "env=toy_target",
-        "run.experiment=tuned",
-        "run.name=population",
-        "pbt.members=8",
-        "pbt.period=400",
-        "learning.batch_size=256",
-    ),
-    *(
-        "pbt.min_episodes=10",
-        "pbt.tune.learning.learning_rate=[1e-4,1e-2]",
-        "pbt.tune.learning.entropy_coefficient=[1e-4,0.1]",
-        "stop.frames=64_000",
-    ),
+    *("train", "env=toy_target", "sampling.mode=serial", "run.experiment=tuned", "run.name=population"),
+    *("pbt.members=8", "pbt.period=400", "pbt.min_episodes=10", "learning.batch_size=256", "stop.frames=64_000"),
+    *("pbt.tune.learning.learning_rate=[1e-4,1e-2]", "pbt.tune.learning.entropy_coefficient=[1e-4,0.1]"),
 )
 FIT = ("stop.frames=30_000", "stop.mean_return=null")
 POLES = (
