@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: demo test versions-newest versions-lowest test-gpu test-browser check lint types imports spelling format learn bench compare consumers docs dist clean help
+.PHONY: demo test versions-newest versions-lowest test-gpu test-browser check lint types imports spelling format learn bench compare consumers pictures install-check docs dist clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -140,6 +140,9 @@ consumers: .venv-trackio/.installed .venv-tensorflow/.installed .venv-d3rlpy/.in
 
 pictures: $(STAMP) ## make the pictures of README and docs from what `make demo` has left (needs chromium)
 	$(BIN)/python tools/pictures.py
+
+install-check: ## build the wheel, install it into a fresh venv from the package index, run the quick start; seconds and MB (minutes, 2 GB)
+	$(PYTHON) tools/install_check.py
 
 docs: $(STAMP) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -172,7 +172,8 @@ def draw(kind: str, results: dict[str, list[dict[str, Any]]], folder: Path) -> N
 
 def draw_time(result: dict[str, Any], folder: Path) -> None:
     line = [(t / 60, mb) for t, mb in result["samples"]]
-    plot = Plot((0, line[-1][0]), (0, 1.2 * max(mb for _, mb in line)), size=(420, 240), x_title="minutes")
+    most = (line[-1][0], 1.2 * max(mb for _, mb in line))
+    plot = Plot((0, most[0]), (0, most[1]), size=(420, 240), x_title="minutes", y_title="memory MB")
     save_plot(folder / "growth_time.svg", plot.axes().line(line, kind="line c0"), ())
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
+import fnmatch
 import functools
 import inspect
+import io
 import itertools
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -197,14 +202,19 @@ def test_brackets_are_quoted(page: Path) -> None:
 @pytest.mark.parametrize(("page", "command"), sorted(set(commands())), ids=lambda text: text[:60])
 def test_commands_are_what_the_program_takes(page: str, command: str) -> None:
     words = shlex.split(re.sub(r"\$\w+", "0", re.sub(r"[>&|].*", "", command)))
-    if words[0].startswith("-") or words[-1] == "--help":
-        return
+    if not words[0].startswith("-") and words[-1] != "--help":
+        check_command(words)
+
+
+def check_command(words: list[str]) -> None:
+    """Refuses words that the program would refuse before it starts anything."""
     name, verb, rest = find(words)
     assert verb.target, f"no verb {rest[0]}"
     given = given_by(name, verb, rest)
     Filter.parse(given.get("filters", ()))
     check_options(name, verb, rest)
     if name in (("eval",), ("watch",)):
+        assert given.get("report") or not given.get("videos"), "--videos are shown on the page of --report"
         return  # their words come on top of a run's own
     if verb.settings:
         cls = import_object(f"rollmill.{verb.settings}", "docs")
@@ -535,7 +545,120 @@ def test_pictures_of_pages_have_the_colours_of_the_style_sheet() -> None:
     for path in (DOCS / "images").glob("*.png"):
         with image.open(path) as picture:
             found = "#" + bytes(picture.convert("RGB").getpixel((3, 3))).hex()
-        assert found == (dark if path.stem.endswith("_dark") else "#ffffff" if path.stem == "targets" else light), path
+        assert found == (dark if path.stem.endswith("_dark") else light), path
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    for package in ("av", "PIL", "playwright"):
+        pytest.importorskip(package)
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return load_tool("pictures")
+
+
+def test_every_picture_has_a_maker(pictures: ModuleType) -> None:
+    for folder, patterns in (
+        ("images", [pattern for maker in pictures.MAKERS.values() for pattern in maker.files]),
+        ("figures", list(pictures.FIGURES)),
+    ):
+        names = {path.name for path in (DOCS / folder).iterdir()}
+        made = {pattern: set(fnmatch.filter(names, pattern)) for pattern in patterns}
+        assert set().union(*made.values()) == names
+        assert [pattern for pattern, found in made.items() if not found] == []
+
+
+def test_the_check_of_an_installation_runs_what_the_program_takes() -> None:
+    for words in load_tool("install_check").QUICK_START:
+        check_command(list(words))
+
+
+def test_makers_of_pictures_run_what_the_program_takes(pictures: ModuleType) -> None:
+    lines = itertools.chain.from_iterable(pictures.COMMANDS.values())
+    demo = re.findall(r"^\t\$\(BIN\)/rollmill (.*)$", text_of(ROOT / "Makefile").replace("\\\n", " "), re.MULTILINE)
+    assert len(demo) > 5
+    for words in (*map(list, lines), *(shlex.split(re.sub(r"\$\(\w+\)", "", line)) for line in demo)):
+        check_command(words)
+
+
+class Parsed(Exception):
+    """The arguments were understood."""
+
+
+@pytest.mark.parametrize(
+    "figure",
+    ["curves_cartpole.svg", "curves_doom_basic.svg", "curves_recording.svg", "growth_*.svg", "world_ablations.svg"],
+)
+def test_benchmarks_take_the_words_that_draw_a_figure(
+    pictures: ModuleType, figure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, *words = pictures.FIGURES[figure].split()
+    path = ROOT / "benchmarks" / script
+    assert "save_plot(" in text_of(path)
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parsed(parser: argparse.ArgumentParser) -> None:
+        parse_args(parser)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [str(path), *words])
+    monkeypatch.syspath_prepend(path.parent)
+    with pytest.raises(Parsed):
+        runpy.run_path(str(path), run_name="__main__")
+
+
+def test_figures_name_both_axes() -> None:
+    named = {path.name: text_of(path).count('class="title"') for path in (DOCS / "figures").glob("*.svg")}
+    assert [name for name, count in named.items() if count != 2] == []
+
+
+def test_drawings_are_what_the_program_draws(pictures: ModuleType) -> None:
+    """The bars hold the figures of the page on performance: newer ones there want them drawn again."""
+    for name, draw_it in pictures.DIAGRAMS.items():
+        assert text_of(DOCS / "images" / f"{name}.svg") == draw_it(), "run: python tools/pictures.py drawings"
+    bars = text_of(DOCS / "images" / "speed.svg")
+    (row,) = (cells for cells in table_rows(DOCS / "performance.md") if cells[0] == "basic, frames/s")
+    assert all(f">{cell.split()[0]}<" in bars for cell in (row[1], row[3]))
+
+
+def test_a_picture_of_a_page_has_colours_of_the_page_alone(pictures: ModuleType, tmp_path: Path) -> None:
+    """Of a few light points, too, on a page with more greys than a palette holds; of a photograph, every one."""
+    light = (165, 190, 230)
+    greys = np.indices((100, 100)).sum(0)
+    page = np.stack([255 - greys // 3, 255 - greys // 4, 255 - greys // 5], axis=-1).astype(np.uint8)
+    page[40:42, 40:42] = light
+    kept = as_saved(pictures, tmp_path, page)
+    assert (kept[40:42, 40:42] == light).all()
+    assert np.abs(kept.astype(int) - page).max() <= pictures.UNSEEN
+    assert {*map(tuple, kept.reshape(-1, 3))} <= {*map(tuple, page.reshape(-1, 3))}
+    photograph = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    assert (as_saved(pictures, tmp_path, photograph) == photograph).all()
+
+
+def as_saved(pictures: ModuleType, folder: Path, page: np.ndarray) -> np.ndarray:
+    shot = io.BytesIO()
+    pictures.Image.fromarray(page).save(shot, "PNG")
+    pictures.save_page(folder / "page.png", shot.getvalue())
+    with pictures.Image.open(folder / "page.png") as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def test_the_first_picture_moves_for_some_seconds_and_shows_something(pictures: ModuleType) -> None:
+    with pictures.Image.open(DOCS / "images" / "agent.webp") as picture:
+        seconds = 0.0
+        for k in range(picture.n_frames):
+            picture.seek(k)
+            assert np.asarray(picture.convert("L")).mean() > 25, f"image {k} is dark"
+            seconds += picture.info["duration"] / 1000
+        assert 4 <= seconds <= 6
+
+
+def test_targets_of_the_makefile_are_no_files() -> None:
+    """Else a folder of that name would be taken for what the target makes."""
+    text = text_of(ROOT / "Makefile")
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony is not None
+    assert set(re.findall(r"^([a-z-]+):.*##", text, re.MULTILINE)) <= set(phony[1].split())
 
 
 def test_files_named_in_the_text_exist() -> None:

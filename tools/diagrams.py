@@ -1,13 +1,19 @@
-"""Diagrams of the documentation as SVG: ``processes`` (who talks with whom) and ``rows`` (what one step writes where).
+"""Diagrams of the documentation as SVG: ``processes`` (who talks with whom), ``rows`` (what one step writes where),
+``shard`` (a file of the store) and ``speed`` (bars of what ``docs/performance.md`` says).
 
 Boxes and arrows are placed by hand, on a white ground, so that they can be read on a dark page as well.
 """
 
 from __future__ import annotations
 
+import re
 from html import escape
+from pathlib import Path
+from typing import NamedTuple
 
+PERFORMANCE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 INK, SOFT, LINE = "#1c2430", "#5b6675", "#8a94a3"
+OURS, THEIRS = "#2f6fd0", "#8a94a3"
 HUES = {"main": "#e8eefc", "shared": "#fdf1dc", "worker": "#e6f5ea", "file": "#f1eaf8", "plain": "#ffffff"}
 LETTERS = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
@@ -112,4 +118,108 @@ def rows() -> str:
     return d.svg()
 
 
-DIAGRAMS = {"processes": processes, "rows": rows}
+def shard() -> str:
+    """A shard: frames one after the other, what a frame is, what a block of steps is, and the index beside it."""
+    d = Diagram(960, 470, "A shard of the store: its frames, one frame, the payload of a block, the index")
+    d.text(20, 36, "shards/<writer>-<number>.tfrecord", 15, bold=True)
+    d.small(345, 36, "a sequence of TFRecord frames; episodes that are open at the same time alternate")
+    frames = (
+        ("main", "RMH1", "header", "schema"),
+        ("worker", "RMB1", "episode a", "steps 0 to 15"),
+        ("shared", "RMB1", "episode b", "steps 0 to 15"),
+        ("worker", "RMB1", "episode a", "steps 16 to 31"),
+        ("shared", "RMB1", "episode b", "16 to 20 + last"),
+        ("shared", "RME1", "episode b", "its end"),
+        ("plain", "...", "", ""),
+    )
+    for k, (hue, *words) in enumerate(frames):
+        d.box(20 + 132 * k, 52, 126, 78, hue, *words)
+    d.text(78, 190, "one frame", 15, bold=True)
+    d.small(174, 190, "a kill can cut off the last one only; every reader of TFRecord can walk them")
+    _parts(
+        d,
+        204,
+        (("length", "8 bytes", 130), ("crc32c of it", "4 bytes", 130), ("payload", "", 520), ("crc32c", "", 128)),
+    )
+    _zoom(d, (152, 278, 130), (20, 940, 204))
+    d.text(128, 316, "payload of a block", 15, bold=True)
+    d.small(296, 316, "each column by itself: rewards are read without the images beside them")
+    buffers = (("obs:image", "zstd, crc32c", 190), ("action", "zstd, crc32c", 118), ("reward", "zstd, crc32c", 118))
+    said = (("tag", "RMB1", 70), ("size", "4 bytes", 70), ("msgpack map", "uid, steps, codecs, bytes, sums", 246))
+    _parts(d, 330, (*said, *buffers, ("...", "", 66)))
+    _zoom(d, (284, 804, 256), (20, 932, 330))
+    d.box(20, 404, 920, 50, "file")
+    d.text(32, 434, "index/<writer>-<number>.idx", 15, bold=True)
+    d.small(312, 434, "one frame (RMI1): the episodes and where their blocks begin; rebuilt from the shard if missing")
+    return d.svg()
+
+
+def _parts(d: Diagram, y: int, parts: tuple[tuple[str, str, int], ...]) -> None:
+    """Boxes beside each other: (head, small line, width)."""
+    x = 20
+    for head, line, width in parts:
+        d.box(x, y, width, 52, "plain")
+        d.text(x + 10, y + 22, head, 13, bold=True)
+        d.small(x + 10, y + 40, line)
+        x += width + 4
+
+
+def _zoom(d: Diagram, above: tuple[int, int, int], below: tuple[int, int, int]) -> None:
+    """Thin lines from a box to what it looks like inside: (left, right, y) of both."""
+    for x, to in zip(above[:2], below[:2]):
+        d.parts.append(
+            f'<path d="M{x} {above[2]}L{to} {below[2]}" stroke="{LINE}" stroke-dasharray="4 4" fill="none"/>'
+        )
+
+
+class Bar(NamedTuple):
+    """A row of a table that compares rollmill with Sample Factory."""
+
+    name: str
+    ours: float
+    theirs: float
+
+
+def measured(heading: str) -> list[Bar]:
+    """The rows of frames per second and of memory in the table below a heading of ``docs/performance.md``."""
+    section = PERFORMANCE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    ours, theirs = (
+        next(k for k, cell in enumerate(rows[0]) if cell.startswith(name)) for name in ("rollmill", "Sample Factory")
+    )
+    return [
+        Bar(row[0], _number(row[ours]), _number(row[theirs]))
+        for row in rows
+        if "frames/s" in row[0] or "memory" in row[0]
+    ]
+
+
+def _number(cell: str) -> float:
+    """``4,592 (4,588 to 4,596)`` is 4592; of ``1,074 and 1,079`` the mean."""
+    found = [float(text.replace(",", "")) for text in re.findall(r"[\d,.]+", cell.partition("(")[0])]
+    return sum(found) / len(found)
+
+
+def speed() -> str:
+    """Frames per second and memory beside Sample Factory's, from the tables of ``docs/performance.md``."""
+    d = Diagram(960, 330, "Frames per second and memory of rollmill and of Sample Factory, as bars")
+    tables = (("Training, 2 cores, no GPU", "ViZDoom"), ("Training, 16 cores and one H200", "health gathering supreme"))
+    for left, (heading, task) in zip((20, 500), tables):
+        d.text(left, 36, heading.removeprefix("Training, "), 16, bold=True)
+        d.small(left, 54, task)
+        for k, bar in enumerate(measured(heading)):
+            y = 88 + 76 * k
+            d.text(left, y, bar.name, 13)
+            for row, (value, hue) in enumerate(((bar.ours, OURS), (bar.theirs, THEIRS))):
+                width = round(290 * value / max(bar.ours, bar.theirs))
+                top = y + 8 + 22 * row
+                d.parts.append(f'<rect x="{left}" y="{top}" width="{width}" height="18" rx="2" fill="{hue}"/>')
+                d.text(left + width + 8, top + 14, f"{value:,.0f}", 13, bold=not row)
+            d.small(left + 376, y + 32, f"{bar.ours / bar.theirs:.2f} times")
+    for x, name, hue in ((20, "rollmill", OURS), (110, "Sample Factory", THEIRS)):
+        d.parts.append(f'<rect x="{x}" y="308" width="12" height="12" rx="2" fill="{hue}"/>')
+        d.small(x + 18, 318, name)
+    return d.svg()
+
+
+DIAGRAMS = {"processes": processes, "rows": rows, "shard": shard, "speed": speed}

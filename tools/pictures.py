@@ -3,8 +3,10 @@
     make pictures
     python tools/pictures.py agent panel             some of them
 
-Each is made by a command or a function that users have, too. Pages are photographed with the system's Chromium.
-``dreams`` needs a world model besides: ``rollmill world run -f carracing_world --out runs/world/car --until dynamics``.
+Each is made by a command or a function that users have, too (``COMMANDS``). Pages are photographed with the system's
+Chromium. ``dreams`` and ``world`` need a world model besides:
+``rollmill world run -f carracing_world --out runs/world/car``. The plots of ``docs/figures`` are what the benchmarks
+draw (``FIGURES``), into ``runs/benchmarks``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import io
 import json
 import os
 import pty
-import re
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -37,12 +38,13 @@ from rollmill.envs.treasure_hunt.reference import GuidedPlayer
 from rollmill.envs.treasure_hunt.render import draw
 from rollmill.envs.treasure_hunt.settings import HuntSettings
 from rollmill.envs.treasure_hunt.world import World
-from rollmill.reports.html.style import STYLE
+from rollmill.runs.policies.find import TRAINED
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 DEMO = ROOT / "runs" / "demo"
 WORLD = ROOT / "runs" / "world" / "car"
+MODEL = "rollmill world run -f carracing_world --out runs/world/car"
 FOUR = ROOT / "runs" / "pictures" / "four"
 CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -50,42 +52,170 @@ CHROMIUM_FLAGS = (
 )
 WIDTH, HEIGHT = 1100, 820
 COLUMNS = 100
-COLOURS = 128
-"""Of the picture of a page."""
+SECONDS = 5.5
+"""Of the agent's picture."""
 SHORT_PATHS = "([long, short]) => { document.body.innerHTML = document.body.innerHTML.replaceAll(long, short) }"
 """An image is not to show where it was made."""
+WHOLE = """end => {
+  const place = words => [...document.querySelectorAll(words)].filter(one => one.checkVisibility()).map(
+    one => one.getBoundingClientRect());
+  const ends = place('.card, .tiles, table, svg, figure, p, pre'), all = [...ends, ...place('h2, h3, summary')];
+  const cut = y => all.some(box => box.top < y && y < box.bottom);
+  const last = Math.max(...ends.map(box => box.bottom).filter(y => y <= end + 1 && !cut(y)));
+  return Math.floor(Math.min(last + 16, ...all.map(box => box.top).filter(y => y >= last)));
+}"""
+"""How far down a page shows whole tables and plots, but no further than to ``end``."""
+MARGIN = 16
+FREQUENT = 64
+UNSEEN = 16.0
+"""How far a colour of a page may lie from what stands for it (the length of the difference, of 255 in each channel)."""
+
+SUPREME = "doom_health_gathering_supreme"
+AGENT = SUPREME if (TRAINED / f"{SUPREME}.ckpt").is_file() else "doom_basic"
+"""Who is shown at play: until the first one comes with the package, the other does."""
+POPULATION = (
+    *("train", "env=toy_target", "sampling.mode=serial", "run.experiment=tuned", "run.name=population"),
+    *("pbt.members=8", "pbt.period=400", "pbt.min_episodes=10", "learning.batch_size=256", "stop.frames=64_000"),
+    *("pbt.tune.learning.learning_rate=[1e-4,1e-2]", "pbt.tune.learning.entropy_coefficient=[1e-4,0.1]"),
+)
+FIT = ("stop.frames=30_000", "stop.mean_return=null")
+POLES = (
+    *("train", "-f", "cartpole", *FIT, "run.experiment=poles"),
+    *("recording.keep=all", "report.every_frames=600"),
+)
+MEMBERS = (
+    *("train", "env=CartPole-v1", "run.experiment=tuned", "run.name=population", "pbt.members=6", "pbt.period=5000"),
+    *("pbt.min_episodes=10", "stop.frames=180_000"),
+)
+NODES = (
+    *("train", "env=CartPole-v1", "run.experiment=nodes", "run.name=two_nodes", "cluster=local", "cluster.nodes=2"),
+    *("sampling.workers=1", "stop.frames=150_000", "report.every_frames=5000"),
+)
+GRID = """experiment: grid
+config: [cartpole_fast]
+settings: {stop.frames: 30_000, stop.mean_return: null, sampling.workers: 1}
+params:
+  - grid: {learning.gamma: [0.9, 0.98], learning.learning_rate: [3e-4, 3e-3]}
+seeds: 2
+launch: {local: {parallel: 2}}
+"""
+BANDS = """experiment: bands
+config: [cartpole_fast]
+settings: {stop.frames: 60_000, stop.mean_return: null, sampling.workers: 1}
+params:
+  - grid: {learning.learning_rate: [3e-4, 1e-3, 3e-3]}
+seeds: 5
+launch: {local: {parallel: 2}}
+"""
+DOOM = (
+    *("train", "-f", "doom_basic", "run.experiment=doom", "run.name=basic", "stop.frames=20_000"),
+    *("recording.keep=all", "recording.columns=[log_prob,value]"),
+)
+DREAMT = (str(WORLD / "latents"), str(WORLD / "vae"), str(WORLD / "dynamics"), "--raw", str(WORLD / "raw"))
+FILMED = ("--steps", "60", "--deterministic", "--no-captions", "--video", "videos", "--video-count", "16")
+
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "agent": (("eval", f"policy:{AGENT}", *FILMED),),
+    "panel": (("train", "-f", "cartpole_fast"),),
+    "population": (POPULATION,),
+    "experiment": (("launch", "run", "bands.yaml"), ("report", "bands")),
+    "four": (
+        (
+            *("train", "-f", "connect_four", f"run.dir={ROOT / 'runs'}", "run.experiment=pictures", "run.name=four"),
+            *("checkpoints.keep_last=0", "checkpoints.every_seconds=60"),
+        ),
+    ),
+    "match": (
+        (
+            *("match", str(FOUR), "random", f"{ROOT / 'benchmarks' / 'game_players.py'}:win_or_block"),
+            *("--all-checkpoints", "--envs", "128", "--report", "match.html"),
+        ),
+    ),
+    "viewer": (
+        *(("launch", "run", "grid.yaml"), MEMBERS, NODES, DOOM),
+        *(
+            (*POLES, f"run.seed={seed}", f"learning.gamma={gamma}", f"run.name=gamma-{gamma}-s{seed}")
+            for gamma in (0.9, 0.99)
+            for seed in range(3)
+        ),
+    ),
+    "world": (("report", str(WORLD), "--out", "world.html"),),
+    "dreams": (("world", "video", *DREAMT, "--out", "dreams.mp4", "episodes=2", "shown=20"),),
+}
+"""What each maker runs, in a folder of its own."""
+
+FIGURES = {
+    "curves_cartpole.svg": "curves.py --tasks cartpole --variants async sync",
+    "curves_doom_basic.svg": "curves.py --tasks doom_basic --variants async sync bfloat16",
+    "curves_recording.svg": "curves.py --tasks doom_basic --variants async recorded",
+    "growth_*.svg": "growth.py --kinds workers envs time",
+    "world_ablations.svg": "world_ablations.py",
+}
+"""File of ``docs/figures`` -> the benchmark that draws it."""
 
 
-def rollmill(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "rollmill.cli.main", *words], cwd=ROOT, check=True)
+def rollmill(*words: str, folder: Path = ROOT) -> None:
+    subprocess.run([sys.executable, "-m", "rollmill.cli.main", *words], cwd=folder, check=True)
+
+
+@contextmanager
+def made(name: str) -> Iterator[Path]:
+    """A folder in which the commands of a maker have run, for as long as it is looked at."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file, text in {"grid.yaml": GRID, "bands.yaml": BANDS}.items():
+            (Path(folder) / file).write_text(text)
+        for words in COMMANDS[name]:
+            rollmill(*words, folder=Path(folder))
+        yield Path(folder)
+
+
+def needed(path: Path, command: str) -> Path:
+    if not path.exists():
+        raise SystemExit(f"{path.relative_to(ROOT)} is missing: run `{command}` first")
+    return path
 
 
 # -- moving images ---------------------------------------------------------------------------------------
 
 
 def save_gif(path: Path, frames: Sequence[np.ndarray], fps: float, width: int) -> None:
-    """Frames RGB uint8, scaled to a width, with one palette for all."""
-    images = [Image.fromarray(frame) for frame in frames]
-    size = (width, round(images[0].height * width / images[0].width))
-    images = [image.resize(size, Image.Resampling.LANCZOS) for image in images]
+    """Frames RGB uint8, scaled to a width, with one palette for all: for what is drawn in few colours."""
+    images = _scaled(frames, width)
     shown = images[:: max(1, len(images) // 4)]
-    together = Image.new("RGB", (size[0], size[1] * len(shown)))
+    together = Image.new("RGB", (width, images[0].height * len(shown)))
     for k, image in enumerate(shown):
-        together.paste(image, (0, k * size[1]))
+        together.paste(image, (0, k * image.height))
     palette = together.quantize(160)
     first, *others = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images)
     first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0, optimize=True)
 
 
+def save_webp(path: Path, frames: Sequence[np.ndarray], fps: float, width: int) -> None:
+    """The same in all colours, a tenth of the size: for what a simulator renders."""
+    first, *others = _scaled(frames, width)
+    first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0, quality=40, method=6)
+
+
+def _scaled(frames: Sequence[np.ndarray], width: int) -> list[Image.Image]:
+    images = [Image.fromarray(frame) for frame in frames]
+    size = (width, round(images[0].height * width / images[0].width))
+    return [image.resize(size, Image.Resampling.LANCZOS) for image in images]
+
+
+def frames_of(video: Path) -> tuple[list[np.ndarray], float]:
+    """All images of a video, and how many it shows per second."""
+    with av.open(str(video)) as container:
+        rate = float(container.streams.video[0].average_rate or 1)
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)], rate
+
+
 def agent() -> None:
-    """The demo's agent: nine episodes beside each other."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = ("--episodes", "9", "--grid", "3x3", "--no-captions")
-        rollmill("eval", str(DEMO / "agent"), "--best", "--deterministic", *words, "--videos", folder)
-        (video,) = Path(folder).glob("*.mp4")
-        with av.open(str(video)) as container:
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    save_gif(IMAGES / "doom_basic.gif", frames[:60], fps=6, width=400)
+    """A policy that comes with the package, at play, one episode after the other."""
+    with made("agent") as folder:
+        videos = [frames_of(video) for video in sorted(folder.glob("videos/*.mp4"))]
+    fps = videos[0][1]
+    frames = [frame for own, _ in videos for frame in own]
+    save_webp(IMAGES / "agent.webp", frames[: round(SECONDS * fps)], fps, width=640)
 
 
 def hunt() -> None:
@@ -102,19 +232,28 @@ def hunt() -> None:
     save_gif(IMAGES / "treasure_hunt.gif", frames, fps=8, width=480)
 
 
+def dreams() -> None:
+    """What was seen, what the encoder makes of it, what the model dreams: some moments of one video."""
+    needed(WORLD / "report.html", MODEL)
+    with made("dreams") as folder:
+        frames, _ = frames_of(folder / "dreams.mp4")
+    save_gif(IMAGES / "dreams.gif", frames[10:70:3], fps=4, width=360)
+
+
 # -- the console -------------------------------------------------------------------------------------------
 
 
 def panel() -> None:
-    """The live panel of a training, as a terminal shows it in the end."""
+    """The live panel of a training, as a terminal shows it when most of it is done."""
+    (words,) = COMMANDS["panel"]
     with tempfile.TemporaryDirectory() as folder:
-        words = ("train", "-f", "cartpole", "stop.frames=60_000", "stop.mean_return=null")
         shown = _in_terminal([sys.executable, "-m", "rollmill.cli.main", *words], folder)
-    last = (shown[shown.rindex("╭") :].partition("╯")[0] + "╯").replace("\r", "")
+    panels = [piece.partition("╯")[0] for piece in shown.split("╭")[1:]]
+    chosen = f"╭{panels[round(0.6 * len(panels))]}╯".replace("\r", "")
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    for line in AnsiDecoder().decode(last):
+    for line in AnsiDecoder().decode(chosen):
         console.print(line)
-    console.save_svg(str(IMAGES / "panel.svg"), title="rollmill train -f cartpole")
+    console.save_svg(str(IMAGES / "panel.svg"), title=f"rollmill {' '.join(words)}")
 
 
 def _in_terminal(command: list[str], folder: str) -> str:
@@ -152,84 +291,83 @@ def _browser() -> Iterator[Any]:
         browser.close()
 
 
-def pages() -> None:
-    """The pages that the demo has written, as far as a screen shows them."""
-    shots = {
-        "run_report": DEMO / "agent" / "report.html",
-        "data_report": DEMO / "agent" / "data_report.html",
-        "comparison": DEMO / "comparison.html",
-    }
-    with _browser() as browser:
-        for name, path in shots.items():
-            if not path.is_file():
-                raise SystemExit(f"{path} is missing: run `make demo` first")
-            _photograph(browser, path, name, (str(DEMO.resolve()), "runs/demo"))
-
-
 def save_page(path: Path, screenshot: bytes) -> None:
-    """Few colours make a small file. Those of the style sheet stay what they are: a ground that covers the page, thin
-    lines that cover little of it. All others become the nearest of what is left.
+    """With at most 256 of its colours, where none looks another for it: a quarter of the size. The most frequent stay
+    what they are, then whatever lies furthest from those chosen, so that thin lines and single points keep theirs.
     """
     shot = Image.open(io.BytesIO(screenshot)).convert("RGB")
-    seen, place = np.unique(np.asarray(shot).reshape(-1, 3), axis=0, return_inverse=True)
-    styled = {bytes.fromhex(colour) for colour in re.findall(r"#([0-9a-f]{6})\b", STYLE)} & set(map(bytes, seen))
-    others = shot.quantize(COLOURS - len(styled)).getpalette() or []
-    palette = np.array([*b"".join(sorted(styled)), *others], np.uint8).reshape(-1, 3)
-    distances = [((seen.astype(int) - colour) ** 2).sum(1) for colour in palette.astype(int)]
-    numbers = np.argmin(distances, axis=0).astype(np.uint8)[place.ravel()]
-    small = Image.fromarray(numbers.reshape(shot.height, shot.width))
-    small.putpalette(palette.tobytes())
-    small.save(path, optimize=True)
+    seen, place, counts = np.unique(np.asarray(shot).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    colours = seen.astype(int)
+    chosen = list(np.argsort(-counts)[:FREQUENT])
+    distances = np.stack([((colours - colours[k]) ** 2).sum(1) for k in chosen]).min(0)
+    while len(chosen) < 256 and distances.any():
+        chosen.append(int(distances.argmax()))
+        distances = np.minimum(distances, ((colours - colours[chosen[-1]]) ** 2).sum(1))
+    if distances.max() <= UNSEEN**2:
+        nearest = np.argmin([((colours - colours[k]) ** 2).sum(1) for k in chosen], axis=0).astype(np.uint8)
+        shot = Image.fromarray(nearest[place.ravel()].reshape(shot.height, shot.width))
+        shot.putpalette(seen[chosen].tobytes())
+    shot.save(path, optimize=True)
 
 
-def _photograph(browser: Any, path: Path, name: str, shorter: tuple[str, str], part: str = "") -> None:
-    """The top of a page, or a part of it, as ``docs/images/NAME.png``; ``shorter``: (a path, what is shown for it)."""
+def photograph(browser: Any, page_path: Path, name: str, part: str = "main", hidden: Path = ROOT) -> None:
+    """``docs/images/NAME.png``: a page, or a ``part`` of it, from its top, as far as a screen shows tables and plots
+    whole. ``hidden`` is left out of the paths on it.
+    """
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
-    page.goto(path.as_uri())
-    page.evaluate(SHORT_PATHS, list(shorter))
-    save_page(IMAGES / f"{name}.png", page.locator(part).screenshot() if part else page.screenshot())
+    page.goto(page_path.as_uri())
+    page.evaluate(SHORT_PATHS, [f"{hidden.resolve()}/", ""])
+    box = page.locator(part).first.bounding_box()
+    top, end = max(0, box["y"] - MARGIN), box["y"] + min(box["height"], 1.25 * HEIGHT)
+    clip = {"x": 0, "y": top, "width": WIDTH, "height": page.evaluate(WHOLE, end) - top}
+    save_page(IMAGES / f"{name}.png", page.screenshot(clip=clip, full_page=True))
     page.close()
+
+
+def pages() -> None:
+    """The pages that the demo has written; the plot of targets is a part of one of them."""
+    shots = {
+        "run_report": (DEMO / "agent" / "report.html", "main"),
+        "data_report": (DEMO / "agent" / "data_report.html", "main"),
+        "offline_report": (DEMO / "dt" / "report.html", "main"),
+        "comparison": (DEMO / "comparison.html", "main"),
+        "targets": (DEMO / "comparison.html", "section:has(h2:text('Asked for and achieved'))"),
+    }
+    with _browser() as browser:
+        for name, (path, part) in shots.items():
+            photograph(browser, needed(path, "make demo"), name, part)
+
+
+def experiment() -> None:
+    """The page of three learning rates with five seeds each: from five on there are bands."""
+    with made("experiment") as folder, _browser() as browser:
+        photograph(browser, folder / "runs" / "bands" / "report.html", "experiment_report", hidden=folder)
+
+
+def population() -> None:
+    """Who went on from whom, on the page of a population."""
+    with made("population") as folder, _browser() as browser:
+        page = folder / "runs" / "tuned" / "population" / "report.html"
+        photograph(browser, page, "population", part="section:has(h2:text('Population'))", hidden=folder)
+
+
+def world() -> None:
+    """The page of a world model."""
+    needed(WORLD / "report.html", MODEL)
+    with made("world") as folder, _browser() as browser:
+        photograph(browser, folder / "world.html", "world_report")
 
 
 def match() -> None:
     """All past selves of a player of connect four against each other."""
     if not FOUR.is_dir():
-        place = (f"run.dir={ROOT / 'runs'}", "run.experiment=pictures", "run.name=four")
-        rollmill("train", "-f", "connect_four", *place, "checkpoints.keep_last=0", "checkpoints.every_seconds=60")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "match.html"
-        others = ("random", "benchmarks/game_players.py:win_or_block")
-        rollmill("match", str(FOUR), *others, "--all-checkpoints", "--envs", "128", "--report", str(path))
-        with _browser() as browser:
-            _photograph(browser, path, "match", (str(ROOT), ""), part="section:last-of-type")
+        rollmill(*COMMANDS["four"][0])
+    with made("match") as folder, _browser() as browser:
+        photograph(browser, folder / "match.html", "match", part="section:last-of-type")
 
 
 # -- the viewer --------------------------------------------------------------------------------------------
 
-POLES = (
-    *("train", "-f", "cartpole", "stop.frames=30_000", "stop.mean_return=null", "run.experiment=poles"),
-    *("recording.keep=all", "report.every_frames=600"),
-)
-MEMBERS = (
-    *("train", "env=CartPole-v1", "run.experiment=tuned", "run.name=population", "pbt.members=6", "pbt.period=5000"),
-    *("pbt.min_episodes=10", "stop.frames=180_000"),
-)
-NODES = (
-    *("train", "env=CartPole-v1", "run.experiment=nodes", "run.name=two_nodes", "cluster=local", "cluster.nodes=2"),
-    *("sampling.workers=1", "stop.frames=150_000", "report.every_frames=5000"),
-)
-GRID = """experiment: grid
-config: [cartpole_fast]
-settings: {stop.frames: 30_000, stop.mean_return: null, sampling.workers: 1}
-params:
-  - grid: {learning.gamma: [0.9, 0.98], learning.learning_rate: [3e-4, 3e-3]}
-seeds: 2
-launch: {local: {parallel: 2}}
-"""
-DOOM = (
-    *("train", "-f", "doom_basic", "run.experiment=doom", "run.name=basic", "stop.frames=20_000"),
-    *("recording.keep=all", "recording.columns=[log_prob,value]"),
-)
 RENAME = """([long, short]) => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(long, short);
@@ -242,20 +380,8 @@ DRAWN = (
 
 def viewer() -> None:
     """The pages of the viewer, light and dark, over short runs of every kind, a grid of them among them."""
-    with tempfile.TemporaryDirectory() as folder:
-
-        def run(*words: str) -> None:
-            subprocess.run([sys.executable, "-m", "rollmill.cli.main", *words], cwd=folder, check=True)
-
-        (Path(folder) / "grid.yaml").write_text(GRID)
-        run("launch", "run", "grid.yaml")
-        run(*MEMBERS)
-        run(*NODES)
-        run(*DOOM)
-        for gamma in (0.9, 0.99):
-            for seed in range(3):
-                run(*POLES, f"run.seed={seed}", f"learning.gamma={gamma}", f"run.name=gamma-{gamma}-s{seed}")
-        shoot_viewer(Path(folder) / "runs")
+    with made("viewer") as folder:
+        shoot_viewer(folder / "runs")
 
 
 def shoot_viewer(runs: Path) -> None:
@@ -297,52 +423,41 @@ def _views(page: Any, link: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def targets() -> None:
-    """What a Decision Transformer was asked for and what it achieved: one plot of the comparison."""
-    with _browser() as browser:
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, bypass_csp=True)
-        page.goto((DEMO / "comparison.html").as_uri())
-        plot = page.locator("h2", has_text="Asked for and achieved").locator("xpath=following::*[name()='svg'][1]")
-        save_page(IMAGES / "targets.png", plot.screenshot())
-
-
 def drawings() -> None:
     """The diagrams, which are drawn by ``tools/diagrams.py``."""
     for name, draw_it in DIAGRAMS.items():
         (IMAGES / f"{name}.svg").write_text(draw_it(), encoding="utf-8")
 
 
-def dreams() -> None:
-    """What was seen, what the encoder makes of it, what the model dreams: some moments of one video."""
-    with tempfile.TemporaryDirectory() as folder:
-        video = Path(folder) / "dreams.mp4"
-        parts = (str(WORLD / "latents"), str(WORLD / "vae"), str(WORLD / "dynamics"), "--raw", str(WORLD / "raw"))
-        rollmill("world", "video", *parts, "--out", str(video), "episodes=2", "shown=20")
-        with av.open(str(video)) as container:
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    save_gif(IMAGES / "dreams.gif", frames[10:70:3], fps=4, width=360)
+class Maker(NamedTuple):
+    make: Callable[[], None]
+    files: tuple[str, ...]
+    """Of ``docs/images``; ``*`` stands for anything."""
 
 
-MAKERS: dict[str, Callable[[], None]] = {
-    "agent": agent,
-    "hunt": hunt,
-    "panel": panel,
-    "pages": pages,
-    "match": match,
-    "viewer": viewer,
-    "targets": targets,
-    "drawings": drawings,
-    "dreams": dreams,
+MAKERS = {
+    "agent": Maker(agent, ("agent.webp",)),
+    "hunt": Maker(hunt, ("treasure_hunt.gif",)),
+    "panel": Maker(panel, ("panel.svg",)),
+    "pages": Maker(pages, ("run_report.png", "data_report.png", "offline_report.png", "comparison.png", "targets.png")),
+    "experiment": Maker(experiment, ("experiment_report.png",)),
+    "population": Maker(population, ("population.png",)),
+    "match": Maker(match, ("match.png",)),
+    "viewer": Maker(viewer, ("viewer_*_light.png", "viewer_*_dark.png")),
+    "drawings": Maker(drawings, tuple(f"{name}.svg" for name in DIAGRAMS)),
+    "world": Maker(world, ("world_report.png",)),
+    "dreams": Maker(dreams, ("dreams.gif",)),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(MAKERS), choices=[*MAKERS, []], metavar="NAME")
-    options = parser.parse_args()
-    IMAGES.mkdir(exist_ok=True)
-    for name in options.names:
-        MAKERS[name]()
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"none: all of {', '.join(MAKERS)}")
+    names = parser.parse_args().names or list(MAKERS)
+    if unknown := set(names) - set(MAKERS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MAKERS)}")
+    for name in names:
+        MAKERS[name].make()
     for path in sorted(IMAGES.iterdir()):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
     return 0

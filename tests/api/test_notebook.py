@@ -1,4 +1,4 @@
-"""The notebook of the examples, run in a kernel as a user runs it; and what a kernel does to a training."""
+"""The notebooks of the examples, run in a kernel as a user runs them; and what a kernel does to a training."""
 
 from __future__ import annotations
 
@@ -53,6 +53,24 @@ def test_the_first_steps(folder: Path) -> None:
     streams = [o for cell in cells for o in cell.outputs if o.output_type == "stream" and o.name == "stderr"]
     assert streams == [], "nothing red"
     assert any("image/png" in o.get("data", {}) for cell in cells for o in cell.outputs), "a plot"
+
+
+def test_vizdoom_in_ten_minutes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In short: every cell runs, whatever is learnt in so few updates."""
+    pytest.importorskip("vizdoom")
+    monkeypatch.setenv("ROLLMILL_SHORT", "1")
+    notebook = nbformat.read(ROOT / "examples" / "vizdoom.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(folder)}}).execute()
+    cells = {cell.source: cell for cell in notebook.cells if cell.cell_type == "code"}
+    trained = next(cell for source, cell in cells.items() if "rollmill.train(" in source)
+    assert "finished (reached stop.frames=12_000)" in text_of(trained)
+    film = next(cell for source, cell in cells.items() if "Video(played" in source)
+    assert any("data:video/mp4;base64" in o.get("data", {}).get("text/html", "") for o in film.outputs)
+    assert {path.name for path in (folder / "runs" / "default").iterdir()} >= {"agent", "dt", "bc"}
+    last = notebook.cells[-2]
+    assert any("image/png" in o.get("data", {}) for o in last.outputs), "a plot of all returns"
 
 
 def test_warnings_are_shown_and_errors_once(folder: Path) -> None:

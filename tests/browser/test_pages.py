@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from browsing import opened
 from experimenting import online, write_run
-from running import SERIAL, train_here, wait_until
+from running import ROOT, SERIAL, load_tool, train_here, wait_until
 
 from rollmill.launch.boards import free_port, secret_path, start_board
 from rollmill.launch.compare.aggregate import aggregate
 from rollmill.launch.compare.page import render
+from rollmill.reports.html.document import card, document, grid, paragraph
 from rollmill.runs.watch.page import PageScreen
 from rollmill.runs.watch.screen import Shown
 
@@ -168,3 +169,28 @@ def test_tensorboard(browser: Any, tensorboard: str) -> None:
         card.locator("tb-data-table", has_text="run/tb").wait_for()  # the curve's last point, so it has points
         # TensorBoard looks for its fonts beside the path that it was given; the system's are taken instead.
         assert [words for words in complaints if "404 (NOT FOUND)" not in words] == []
+
+
+def test_cards_below_each_other_do_not_touch(browser: Any, tmp_path: Path) -> None:
+    one, two = (card(paragraph(text), title=text) for text in ("one", "two"))
+    (tmp_path / "page.html").write_text(document("run", "cards", one, grid([one, two]), two))
+    with opened(browser, (tmp_path / "page.html").as_uri()) as (page, _):
+        boxes = [box.bounding_box() for box in page.locator("main > .card, main > .grid2, main > .grid3").all()]
+        gaps = [low["y"] - high["y"] - high["height"] for high, low in itertools.pairwise(boxes)]
+        assert len(gaps) == 2
+        assert min(gaps) >= 12
+
+
+def test_a_picture_of_a_page_ends_below_a_whole_plot(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where a screen does: a plot that is cut in half says nothing."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    pictures = load_tool("pictures")
+    monkeypatch.setattr(pictures, "IMAGES", tmp_path)
+    cards = "".join(f"<div class='card' style='height:{height}px'></div>" for height in (300, 400, 700))
+    page = tmp_path / "page.html"
+    page.write_text(f"<body style='margin:0'><main>{cards}</main></body>")
+    pictures.photograph(browser, page, "whole")
+    with pictures.Image.open(tmp_path / "whole.png") as picture:
+        assert picture.size == (pictures.WIDTH, 700)

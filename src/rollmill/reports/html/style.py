@@ -51,7 +51,7 @@ code { font: 13px/1.4 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; 
 .tile b { display: block; font-size: 22px; line-height: 1.3; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--muted); font-size: 13px; display: block; overflow-wrap: anywhere; }
 .card { padding: 12px 14px; min-width: 0; }
-.card + .card { margin-top: 12px; }
+.card + .card, .card + .grid2, .card + .grid3, .grid2 + .card, .grid3 + .card { margin-top: 12px; }
 .card h3 { margin-top: 0; }
 .grid2 .card, .grid3 .card { margin-top: 0; }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); gap: 12px;
