@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.config.load import load_config
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.given import MAIN
@@ -267,9 +267,7 @@ class ProfileSettings:
     def __post_init__(self) -> None:
         if self.after < 0:
             raise ValueError("after must not be negative")
-        for name in ("steps", "seconds", "rate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+        require_least(self, 1, "steps", "seconds", "rate")
 
 
 @settings
