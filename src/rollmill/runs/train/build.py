@@ -28,11 +28,11 @@ from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.stacked import StackedPlayers, StackedPolicies, can_be_stacked
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
+from rollmill.optim.allocation import map_large_tensors
 from rollmill.optim.device import choose_device
 from rollmill.recording.recorder import spare_slots
 from rollmill.runs.settings.population_checks import group_owners
 from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segments_taken
-from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.runs.train.cluster import node_sampling, remote_slots
 from rollmill.runs.train.matches import Matches
 from rollmill.sampling.placement import Placement
