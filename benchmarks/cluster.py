@@ -137,7 +137,11 @@ def replay(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str,
     found: dict[str, Any] = {}
     left = Leftovers()
     nodes = ("cluster=local", "cluster.nodes=3", "sampling.workers=1", "sampling.envs_per_worker=16")
-    env = (f"env={ROOT / 'benchmarks' / 'paced_env.py'}:Paced", "model.mlp=[256,256]", "learning.max_policy_lag=1000")
+    env = (
+        f"env={ROOT / 'tests' / 'support' / 'paced_envs.py'}:Paced",
+        "model.mlp=[256,256]",
+        "learning.max_policy_lag=1000",
+    )
     for ratio in RATIOS:
         for speed_of_nodes, seconds in (("fast", 0.0), ("slow", SLOW_SECONDS)):
             words = (f"env.args.seconds={seconds}", "learning.targets=vtrace", "replay.capacity=400", *QUIET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rollmill.reports.html.plots import Plot
 from rollmill.runs.bench.run import load_of_others
@@ -26,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "runs" / "benchmarks"
 BUSY = 0.2
 """Cores kept busy by others above which a measurement is not quiet."""
+Parts = Mapping[str, tuple[Callable[[int], dict[str, Any]], int]]
+"""Of a benchmark: what measures each, and how many times if nobody says."""
 
 
 class PeerMissingError(Exception):
@@ -86,6 +89,15 @@ def puffer_venv() -> Path:
 def end_on_sigterm() -> None:
     """Let SIGTERM end this program as Ctrl-C does: peers run in sessions of their own and must be ended with it."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
+def run_timed(main: Callable[[], int]) -> NoReturn:
+    """Run a whole benchmark, and say how long it took."""
+    end_on_sigterm()
+    begun = time.monotonic()
+    code = main()
+    print(f"took {time.monotonic() - begun:.0f} s")
+    sys.exit(code)
 
 
 def path_without(program: str) -> str:
@@ -308,3 +320,17 @@ def record(name: str, content: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps({"machine": machine(), **content}, indent=1))
     return path
+
+
+def main_of_parts(name: str, text: str | None, parts: Parts) -> int:
+    """The whole command line of a benchmark in parts, each with a ``mark`` that is met (``passed``) or not."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--times", type=int, default=0)
+    options = parser.parse_args()
+    measure, usual = parts[options.part]
+    result = measure(options.times or usual)
+    path = record(f"{name}_{options.part}", result)
+    print(json.dumps(result, indent=1))
+    print(f"{'PASSED' if result['passed'] else 'MISSED'}: {result['mark']}; written to {path}")
+    return 0 if result["passed"] else 1

@@ -10,22 +10,19 @@ Results are kept in ``runs/benchmarks``; ``--times`` says how many levels, kills
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import record, train_run
+from common import Parts, main_of_parts, train_run
 
 from rollmill.core.protocols import Env
 from rollmill.envs.levels.settings import LevelSettings
@@ -230,7 +227,7 @@ def _microseconds(env: Env, seed: int, steps: int = 500) -> float:
     return statistics.median(taken)
 
 
-PARTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+PARTS: Parts = {
     "runs": (measure_runs, 500),
     "kills": (measure_kills, 100),
     "episodes": (measure_episodes, 200),
@@ -238,18 +235,5 @@ PARTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--times", type=int, default=0)
-    options = parser.parse_args()
-    measure, usual = PARTS[options.part]
-    result = measure(options.times or usual)
-    path = record(f"levels_{options.part}", result)
-    print(json.dumps(result, indent=1))
-    print(f"{'PASSED' if result['passed'] else 'MISSED'}: {result['mark']}; written to {path}")
-    return 0 if result["passed"] else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of_parts("levels", __doc__, PARTS))

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -33,7 +32,6 @@ from common import (
     ROOT,
     PeerFailedError,
     PeerMissingError,
-    end_on_sigterm,
     load_text,
     median_text,
     ours,
@@ -41,6 +39,7 @@ from common import (
     puffer_venv,
     record,
     run_peer,
+    run_timed,
     with_load,
 )
 
@@ -188,8 +187,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    begun = time.monotonic()
-    code = main()
-    print(f"took {time.monotonic() - begun:.0f} s")
-    sys.exit(code)
+    run_timed(main)

@@ -17,12 +17,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, Watched, end_on_sigterm, median_text, peer_venv, record
+from common import ROOT, Watched, median_text, peer_venv, record, run_timed
 
 from rollmill.core.machine import available_cores
 
@@ -73,7 +72,6 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="one GPU and all cores instead of 2 workers without GPU")
     parser.add_argument("--peer-python", type=Path, help="an interpreter that has Sample Factory (default: a new venv)")
     options = parser.parse_args()
-    end_on_sigterm()
     python = options.peer_python or install()
     sides = gpu_sides() if options.gpu else CPU
     rows = []
@@ -228,7 +226,4 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    begun = time.monotonic()
-    code = main()
-    print(f"took {time.monotonic() - begun:.0f} s")
-    sys.exit(code)
+    run_timed(main)

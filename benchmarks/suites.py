@@ -8,19 +8,16 @@ Results are kept in ``runs/benchmarks``; ``--times`` says how many seeds or turn
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import record, train_run
+from common import ROOT, Parts, main_of_parts, train_run
 
 from rollmill.core.fields import TASK_FIELD
 from rollmill.core.seeds import Seeds
@@ -32,7 +29,7 @@ from rollmill.sampling.policies.random import RandomPolicy
 from rollmill.sampling.sampler import Sampler, SamplerPlan, SamplerThread
 from rollmill.sampling.settings import SamplingSettings
 
-PACED = f"{Path(__file__).resolve().with_name('paced_env.py')}:Paced"
+PACED = f"{ROOT / 'tests' / 'support' / 'paced_envs.py'}:Paced"
 TASKS = tuple(
     {"name": name, "id": PACED, "args": {"seconds": seconds}}
     for name, seconds in (("slow", 0.02), ("middle", 0.005), ("fast", 0.001))
@@ -114,24 +111,11 @@ def _steps(sampler: Sampler, tasks: int) -> np.ndarray[Any, Any]:
     return found
 
 
-PARTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+PARTS: Parts = {
     "returns": (measure_returns, 1),
     "schedule": (measure_schedule, 5),
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--times", type=int, default=0)
-    options = parser.parse_args()
-    measure, usual = PARTS[options.part]
-    result = measure(options.times or usual)
-    path = record(f"suites_{options.part}", result)
-    print(json.dumps(result, indent=1))
-    print(f"{'PASSED' if result['passed'] else 'MISSED'}: {result['mark']}; written to {path}")
-    return 0 if result["passed"] else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of_parts("suites", __doc__, PARTS))

@@ -38,7 +38,6 @@ from common import (
     PeerFailedError,
     PeerMissingError,
     Watched,
-    end_on_sigterm,
     load_text,
     median_text,
     ours,
@@ -46,6 +45,7 @@ from common import (
     puffer_venv,
     record,
     run_peer,
+    run_timed,
     sb3_venv,
     with_load,
 )
@@ -256,8 +256,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    begun = time.monotonic()
-    code = main()
-    print(f"took {time.monotonic() - begun:.0f} s")
-    sys.exit(code)
+    run_timed(main)

@@ -1,4 +1,4 @@
-"""The parts of the scripts in ``benchmarks/`` that figures depend on, without taking any time."""
+"""The parts of the scripts in ``benchmarks/`` and ``tools/`` that figures depend on, without taking any time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from dreaming import line_model, open_line
-from running import ROOT
+from running import ROOT, load_tool
 
 Load = Callable[[str], ModuleType]
 
@@ -46,6 +46,26 @@ def test_held_out_figures_do_not_depend_on_the_objective_of_the_fit(load: Load, 
         assert {name for name in one if worse[name] != one[name]} == {"done"}
         with pytest.raises(SystemExit, match="too short"):
             held_out.known(plain, store, alone=16)
+
+
+# -- tools/house.py ----------------------------------------------------------------------------------------
+
+
+def test_the_house_is_counted(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "rollmill"
+    long = "def long():\n" + "    pass\n" * 60
+    texts = {
+        "__init__.py": "",
+        "runs/__init__.py": "",
+        "runs/one.py": "import os\nfrom rollmill.runs import (\n    two,\n)\n",
+        "runs/two.py": "x = 1\n",
+        "runs/three.py": "from rollmill.runs.two import x\nfrom rollmill.runs.four import long\n",
+        "runs/four.py": long + "\n" * 340,
+    }
+    for name, text in texts.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    assert list(load_tool("house").count(tmp_path).values()) == ["4", "408", "1.5", "1", "1", "1"]
 
 
 # -- soak.py -----------------------------------------------------------------------------------------------

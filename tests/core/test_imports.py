@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from running import train_here
+from running import hostile_folder, train_here
 
 from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.imports import import_object, is_installed
@@ -64,12 +64,8 @@ def test_a_package_that_the_module_lacks_is_named_in_one_line(module, monkeypatc
 
 def test_processes_of_ours_do_not_look_into_the_current_folder(tmp_path, monkeypatch):
     """It may be a folder that somebody else made: a ``json.py`` there must not be taken for Python's."""
-    marker = tmp_path / "marker"
-    folder = tmp_path / "downloaded"
-    folder.mkdir()
-    for name in ("json", "pickle", "numpy"):
-        (folder / f"{name}.py").write_text(f"open({str(marker)!r}, 'a').write(__file__)\nraise ImportError\n")
-    monkeypatch.chdir(folder)
+    marker = hostile_folder(tmp_path / "downloaded")
+    monkeypatch.chdir(tmp_path / "downloaded")
     outcome, _ = train_here(
         tmp_path, "env=toy_target", "stop.batches=1", "recording=all", "evaluation.final=true", "evaluation.episodes=1"
     )

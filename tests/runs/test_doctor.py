@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from disks import mounted
-from running import ROOT
+from running import ROOT, hostile_folder
 
 from rollmill.core import janitor_main
 from rollmill.core.errors import ConfigError
@@ -38,6 +38,14 @@ def test_a_whole_examination(tmp_path: Path) -> None:
     for finding in findings:
         assert finding.text
         assert bool(finding.advice) == (finding.level != "good"), "what is not good has an advice"
+
+
+def test_it_runs_no_code_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_loads", lambda name: True)  # so that the driver is asked, on every machine
+    marker = hostile_folder(tmp_path / "downloaded")
+    monkeypatch.chdir(tmp_path / "downloaded")
+    assert of(check_machine(tmp_path), "OpenGL")
+    assert not marker.exists()
 
 
 # -- shared memory -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""An environment that takes a given time for a step, for tests of who waits for whom."""
+"""Environments that take a given time for a step: who waits for whom, in tests and benchmarks."""
 
 from __future__ import annotations
 

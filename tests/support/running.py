@@ -69,6 +69,15 @@ SYNC_BATCH = "learning.batch_size=64"
 """Sync mode learns from a segment of every group at once: four of them."""
 
 
+def hostile_folder(folder: Path) -> Path:
+    """Make a folder whose modules have the names of Python's; the file that is returned says which of them were run."""
+    marker = folder.with_name("marker")
+    folder.mkdir()
+    for name in (*sys.stdlib_module_names, "numpy", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(marker)!r}, 'a').write(__file__)\nraise ImportError\n")
+    return marker
+
+
 def load_tool(name: str) -> ModuleType:
     """A script of ``tools`` as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")

@@ -55,7 +55,7 @@ CRASHED = "Fatal Python error"
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """The command line that runs a module of ours in a process of its own.
+    """The command line that runs a module, one of ours mostly, in a process of its own.
 
     ``-P``: Python would look into the current folder first, for every module, and that may be somebody else's folder.
     """

@@ -29,6 +29,7 @@ from rollmill.core.errors import LaunchError, RollmillError
 from rollmill.core.identity import Identity
 from rollmill.core.machine import keep_to
 from rollmill.core.opening import plain_file
+from rollmill.core.process import module_command
 from rollmill.core.run_folder import PAUSED, RunFolder
 from rollmill.launch.display import start_display
 from rollmill.launch.records import LOCK_SECONDS, Attempt, LaunchRecords, is_locked, try_lock, within
@@ -152,7 +153,7 @@ class Job:
     def _command(self, mode: str) -> list[str]:
         command = list(self.spec["command"])
         if command[0] == "rollmill":  # this very installation, wherever PATH leads
-            command[:1] = [sys.executable, "-m", "rollmill.cli.main"]
+            command[:1] = module_command("rollmill.cli.main")
         if mode in ("resume", "overwrite"):
             command.append(f"--{mode}")
         return command

@@ -132,7 +132,7 @@ class Sac:
 
     def _set_rate(self, progress: float) -> None:
         s = self.settings
-        assert s.lr_schedule != "kl_adaptive", "runs.settings.sac_checks refuses it"
+        assert s.lr_schedule != "kl_adaptive", "runs.settings.learning_checks refuses it"
         self._rate = Schedule(s.learning_rate, s.lr_end, s.lr_schedule).at(progress)
         self.step.set_rate(self._rate)
 

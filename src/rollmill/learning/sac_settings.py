@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, require_positive, settings
 
 
 @settings
@@ -49,15 +49,9 @@ class SacSettings:
     """Gradients of the critics, and of the policy, are scaled down to this norm; 0 is off."""
 
     def __post_init__(self) -> None:
-        for name in ("minibatch", "capacity", "n_step"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in ("updates_per_step", "temperature"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
-        for name in ("warmup", "max_grad_norm", "burn_in"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+        require_least(self, 1, "minibatch", "capacity", "n_step")
+        require_positive(self, "updates_per_step", "temperature")
+        require_least(self, 0, "warmup", "max_grad_norm", "burn_in")
         if not 0 < self.tau <= 1:
             raise ValueError(f"tau must lie above 0 and up to 1, not {self.tau:g}")
         if self.minibatch > self.capacity:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, require_positive, settings
 from rollmill.core.imports import check_custom
 
 MOST_THREADS = 1024
@@ -164,23 +164,17 @@ class LearningSettings:
         return self.ranks if self.meet else 1
 
     def __post_init__(self) -> None:
-        for name in ("minibatches", "epochs", "ranks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in ("threads", "batch_size"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 (automatic) or positive")
+        require_least(self, 1, "minibatches", "epochs", "ranks")
+        require_least(self, 0, "threads", "batch_size", zero="automatic")
         if self.threads > MOST_THREADS:
             raise ValueError(f"threads={self.threads}: {MOST_THREADS} are the most; one per core is enough")
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name):g}")
-        for name in ("learning_rate", "clip", "adam_eps", "kl_target", "rho_bar", "c_bar", "rank_timeout"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
-        for name in ("max_grad_norm", "value_clip", "reward_clip", "target_kl", "micro_batch", "recurrence"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 (off) or positive")
+        require_positive(self, "learning_rate", "clip", "adam_eps", "kl_target", "rho_bar", "c_bar", "rank_timeout")
+        require_least(
+            self, 0, "max_grad_norm", "value_clip", "reward_clip", "target_kl", "micro_batch", "recurrence", zero="off"
+        )
         if self.rank_silence < 2:
             raise ValueError("rank_silence must be at least 2: signs of life come twice a second")
         if self.max_policy_lag < 1:

@@ -77,6 +77,10 @@ class Trunk(nn.Module):
         return torch.cat([remembered, features], dim=-1) if self.skip else remembered
 
 
+_Form = Callable[[Trunk, Observations, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""``Trunk.step`` or ``Trunk.unroll``."""
+
+
 class ActorCritic(nn.Module):
     """Policy and value function, with a shared trunk or one each.
 
@@ -121,14 +125,7 @@ class ActorCritic(nn.Module):
         ``obs``: ``[n, *shape]`` by field name (an action mask among them is not read); ``first``: ``[n]``
         bool, the row begins an episode, so its state counts as zero; ``state``: ``[n, S]``.
         """
-        obs = self.observation_moments(obs)
-        if self.critic_trunk is None:
-            features, state = self.trunk.step(obs, first, state)
-            return self._output(features, features, state)
-        own, other = self._split_state(state)
-        features, own = self.trunk.step(obs, first, own)
-        value_features, other = self.critic_trunk.step(obs, first, other)
-        return self._output(features, value_features, torch.cat([own, other], dim=1))
+        return self._both(Trunk.step, obs, first, state)
 
     def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Output:
         """T steps of B lanes.
@@ -136,13 +133,17 @@ class ActorCritic(nn.Module):
         ``obs``: ``[T, B, *shape]`` by field name; ``first``: ``[T, B]`` bool; ``state``: ``[B, S]``, as it
         was before row 0.
         """
+        return self._both(Trunk.unroll, obs, first, state)
+
+    def _both(self, form: _Form, obs: Observations, first: Tensor, state: Tensor) -> Output:
+        """``form`` of one trunk, or of both side by side."""
         obs = self.observation_moments(obs)
         if self.critic_trunk is None:
-            features, state = self.trunk.unroll(obs, first, state)
+            features, state = form(self.trunk, obs, first, state)
             return self._output(features, features, state)
         own, other = self._split_state(state)
-        features, own = self.trunk.unroll(obs, first, own)
-        value_features, other = self.critic_trunk.unroll(obs, first, other)
+        features, own = form(self.trunk, obs, first, own)
+        value_features, other = form(self.critic_trunk, obs, first, other)
         return self._output(features, value_features, torch.cat([own, other], dim=1))
 
     def _split_state(self, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 from rollmill.core.errors import ConfigError
 from rollmill.models.settings import EncoderName, ModelSettings
 from rollmill.store.filters import Filter
@@ -58,9 +58,7 @@ class SequenceSettings:
     """Activation function of the encoder's layers."""
 
     def __post_init__(self) -> None:
-        for name in ("context", "filter_tokens", "size", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        require_least(self, 1, "context", "filter_tokens", "size", "layers", "heads")
         if self.size % self.heads:
             raise ValueError(f"size={self.size} cannot be shared out to heads={self.heads}")
         if not 0 <= self.dropout < 1:
@@ -118,9 +116,7 @@ class ValueSettings:
             raise ValueError("gamma lies from 0 to below 1, target_rate above 0 up to 1, expectile between 0 and 1")
         if self.policy_every < 1 or self.weight_limit <= 0:
             raise ValueError("policy_every must be at least 1, weight_limit above 0")
-        for name in ("temperature", "alpha", "noise", "noise_limit"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        require_least(self, 0, "temperature", "alpha", "noise", "noise_limit")
 
 
 @settings
@@ -219,13 +215,9 @@ class FitSettings:
     """CPU threads of the network; 0: all cores."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        require_least(self, 1, "steps", "batch_size")
         counts = ("patience", "micro_batch", "warmup_steps", "every_steps", "threads")
-        for name in ("seconds", "weight_decay", "max_grad_norm", *counts):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        require_least(self, 0, "seconds", "weight_decay", "max_grad_norm", *counts)
         if not self.learning_rate > 0 or not 0 <= self.end_rate <= 1:
             raise ValueError("learning_rate must be positive, end_rate between 0 and 1")
 
@@ -274,8 +266,6 @@ class EvaluationSettings:
             raise ValueError(f"targets must be finite numbers, not {list(self.targets)}")
         if len(set(self.targets)) < len(self.targets):
             raise ValueError(f"a target is given twice: {list(self.targets)}")
-        for name in ("episodes", "every_steps", "workers", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+        require_least(self, 0, "episodes", "every_steps", "workers", "seed")
         if self.envs < 1 or self.final_episodes < 1:
             raise ValueError("envs and final_episodes must be at least 1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 from rollmill.core.errors import StoreError
 from rollmill.recording.window import Window
 from rollmill.store.format.schema import Column
@@ -78,9 +78,7 @@ class RecordingSettings:
         if self.min_return is not None and self.keep not in ("off", "all", "best"):
             raise ValueError(f"min_return needs whole episodes: keep=all or keep=best, not keep={self.keep}")
         Window.parse(self.when)
-        for name in ("budget_gb", "block", "queue_segments", "restarts", "drain_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+        require_least(self, 0, "budget_gb", "block", "queue_segments", "restarts", "drain_seconds")
         if self.budget_gb > MOST_GB or self.block > MOST_BLOCK:
             raise ValueError(f"budget_gb goes up to {MOST_GB:g}, block up to {MOST_BLOCK:,} steps")
         if self.memory_mb < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, require_positive, settings
 
 Selection = Literal["uniform", "fifo", "lifo", "prioritized", "max_heap", "min_heap"]
 BY_PRIORITY = ("prioritized", "max_heap", "min_heap")
@@ -54,12 +54,8 @@ class ReplaySettings:
     that the ratio holds over the whole run."""
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "preload", "error_buffer", "priority_exponent", "max_times_sampled"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
-        for name in ("samples_per_insert", "clock_seconds"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
+        require_least(self, 0, "capacity", "preload", "error_buffer", "priority_exponent", "max_times_sampled")
+        require_positive(self, "samples_per_insert", "clock_seconds")
         if self.sampler not in RANDOM and not self.max_times_sampled:
             raise ValueError(
                 f"sampler={self.sampler} without max_times_sampled gives the same segment for ever; set "

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import subprocess
-import sys
 from typing import Any
+
+from rollmill.core.process import module_command
 
 SECONDS = 20.0
 NO_SURFACE_MESA, DEVICE_EXT = 0x31DD, 0x313F
@@ -22,7 +23,7 @@ def ask() -> str:
     """What the driver calls its version, ``4.5 (Compatibility Profile) Mesa 22.3.6``; empty where there is none."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "rollmill.runs.gl_version"], capture_output=True, text=True, timeout=SECONDS
+            module_command("rollmill.runs.gl_version"), capture_output=True, text=True, timeout=SECONDS
         )
     except subprocess.TimeoutExpired:
         return ""

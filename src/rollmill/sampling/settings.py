@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 
 
 @settings
@@ -60,12 +60,8 @@ class SamplingSettings:
     """Fill fresh slots with NaN and impossible numbers, so that a use before writing shows (debugging)."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "envs_per_worker", "groups"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 (automatic) or positive")
-        for name in ("rollout", "spare_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+        require_least(self, 0, "workers", "envs_per_worker", "groups", zero="automatic")
+        require_least(self, 1, "rollout", "spare_batches")
         if self.envs_per_worker and self.groups and self.envs_per_worker % self.groups:
             raise ValueError(
                 f"envs_per_worker={self.envs_per_worker} cannot be split into groups={self.groups} equal parts"
@@ -74,12 +70,4 @@ class SamplingSettings:
             raise ValueError("inference_batch_share is a share of the groups, from 0 to 1")
         if not 0 <= self.nice <= 19:
             raise ValueError("nice goes from 0 (like other processes) to 19 (only where nobody else wants the core)")
-        for name in (
-            "step_timeout",
-            "reset_timeout",
-            "start_timeout",
-            "decorrelate_steps",
-            "worker_restarts",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+        require_least(self, 0, "step_timeout", "reset_timeout", "start_timeout", "decorrelate_steps", "worker_restarts")

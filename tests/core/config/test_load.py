@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rollmill.core.config.layers import LARGEST, MOST_PROBLEMS
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import differences, dump_yaml, to_dict
-from rollmill.core.config.schema import KeyInfo, describe, settings
+from rollmill.core.config.schema import KeyInfo, describe, require_least, require_positive, settings
 from rollmill.core.errors import ConfigError
 
 
@@ -462,6 +462,37 @@ class Asserting:
 
 def test_an_assertion_is_a_contradiction_too() -> None:
     assert problem("keep=0", cls=Asserting).startswith("configuration: keep must be above 1")
+
+
+@settings
+class Bounded:
+    steps: int = 1
+    seconds: float = 0.0
+    share: float = 0.0
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_least(self, 1, "steps")
+        require_least(self, 0, "seconds")
+        require_least(self, 0, "share", zero="off")
+        require_positive(self, "rate")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"seconds": -1.0}, "seconds must not be negative, not -1.0"),
+        ({"seconds": math.nan}, "seconds must not be negative, not nan"),
+        ({"share": -0.5}, "share must be 0 (off) or positive, not -0.5"),
+        ({"rate": 0.0}, "rate must be positive, not 0.0"),
+        ({"rate": math.nan}, "rate must be positive, not nan"),
+    ],
+)
+def test_bounds_of_settings(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Bounded(**values)
+    assert str(caught.value) == text
 
 
 @settings

@@ -107,9 +107,17 @@ def test_a_player_does_not_outlive_a_process_that_died() -> None:
         assert player.wait() == -signal.SIGKILL
 
 
+def test_no_code_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(mlagents_install, "_run", commands.append)
+    mlagents_install.install(tmp_path / "venv")
+    assert len(commands) == 4
+    assert all("-P" in command[:2] or "-I" in command[:2] for command in commands), commands
+
+
 def test_an_installation_that_fails_says_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlagents_install.sys, "executable", "/bin/false")
-    with pytest.raises(RollmillError, match=r"/bin/false -m venv .* ended with 1"):
+    with pytest.raises(RollmillError, match=r"/bin/false -P -m venv .* ended with 1"):
         mlagents_install.install(tmp_path / "venv")
     assert mlagents_install.interpreter(tmp_path / "venv") is None
     assert mlagents_install.main(["a", "b"]) == 2

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import experiment, launcher, place, sessions, states
-from running import SUPPORT, wait_until
+from running import SERIAL, SMALL, SUPPORT, hostile_folder, wait_until
 
 from rollmill.core.errors import LaunchError
 from rollmill.core.identity import Identity
 from rollmill.launch.backends.base import JobRequest
 from rollmill.launch.backends.local import LocalBackEnd, make_slots
+from rollmill.launch.experiment import PROGRAM, Experiment
 from rollmill.launch.launcher import Launcher, cancel
 from rollmill.launch.params import ParamGrid, ParamList
 from rollmill.launch.records import Attempt, LaunchRecords, Submission
@@ -108,6 +109,15 @@ def test_a_killed_launcher_is_followed_by_one_that_repeats_and_loses_nothing(tmp
 
 def _at_gate(made: Launcher, names: list[str]) -> bool:
     return all(any((made.records.experiment / name / "checkpoints").glob("*.ckpt")) for name in names)
+
+
+def test_no_code_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = hostile_folder(tmp_path / "downloaded")
+    monkeypatch.chdir(tmp_path / "downloaded")
+    words = (*PROGRAM, "env=toy_target", *(word for word in (*SMALL, *SERIAL) if not word.startswith("run.")))
+    what = Experiment("tests", settings={"stop.batches": 1}, program=words)
+    assert states(launcher(tmp_path, what).run()) == {"tests_s0": "finished"}
+    assert not marker.exists()
 
 
 def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, gate: Path) -> None:

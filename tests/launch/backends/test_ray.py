@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from launching import experiment, launcher
 from running import SUPPORT
 
 from rollmill.core.errors import LaunchError, MissingExtraError
+from rollmill.launch.backends.base import JobRequest
 from rollmill.launch.backends.ray import RayBackEnd, submission_id
 from rollmill.launch.records import Submission
 from rollmill.launch.settings import RaySettings
@@ -42,6 +44,20 @@ def test_runs_are_handed_in_found_again_cancelled_and_resumed() -> None:
     assert told["population"] == {f"member-{k}": "finished" for k in range(4)}
     assert told["rounds"] == 3
     assert told["starts"] == [0, 50], "the cancelled run had saved, and went on from there"
+
+
+def test_the_job_runs_no_code_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    backend = RayBackEnd(RaySettings())
+    monkeypatch.setattr(backend, "_client", SimpleNamespace(submit_job=lambda entrypoint, **_: told.append(entrypoint)))
+    made = launcher(tmp_path, experiment())
+    (run,) = made.plan.runs
+    made.records.write_submission(run.name, Submission(handle=None, count=1))
+    job = JobRequest(run.name, {"command": ["true"], "cwd": "/a folder", "folder": run.folder})
+    backend.submit(made.records, [job], [])
+    assert told == [
+        f"cd '/a folder' && exec {sys.executable} -P -m rollmill.launch.job {made.records.folder} {run.name}"
+    ]
 
 
 def test_without_ray_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

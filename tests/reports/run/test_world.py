@@ -8,8 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from rollmill.reports.run.report import write_run_report
-from rollmill.reports.run.world import metric_curves, search_plots
-from rollmill.runs.world.generations import PLOTS, GenerationRow, write_generations
+from rollmill.reports.run.world import PLOTS, GenerationRow, metric_curves, search_plots, write_generations
 
 
 def rows(first: float) -> list[dict[str, float]]:

@@ -21,7 +21,7 @@ from rollmill.distributed.messages import versions
 from rollmill.distributed.ray_place import Place
 from rollmill.envs.probe import probe_here
 from rollmill.learning.roll_call_leader import Leader
-from rollmill.runs.settings.rank_checks import check_ranks
+from rollmill.runs.settings.learning_checks import check_ranks
 from rollmill.runs.settings.sizing import Machine, resolve
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.following import join_run

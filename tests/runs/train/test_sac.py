@@ -11,7 +11,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.shipped import FOLDER
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
-from rollmill.runs.settings import sac_checks
+from rollmill.runs.settings import learning_checks
 from rollmill.runs.settings.train import TrainConfig, check, segments_per_batch
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
@@ -169,7 +169,7 @@ def test_several_steps_are_for_networks_without_memory() -> None:
 def test_the_replay_buffer_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     action = ActionSpec("continuous", shape=(1,), low=(0,), high=(1,))
     spec = EnvSpec("video", (Field("image", "uint8", (100, 100, 10)),), action, frames_per_step=4)
-    monkeypatch.setattr(sac_checks, "available_memory", lambda: 4e7)
+    monkeypatch.setattr(learning_checks, "available_memory", lambda: 4e7)
     segments_per_batch(config_of(Path(), *SAC, "stop.frames=1200"), spec)  # 300 rows will ever be there
     with pytest.raises(ConfigError, match=r"sac.capacity=1000: 1,000 rows of video take 100 MB, 40.0 MB of memory"):
         segments_per_batch(config_of(Path(), *SAC, "stop.frames=0", "stop.batches=9"), spec)

@@ -85,7 +85,10 @@ def test_latents_and_everything_else_of_every_episode(work: Work) -> None:
 @pytest.mark.parametrize(("shards", "ways"), [(SHARDS, 12), (8, 3)])
 def test_any_number_of_ways_gives_what_one_gives(work: Work, tmp_path: Path, shards: int, ways: int) -> None:
     store = work.store if shards == SHARDS else small_copy(work, tmp_path / "store", shards)
-    options = [EncodeOptions(store, work.encoder, tmp_path / "out", ways, shard) for shard in reversed(range(ways))]
+    options = [
+        EncodeOptions(store, work.encoder, tmp_path / "out", shards=ways, shard=shard)
+        for shard in reversed(range(ways))
+    ]
     done = [encode_store(each) for each in options]
     assert [outcome.complete for outcome in done] == [False] * (ways - 1) + [True]
     names = [name for outcome in done for name in outcome.encoded]
@@ -272,9 +275,9 @@ def test_a_shard_that_has_been_repaired_gets_a_file_of_its_own(work: Work, tmp_p
 
 def test_several_images_are_encoded_each_under_its_name(work: Work, tmp_path: Path) -> None:
     store = two_eyes(tmp_path / "store")
-    both = EncodeOptions(store, work.encoder, tmp_path / "both", fields=("left", "right"))
+    both = EncodeOptions(store, work.encoder, tmp_path / "both", field=("left", "right"))
     assert encode_store(both).images == 2 * 2 * 5
-    encode_store(EncodeOptions(store, work.encoder, tmp_path / "left", fields=("left",)))
+    encode_store(EncodeOptions(store, work.encoder, tmp_path / "left", field=("left",)))
     for uid, episode in contents(tmp_path / "both").items():
         assert set(episode.obs) == {"left_mean", "left_std", "right_mean", "right_std"}
         alone = contents(tmp_path / "left")[uid]

@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Literal
 
 from rollmill.cli.announce import announcer, page_of
 from rollmill.cli.options import Json, StartOptions, keep_stdout, shard_bytes
@@ -14,7 +13,7 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import dump_yaml
 from rollmill.core.run_folder import RunFolder
 from rollmill.runs.resume import resumed_settings
-from rollmill.runs.settings.world import EncodeWords, VaeConfig
+from rollmill.runs.settings.world import EncodeShare, EncodeWords, VaeConfig
 from rollmill.worldmodel.own import Trust
 
 
@@ -66,14 +65,8 @@ def encode(
     encoder: Path,
     /,
     out: Path,
-    field: tuple[str, ...] = (),
-    split: Literal["all", "train", "validation"] = "all",
-    shards: int = 1,
-    shard: int = 0,
-    sub_shards: int = 1,
+    options: EncodeShare,
     shard_mb: int = 128,
-    gpu: int | None = None,
-    batch_size: int = 256,
     trust_code: bool = False,
     json_: Json = False,
 ) -> int:
@@ -87,14 +80,7 @@ def encode(
         store: The store with the images.
         encoder: The encoder's file, or the folder of its training.
         out: The store of latents; instances share it.
-        field: Observation fields with the images, where there are several; each gets latents under its own name.
-        split: Only the episodes that the encoder has learnt from (train), or those that were held out (validation).
-        shards: Number of shares that the work is divided into; every instance says the same.
-        shard: Number of this instance's share, from 0.
-        sub_shards: Processes that divide this instance's share among themselves.
         shard_mb: Size of the new store's files in MB: the latents of as many shards as it takes go into one.
-        gpu: Number of the GPU to use; unset: the CPU, or the only GPU there is.
-        batch_size: Images encoded at a time.
         trust_code: Run the code that the encoder's file names; else your own words have to name it.
         json_: Print the outcome as JSON on stdout, and nothing else there.
     """
@@ -102,13 +88,7 @@ def encode(
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     trust = Trust(encoder=load_config(EncodeWords, (), overrides).encoder, trust_code=trust_code)
-    options = EncodeOptions(
-        *(store, encoder, out, shards, shard, sub_shards, gpu, batch_size),
-        fields=field,
-        shard_bytes=shard_bytes(shard_mb),
-        split=split,
-        trust=trust,
-    )
-    outcome = encode_store(options)
+    size = shard_bytes(shard_mb)
+    outcome = encode_store(EncodeOptions(store, encoder, out, **vars(options), shard_bytes=size, trust=trust))
     print(json.dumps(outcome.to_dict()) if json_ else outcome.text())
     return outcome.exit_code

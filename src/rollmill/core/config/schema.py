@@ -41,6 +41,21 @@ def settings(cls: Any = None, /, *, shorthand: str | None = None) -> Any:
     return decorate if cls is None else decorate(cls)
 
 
+def require_least(block: object, least: int, *names: str, zero: str = "") -> None:
+    """Refuse settings below ``least``, and NaN; for ``__post_init__``. ``zero``: what 0 stands for."""
+    rule = f"be 0 ({zero}) or positive" if zero else f"be at least {least}" if least else "not be negative"
+    for name in names:
+        if not getattr(block, name) >= least:
+            raise ValueError(f"{name} must {rule}, not {getattr(block, name)}")
+
+
+def require_positive(block: object, *names: str) -> None:
+    """Refuse settings of 0 or less, and NaN; for ``__post_init__``."""
+    for name in names:
+        if not getattr(block, name) > 0:
+            raise ValueError(f"{name} must be positive, not {getattr(block, name)}")
+
+
 @dataclass(frozen=True)
 class Key:
     """One field of a settings class; ``block`` is the settings class below it, if any."""

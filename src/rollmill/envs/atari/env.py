@@ -75,18 +75,13 @@ class AtariEnv:
         ale_py, cv2 = _import_extras()
         _check_numbers(frame_skip=frame_skip, width=width, height=height, stack=stack)
         _check_numbers(0, noop_max=noop_max, max_frames=max_frames)
-        if not 0 <= sticky < 1:
-            raise ConfigError(f"sticky must be at least 0 and below 1, got {sticky}")
+        _check_sticky(sticky)
         cv2.setNumThreads(1)  # it would start a pool of threads, for images too small to share out
         self._ale = ale = _load(ale_py, game, max_frames, mode, difficulty)
         # Games keep traces of earlier play through ``reset_game``; this is how the console is switched on.
         self._switched_on = ale.cloneState(include_rng=True)
         ale.reset_game()
-        minimal = ale.getMinimalActionSet()
-        actions = ale.getLegalActionSet() if full_action_set else minimal
-        self._presses = [int(a.value) for a in actions]
-        self.choice_names = tuple(str(a.name) for a in actions)
-        self._fire = fire_reset and any(int(a.value) == FIRE for a in minimal)
+        self._set_buttons(full_action_set, fire_reset)
         self.spec = EnvSpec(
             name=f"atari_{game}",
             observation=(Field("obs", "uint8", (height, width, stack)),),
@@ -100,10 +95,17 @@ class AtariEnv:
         self._episodic_life = episodic_life
         self._rng = np.random.default_rng(0)
         self._pressed = NOOP
-        self._lives = 0
-        self._game_return = 0.0
+        self._lives, self._game_return = 0, 0.0
         self._running = False
         self._between_lives = False
+
+    def _set_buttons(self, all_of_them: bool, fire_reset: bool) -> None:
+        """Which buttons the choices of the action press, and whether an episode begins with FIRE."""
+        minimal = self._ale.getMinimalActionSet()
+        actions = self._ale.getLegalActionSet() if all_of_them else minimal
+        self._presses = [int(a.value) for a in actions]
+        self.choice_names = tuple(str(a.name) for a in actions)
+        self._fire = fire_reset and any(int(a.value) == FIRE for a in minimal)
 
     def reset(self, seed: int, obs: Obs) -> None:
         self._running = True
@@ -232,6 +234,11 @@ def _check_numbers(least: int = 1, **numbers: int) -> None:
     for name, value in numbers.items():
         if value < least:
             raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+def _check_sticky(sticky: float) -> None:
+    if not 0 <= sticky < 1:
+        raise ConfigError(f"sticky must be at least 0 and below 1, got {sticky}")
 
 
 def _load(ale_py: Any, game: str, max_frames: int, mode: int | None, difficulty: int | None) -> Any:

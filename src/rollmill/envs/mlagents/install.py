@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import cache_folder
+from rollmill.core.process import module_command
 
 VERSION = "1.1.0"
 ITSELF = ("--no-deps", "--ignore-requires-python", f"mlagents-envs=={VERSION}")
@@ -43,9 +44,9 @@ def install(folder: Path | None = None) -> Path:
         if found is not None:
             return found
         python = folder / "bin" / "python"
-        _run([sys.executable, "-m", "venv", str(folder)])
+        _run(module_command("venv", str(folder)))
         for packages in (ITSELF, BESIDE):
-            _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+            _run([str(python), "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
         _run([str(python), "-I", "-c", "import mlagents_envs.environment"])
         (folder / STAMP).touch()
     return python

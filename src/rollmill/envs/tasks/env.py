@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rollmill.core.errors import EnvError
 from rollmill.core.fields import MASK_FIELD, TASK_FIELD, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import Env, StepReturn
+from rollmill.envs.around import Around
 from rollmill.envs.tasks.union import TaskSpace, Translation
 
 
-class TaskEnv:
+class TaskEnv(Around):
     """An ``Env`` that shows and takes what the union of all tasks does (``union_of``)."""
 
     def __init__(self, env: Env, space: TaskSpace, number: int, spec: EnvSpec) -> None:
-        self.env = env
+        super().__init__(env)
         self.number = number
         """Of the task, in the suite."""
         self.spec = spec
@@ -37,18 +36,6 @@ class TaskEnv:
         result = self.env.step(self._action(action), self._own(obs))
         self._write(obs)
         return result
-
-    def render(self) -> Array | None:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the task's environment offers (``engine_pid``, for instance)."""
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def _own(self, obs: Obs) -> Obs:
         return {**{name: obs[name] for name in self._shared}, **self._buffers}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +36,9 @@ from rollmill.envs.vizdoom.maps import check_map, find_wad
 from rollmill.envs.vizdoom.network import Network, check_kind, choose_network
 from rollmill.envs.vizdoom.party import OF_HOST, Party
 from rollmill.envs.vizdoom.score import TERMS, Score
+
+if TYPE_CHECKING:
+    from vizdoom import DoomGame
 
 TICS_PER_SECOND = 35
 MATCH_TICS = 4 * 60 * TICS_PER_SECOND
@@ -129,45 +133,27 @@ class DoomMatch:
         vizdoom, _ = import_extras()
         check_least(1, agents=agents, frame_skip=frame_skip, timeout=timeout, width=width, height=height)
         check_least(0, bots=bots, respawn_delay=respawn_delay, fps=fps)
-        check_skill(bot_skill)
-        check_kind(network)
-        if agents + bots > MOST_PLAYERS:
-            raise ConfigError(f"agents={agents} and bots={bots} are {agents + bots} players; Doom has {MOST_PLAYERS}")
-        if cores not in CORES:
-            raise ConfigError(f"cores={cores!r} {nearest(cores, CORES)} (one of {', '.join(CORES)})")
-        if deadline <= 0:
-            raise ConfigError(f"deadline must be positive, got {deadline:g}")
+        _check_players(agents, bots, bot_skill)
+        _check_engines(network, cores, deadline)
         screen = render_width, render_height, wide_aspect_ratio
-        scenario = find_wad(wad, Path(vizdoom.scenarios_path))
-        check_map(scenario, map, agents + bots)
-        self._games = []
+        scenario = _find_map(vizdoom, wad, map, agents + bots)
+        self._games: list[DoomGame] = []
         for player in range(agents):
-            game = new_game(vizdoom)
-            game.set_doom_scenario_path(str(scenario))
-            game.set_doom_map(map)
-            game.set_episode_timeout(0)
+            self._games.append(game := _game_on(vizdoom, scenario, map))
             show(vizdoom, game, screen, buffers, game_variables, visible and player == 0)
             controls = set_controls(vizdoom, game, buttons or BUTTONS, actions, delta_steps, delta_max)
-            self._games.append(game)
-        self.spec = EnvSpec(
-            name="doom_match",
-            observation=screen_fields((height, width), buffers, len(game_variables)),
-            action=controls.spec,
-            agents=agents,
-            frames_per_step=frame_skip,
-        )
-        self.choice_names = controls.names
+        fields = screen_fields((height, width), buffers, len(game_variables))
+        self.spec = EnvSpec("doom_match", fields, controls.spec, agents, frame_skip)
+        self.choice_names, self._presses = controls.names, controls.presses
         self.repeatable = agents == 1
         """A seed and the actions fix an episode."""
-        self._presses = controls.presses
         self._pressed: list[list[float]] = [[] for _ in self._games]
         self._views = [View((width, height), buffers, bool(game_variables)) for _ in self._games]
         self._frame_skip, self._timeout, self._tics_left = frame_skip, timeout, 0
         self._bots, self._bot_skill = bots, bot_skill
         self._respawn_delay, self._deadline, self._network_kind = respawn_delay, float(deadline), network
         self._cores = tuple(cores_of_run()) if cores == "run" else ()
-        self._instance = instance or EnvInstance()
-        self._variables = variables or {}
+        self._instance, self._variables = instance or EnvInstance(), variables or {}
         self._terms = RewardTerms(TERMS, rewards, lanes=agents, variables=self._variables)
         self._score = Score(vizdoom, self._games, bots)
         self._party: Party | None = None
@@ -289,3 +275,33 @@ class DoomMatch:
         skill = float(np.clip(self._variables.get(BOT_SKILL, self._bot_skill), 0.0, 100.0))
         for name in choose_bots(self._bots, skill, rng):
             host.send_game_command(f"addbot {name}")
+
+
+def _check_players(agents: int, bots: int, bot_skill: float) -> None:
+    check_skill(bot_skill)
+    if agents + bots > MOST_PLAYERS:
+        raise ConfigError(f"agents={agents} and bots={bots} are {agents + bots} players; Doom has {MOST_PLAYERS}")
+
+
+def _check_engines(network: str, cores: str, deadline: float) -> None:
+    check_kind(network)
+    if cores not in CORES:
+        raise ConfigError(f"cores={cores!r} {nearest(cores, CORES)} (one of {', '.join(CORES)})")
+    if deadline <= 0:
+        raise ConfigError(f"deadline must be positive, got {deadline:g}")
+
+
+def _find_map(vizdoom: Any, wad: str, map_name: str, players: int) -> Path:
+    """The file with the map, which has room for so many."""
+    scenario = find_wad(wad, Path(vizdoom.scenarios_path))
+    check_map(scenario, map_name, players)
+    return scenario
+
+
+def _game_on(vizdoom: Any, scenario: Path, map_name: str) -> DoomGame:
+    """A game on this map, which no limit of time ends."""
+    game: DoomGame = new_game(vizdoom)
+    game.set_doom_scenario_path(str(scenario))
+    game.set_doom_map(map_name)
+    game.set_episode_timeout(0)
+    return game

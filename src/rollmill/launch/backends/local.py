@@ -10,7 +10,6 @@ import itertools
 import math
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from rollmill.core.errors import LaunchError
 from rollmill.core.identity import Identity
 from rollmill.core.machine import usable_cores
+from rollmill.core.process import module_command
 from rollmill.launch.backends.base import JobRequest, JobStatus
 from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import LocalSettings
@@ -88,7 +88,7 @@ class LocalBackEnd:
         display = {"virtual_display": self._settings.virtual_display}
         records.write_job(job.run, {**job.spec, **own, **display})
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollmill.launch.job", str(records.folder), job.run],
+            module_command("rollmill.launch.job", str(records.folder), job.run),
             cwd=job.spec["cwd"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.process import module_command
 from rollmill.launch.backends.base import JobRequest, JobStatus, Stage
 from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import NgcSettings
@@ -79,7 +80,8 @@ class NgcBackEnd:
 
 def run_command(settings: NgcSettings, records: LaunchRecords, job: JobRequest) -> list[str]:
     """The command line that hands in one run, from the template."""
-    child = shlex.join(["python", "-m", "rollmill.launch.job", str(records.folder), job.run])
+    _here, *rest = module_command("rollmill.launch.job", str(records.folder), job.run)
+    child = shlex.join(["python", *rest])  # the one of the image
     inside = f"cd {shlex.quote(str(job.spec['cwd']))} && exec {child}"
     values = {
         "name": re.sub(r"[^\w.-]+", "-", f"{records.experiment.name}-{job.run}"),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollmill.core.errors import LaunchError, MissingExtraError
+from rollmill.core.process import module_command
 from rollmill.launch.backends.base import JobRequest, JobStatus, Stage
 from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import RaySettings
@@ -38,7 +38,7 @@ class RayBackEnd:
         handles: list[Handle] = []
         for job in jobs:
             records.write_job(job.run, job.spec)
-            child = [sys.executable, "-m", "rollmill.launch.job", str(records.folder), job.run]
+            child = module_command("rollmill.launch.job", str(records.folder), job.run)
             command = f"cd {shlex.quote(str(job.spec['cwd']))} && exec {shlex.join(child)}"
             name = submission_id(records, job.run)
             try:

@@ -11,13 +11,13 @@ import secrets
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.core import atomic
 from rollmill.core.errors import LaunchError
+from rollmill.core.process import module_command
 from rollmill.launch.backends.base import JobRequest, JobStatus, Stage
 from rollmill.launch.records import Handle, LaunchRecords
 from rollmill.launch.settings import SlurmSettings
@@ -148,7 +148,7 @@ def batch_script(settings: SlurmSettings, launch: Path, tasks: Path, count: int,
     }
     options += [f"--{key}={value}" for key, value in named.items() if value is not None]
     options += settings.lines
-    command = [sys.executable, "-m", "rollmill.launch.job", str(launch), "--array", str(tasks)]
+    command = module_command("rollmill.launch.job", str(launch), "--array", str(tasks))
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from rollmill.core import atomic
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.run_kind import FOLDERS, RECORDS
 from rollmill.monitor.console import duration_text
@@ -33,6 +36,8 @@ MAX_FACTS = 5
 TRAINING, HELD_OUT = "learn/", "validation/"
 AXES = {"generation": "generations", "env_steps": "environment steps"}
 """What returns of a search are drawn against, by the column of its table."""
+PLOTS = {"generation": "return_by_generation.svg", "env_steps": "return_by_steps.svg"}
+"""Files, by what returns are drawn against."""
 
 
 # -- the whole ------------------------------------------------------------------------------------------------
@@ -223,3 +228,37 @@ def search_plot(rows: Sequence[Generation], column: str) -> Plot:
     ).axes()
     plot.band(worst, best, "band c0").curve(line("mean"), "c0")
     return plot.line(judged, "line c1").points(line("champion", only="evaluated_best"), "point c1")
+
+
+# -- what a search writes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GenerationRow:
+    """One generation: returns are means over a member's trials; evaluations are over many episodes."""
+
+    generation: int
+    env_steps: int
+    frames: int
+    seconds: float
+    mean: float
+    best: float
+    worst: float
+    sigma: float
+    lost: int
+    """Episodes that faults of environments have cost."""
+    evaluated_best: float | None
+    evaluated_mean: float | None
+    champion: float | None
+
+
+def write_generations(folder: Path, rows: Sequence[GenerationRow]) -> None:
+    """Write the table, and both plots as soon as there is something to plot."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [f.name for f in fields(GenerationRow)], lineterminator="\n")
+    writer.writeheader()
+    plain = [asdict(row) for row in rows]
+    writer.writerows({name: "" if v is None else v for name, v in row.items()} for row in plain)
+    atomic.write_text(folder / TABLE, text.getvalue())
+    for column in AXES if rows else ():
+        atomic.write_text(folder / PLOTS[column], search_plot(plain, column).file() + "\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.config.load import load_config
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.given import MAIN
@@ -32,11 +32,9 @@ from rollmill.pbt.settings import PbtSettings
 from rollmill.recording.settings import RecordingSettings
 from rollmill.recording.window import Window
 from rollmill.replay.settings import ReplaySettings
-from rollmill.runs.settings.cluster_checks import check_cluster
+from rollmill.runs.settings.learning_checks import check_algorithm, check_cluster, check_ranks, check_sac_env
 from rollmill.runs.settings.population_checks import check_population
-from rollmill.runs.settings.rank_checks import check_ranks
 from rollmill.runs.settings.replay_checks import check_replay, check_replay_room
-from rollmill.runs.settings.sac_checks import check_algorithm, check_sac_env
 from rollmill.runs.settings.selfplay_checks import check_selfplay, check_selfplay_env
 from rollmill.sampling.settings import SamplingSettings
 from rollmill.store.format.jpeg import load_opencv
@@ -267,9 +265,7 @@ class ProfileSettings:
     def __post_init__(self) -> None:
         if self.after < 0:
             raise ValueError("after must not be negative")
-        for name in ("steps", "seconds", "rate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+        require_least(self, 1, "steps", "seconds", "rate")
 
 
 @settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rollmill.core.config.schema import settings
@@ -11,6 +11,8 @@ from rollmill.worldmodel.controller.settings import ControllerSettings, DreamSet
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.encoder.settings import EncoderFitSettings, EncoderSettings, ImageSettings
 from rollmill.worldmodel.own import OwnClass
+
+SplitName = Literal["all", "train", "validation"]
 
 
 @settings
@@ -119,6 +121,26 @@ class ControllerConfig:
 
     dynamics: OwnClass = field(default_factory=OwnClass)
     """The dynamics model's class, likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeShare:
+    """Flags of ``rollmill world encode``: what one instance does of the work."""
+
+    field: tuple[str, ...] = ()
+    """Observation fields with the images, where there are several; each gets latents under its own name."""
+    split: SplitName = "all"
+    """Only the episodes that the encoder has learnt from (train), or those that were held out (validation)."""
+    shards: int = 1
+    """Number of shares that the work is divided into; every instance says the same."""
+    shard: int = 0
+    """Number of this instance's share, from 0."""
+    sub_shards: int = 1
+    """Processes that divide this instance's share among themselves."""
+    gpu: int | None = None
+    """Number of the GPU to use; unset: the CPU, or the only GPU there is."""
+    batch_size: int = 256
+    """Images encoded at a time."""
 
 
 @settings

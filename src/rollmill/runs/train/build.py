@@ -28,11 +28,11 @@ from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.stacked import StackedPlayers, StackedPolicies, can_be_stacked
 from rollmill.models.acting.weights import WeightBoard
 from rollmill.models.actor_critic import ActorCritic, build_model
+from rollmill.optim.allocation import map_large_tensors
 from rollmill.optim.device import choose_device
 from rollmill.recording.recorder import spare_slots
 from rollmill.runs.settings.population_checks import group_owners
 from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segments_taken
-from rollmill.runs.train.allocation import map_large_tensors
 from rollmill.runs.train.cluster import node_sampling, remote_slots
 from rollmill.runs.train.matches import Matches
 from rollmill.sampling.placement import Placement
@@ -83,7 +83,7 @@ def build_parts(
     if device.type == "cpu":
         map_large_tensors()
     torch.set_num_threads(1)  # threads inside an operator wait for each other; see learning.threads
-    per_batch, policies = segments_taken(config, spec), config.policy_count
+    per_batch = segments_taken(config, spec)
     segment_rows = config.learning.batch_size // segments_per_batch(config, spec)
     segment_bytes = segment_rows * sum(field.nbytes for field in spec.observation)
     plan = SamplerPlan(
@@ -105,30 +105,10 @@ def build_parts(
         idle=not config.cluster.local_workers,
         level_tickets=level_tickets,
     )
-    boards: list[WeightBoard] = []
-    learners: list[Learner] = []
-    for k in range(policies):
-        torch.manual_seed(seeds.branch("weights", k).integer())
-        model = build_model(spec, config.model).to(device)
-        boards.append(WeightBoard(model))
-        seed = own.branch("learner", k).integer()
-        make = LEARNERS["custom" if config.learning.custom else config.learning.algorithm]
-        learners.append(make(config, spec, model, boards[k], seed, k, ranks))
-    # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
-    resident = config.learning.algorithm == "appo" and not config.replay.on and not plan.idle
-    resident = resident and not config.learning.eager  # then acting runs Python, too, and breakpoints in networks stop
-    resident = resident and not config.selfplay.on
-    if device.type == "cuda" and policies == 1 and resident:
+    boards, learners = _build_learners(config, spec, seeds, own, ranks, device)
+    if device.type == "cuda" and len(boards) == 1 and _is_resident(config, plan):
         return _on_gpu(config, plan, boards[0], learners, own, ranks, device)
-    lanes = plan.groups * plan.lanes_per_group
-    actors: list[Policy] = []
-    for k, board in enumerate(boards):
-        seed = own.branch("actions", k).integer()
-        copy = build_model(spec, config.model).to(device)
-        actor: Policy = TorchPolicy(copy, board, lanes, seed, dtype=learning_dtype(config.learning))
-        if config.learning.algorithm == "sac":
-            actor = WarmupPolicy(RandomPolicy(spec, own.branch("warmup", k).integer()), actor)
-        actors.append(actor)
+    actors = _build_actors(config, plan, boards, own, device)
     stackable = _stackable(config, actors)
     matches = _build_matches(config, plan, device, own, stackable) if config.selfplay.on else None
     ensemble = StackedPolicies(stackable) if config.pbt.on and stackable else None
@@ -136,6 +116,46 @@ def build_parts(
     if config.env.policies:
         sampler.inference.policy_of_lane[:] = lane_owners(config.env.policies, plan.groups, plan.lanes_per_group)
     return Parts(spec, sampler, actors, learners, per_batch, HostGather(sampler.arena), ranks, device, boards, matches)
+
+
+def _build_learners(
+    config: TrainConfig, spec: EnvSpec, seeds: Seeds, own: Seeds, ranks: Ranks, device: torch.device
+) -> tuple[list[WeightBoard], list[Learner]]:
+    """The learner of every policy, and the board where it publishes weights. ``seeds``: of the run; ``own``: of the
+    rank."""
+    boards: list[WeightBoard] = []
+    learners: list[Learner] = []
+    make = LEARNERS["custom" if config.learning.custom else config.learning.algorithm]
+    for k in range(config.policy_count):
+        torch.manual_seed(seeds.branch("weights", k).integer())
+        model = build_model(spec, config.model).to(device)
+        boards.append(WeightBoard(model))
+        learners.append(make(config, spec, model, boards[k], own.branch("learner", k).integer(), k, ranks))
+    return boards, learners
+
+
+def _is_resident(config: TrainConfig, plan: SamplerPlan) -> bool:
+    """Whether observations stay on the device from acting to learning."""
+    # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
+    on_policy = config.learning.algorithm == "appo" and not config.replay.on and not plan.idle
+    # With ``eager`` acting runs Python, too, and breakpoints in networks stop.
+    return on_policy and not config.learning.eager and not config.selfplay.on
+
+
+def _build_actors(
+    config: TrainConfig, plan: SamplerPlan, boards: Sequence[WeightBoard], seeds: Seeds, device: torch.device
+) -> list[Policy]:
+    """What acts with the weights of each board."""
+    lanes = plan.groups * plan.lanes_per_group
+    actors: list[Policy] = []
+    for k, board in enumerate(boards):
+        seed = seeds.branch("actions", k).integer()
+        copy = build_model(plan.spec, config.model).to(device)
+        actor: Policy = TorchPolicy(copy, board, lanes, seed, dtype=learning_dtype(config.learning))
+        if config.learning.algorithm == "sac":
+            actor = WarmupPolicy(RandomPolicy(plan.spec, seeds.branch("warmup", k).integer()), actor)
+        actors.append(actor)
+    return actors
 
 
 def _stackable(config: TrainConfig, policies: Sequence[Policy]) -> Sequence[TorchPolicy]:

@@ -28,6 +28,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.monitor.console import Row, count_text
 from rollmill.monitor.metrics import Progress
 from rollmill.monitor.reporter import Display
+from rollmill.reports.run.world import GenerationRow, write_generations
 from rollmill.runs.evaluate.results import Score
 from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.lifecycle import Ended, Life, Request, live
@@ -35,7 +36,6 @@ from rollmill.runs.lifecycle import Progress as Tell
 from rollmill.runs.policies.controller import Models, WorldModelPolicy, load_models
 from rollmill.runs.resume import stage_check
 from rollmill.runs.trust import SavedEnv, load_saved
-from rollmill.runs.world.generations import GenerationRow, write_generations
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
     SavedController,

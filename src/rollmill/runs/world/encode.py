@@ -25,7 +25,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from rollmill.core.errors import ConfigError, StoreError, WorkerError
 from rollmill.core.fields import Array
 from rollmill.core.opening import read_json
 from rollmill.optim.device import choose_device
+from rollmill.runs.settings.world import EncodeShare, SplitName
 from rollmill.runs.world.groups import Groups
 from rollmill.store.care.recover import recover
 from rollmill.store.derive.derivation import RECIPE_FILE, SHARD_BYTES, open_quietly
@@ -57,30 +58,19 @@ CLAIMS, WORK = "claims", "work"
 UNBOUNDED = 1 << 60
 """Bytes of an output shard: as many as its group needs."""
 
-SplitName = Literal["all", "train", "validation"]
 Progress = Callable[[int, int], None]
 """Input shards done, and all there are."""
 
 
 @dataclass(frozen=True)
-class EncodeOptions:
+class EncodeOptions(EncodeShare):
     """What is encoded with what, and which part of it."""
 
     store: Path
     encoder: Path
     out: Path
-    shards: int = 1
-    shard: int = 0
-    sub_shards: int = 1
-    """Processes that divide this instance's share."""
-    gpu: int | None = None
-    batch_size: int = 256
-    fields: tuple[str, ...] = ()
-    """Observation fields with the images; none: the only one there is."""
     shard_bytes: int = SHARD_BYTES
     """Size that output shards are to have; smaller ones where there is less than that for every instance."""
-    split: SplitName = "all"
-    """Which episodes: all, or those that the encoder has learnt from, or those that were held out."""
     trust: Trust = NOBODY
     """Code that the encoder's file may name."""
 
@@ -92,8 +82,8 @@ class EncodeOptions:
             )
         if self.sub_shards < 1 or self.batch_size < 1 or self.shard_bytes < 1:
             raise ConfigError("--sub-shards, --batch-size and --shard-mb must be at least 1")
-        if len(set(self.fields)) < len(self.fields):
-            raise ConfigError(f"--field {' '.join(self.fields)}: every field once")
+        if len(set(self.field)) < len(self.field):
+            raise ConfigError(f"--field {' '.join(self.field)}: every field once")
         if self.store.absolute() == self.out.absolute():
             raise ConfigError(f"--out {self.out} is the store that is read; choose another folder")
         if self.gpu is not None and not 0 <= self.gpu < torch.cuda.device_count():
@@ -187,7 +177,7 @@ class _Job:
         self.source = open_quietly(options.store)
         self.columns = [
             image_column(self.source.schema, field, str(options.store), key="--field ")
-            for field in options.fields or ("",)
+            for field in options.field or ("",)
         ]
         self._file = ENCODER.find(options.encoder)
         self._checksum = ENCODER.checksum(self._file)

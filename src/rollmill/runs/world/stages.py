@@ -115,7 +115,7 @@ class Encode(Stage):
             *(source, self.work.place("vae"), out),
             gpu=c.gpu,
             batch_size=c.batch_size,
-            fields=(field,) if field else (),
+            field=(field,) if field else (),
             trust=self.work.trust,
         )
         with Store(source) as store:

@@ -146,20 +146,9 @@ def resume_search(
     """The search that ``state`` was saved of; CheckpointError where a replay ends elsewhere."""
     population = state["told"].shape[1]
     size = len(state["mean"])
-    origin = state["origin"]
-    shrink = origin.get("shrink", 1.0)  # versions before had none
+    origin = {"shrink": 1.0, **state["origin"]}  # versions before had none
     if how == "mean":
-        return Search(
-            size,
-            population,
-            state["sigma"],
-            seed,
-            covariance,
-            start=state["mean"],
-            first_generation=state["generation"],
-            stds=state["stds"],
-            shrink=shrink,
-        )
+        origin |= {"sigma": state["sigma"], "start": state["mean"], "first": state["generation"], "stds": state["stds"]}
     search = Search(
         size,
         population,
@@ -169,8 +158,10 @@ def resume_search(
         start=origin["start"],
         first_generation=origin["first"],
         stds=origin["stds"],
-        shrink=shrink,
+        shrink=origin["shrink"],
     )
+    if how == "mean":
+        return search
     search.replay(state["told"])
     off = float(np.abs(search.mean - state["mean"]).max()) / max(state["sigma"], 1e-300)
     if not off <= TOLERANCE:

@@ -6,7 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 from rollmill.core.imports import check_custom
 
 Inputs = Literal["z", "zh"]
@@ -141,10 +141,10 @@ class ControllerSettings:
             raise ValueError("hidden is a layer of the controller that custom takes the place of")
         if self.population < 4:
             raise ValueError("population must be at least 4: CMA-ES ranks members")
-        for name in ("trials", "generations", "envs", "evaluate_episodes", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in (
+        require_least(self, 1, "trials", "generations", "envs", "evaluate_episodes", "threads")
+        require_least(
+            self,
+            0,
             "components",
             "hidden",
             "seconds",
@@ -154,9 +154,7 @@ class ControllerSettings:
             "workers",
             "evaluate_every",
             "seed",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+        )
         if self.final_episodes < 0:
             raise ValueError("final_episodes must not be negative")
         if self.sigma <= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 from rollmill.core.imports import check_custom
 
 MemoryKind = Literal["lstm", "transformer", "none"]
@@ -118,14 +118,12 @@ class DynamicsSettings:
     def __post_init__(self) -> None:
         check_custom(self.custom, self.custom_args)
         counts = ("size", "layers", "heads", "context", "mixtures", "batch_size", "report_steps", "starts")
-        for name in (*counts, "hidden_span", "recall_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+        require_least(self, 1, *counts, "hidden_span", "recall_size")
         if self.sequence_length < 2:
             raise ValueError("sequence_length must be at least 2: one step teaches no memory")
-        for name in ("steps", "seconds", "max_grad_norm", "reward_weight", "done_weight", "seed", "threads", "recall"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+        require_least(
+            self, 0, "steps", "seconds", "max_grad_norm", "reward_weight", "done_weight", "seed", "threads", "recall"
+        )
         if not 0 < self.hidden < 1 or self.objective_weight <= 0:
             raise ValueError("hidden is a share of the steps between 0 and 1, objective_weight above 0")
         if self.recall > self.recall_size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal
 
-from rollmill.core.config.schema import settings
+from rollmill.core.config.schema import require_least, settings
 from rollmill.core.imports import check_custom
 
 EncoderKind = Literal["vae", "autoencoder"]
@@ -123,12 +123,8 @@ class EncoderFitSettings:
     """CPU threads, each with a part of the batch; 0: all cores."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "save_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup_steps", "max_grad_norm", "report_steps", "threads"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        require_least(self, 1, "steps", "batch_size", "save_steps")
+        require_least(self, 0, "warmup_steps", "max_grad_norm", "report_steps", "threads")
         if not self.learning_rate > 0 or not 0 <= self.end_rate <= 1:
             raise ValueError("learning_rate must be positive, end_rate between 0 and 1")
 

@@ -1,15 +1,22 @@
-"""What SAC cannot do, said before anything starts."""
+"""What SAC, several learners and other machines cannot do, said before anything starts."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from rollmill.core.errors import ConfigError
+from rollmill.core.config.plain import to_dict
+from rollmill.core.errors import ConfigError, MissingExtraError
 from rollmill.core.fields import EnvSpec
+from rollmill.core.given import MAIN
 from rollmill.core.machine import available_memory
 from rollmill.core.text import bytes_text
+from rollmill.distributed.ray_place import AUTO, place_of
+from rollmill.distributed.settings import LOCAL
+from rollmill.envs.tasks.suite import tasks_of
 from rollmill.learning.sac_settings import SacSettings
 from rollmill.learning.settings import LearningSettings
 from rollmill.store.format.schema import StoreSchema
@@ -33,6 +40,9 @@ SHARED = (
     *("learning_rate", "lr_schedule", "lr_end", "adam_eps"),
 )
 """Keys of ``learning`` that are not about PPO: read by SAC, or refused with a reason of their own."""
+
+
+# -- SAC ---------------------------------------------------------------------------------------------
 
 
 def check_algorithm(config: TrainConfig) -> None:
@@ -99,3 +109,79 @@ def check_sac_env(config: TrainConfig, spec: EnvSpec) -> None:
             f"sac.capacity={config.sac.capacity}: {rows:,} rows of {spec.name} take {bytes_text(needed)}, "
             f"{bytes_text(free)} of memory are free; set a smaller sac.capacity"
         )
+
+
+# -- several learners --------------------------------------------------------------------------------
+
+
+def check_ranks(config: TrainConfig) -> None:
+    """Refuse what ranks cannot do, before any process starts."""
+    s, ranks, meet = config.sampling, config.learning.ranks, config.learning.meet
+    if ranks == 1:
+        if meet:
+            raise ConfigError(f"learning.meet={meet} is where several ranks meet: set learning.ranks, too")
+        return
+    if s.mode == "serial":
+        raise ConfigError(
+            f"learning.ranks={ranks}: serial mode is one process, which repeats bit for bit; "
+            "use sampling.mode=sync or async"
+        )
+    if s.workers % ranks:
+        raise ConfigError(
+            f"sampling.workers={s.workers} cannot be shared out evenly to learning.ranks={ranks}; "
+            f"near: {max(1, s.workers // ranks) * ranks}"
+        )
+    if meet:
+        _check_machines(config)
+
+
+def _check_machines(config: TrainConfig) -> None:
+    """Several machines know of each other what is in the settings, and no more."""
+    words, levels = f"learning.meet={config.learning.meet}", config.env.levels
+    if place_of(config.learning.meet, "learning.meet").host in ("0.0.0.0", "::"):
+        raise ConfigError(f"{words}: give one address of this machine, which the others can reach")
+    if levels.on and levels.order == "once":
+        raise ConfigError(
+            f"{words}: machines cannot tell each other which levels were drawn; use another env.levels.draw"
+        )
+    if f'"{MAIN}:' in json.dumps(to_dict(config)):
+        raise ConfigError(
+            f"{words}: code of a notebook cell or a script ({MAIN}:...) is not sent to other machines; put it into a "
+            "file that all of them have (path/to/file.py:Name)"
+        )
+
+
+# -- machines that sample ----------------------------------------------------------------------------
+
+
+def check_cluster(config: TrainConfig) -> None:
+    """Refuse what nodes cannot do, before any process starts."""
+    cluster = config.cluster
+    if not cluster.on:
+        if not cluster.local_workers:
+            raise ConfigError("cluster.local_workers=false: without nodes (cluster.address) nobody would sample")
+        return
+    words = f"cluster.address={cluster.address}"
+    if cluster.address != LOCAL:
+        _check_ray(cluster.address)
+    if config.sampling.mode != "async":
+        raise ConfigError(
+            f"{words} needs sampling.mode=async, not {config.sampling.mode}: segments of nodes come when they come"
+        )
+    if config.learning.ranks > 1:
+        raise ConfigError(f"{words}: nodes sample for one learner; use learning.ranks=1, not {config.learning.ranks}")
+    if config.learning.algorithm == "sac":
+        raise ConfigError(f"{words} does not know learning.algorithm=sac yet; use appo")
+    if tasks_of(config.env):
+        raise ConfigError(f"{words} does not know suites (env.tasks) yet: tasks would not get equal shares")
+    if config.env.levels.on:
+        raise ConfigError(f"{words} does not know env.levels yet: nodes cannot tell which levels the others have drawn")
+    if config.policy_count > 1:
+        raise ConfigError(f"{words}: nodes act with one policy, and this run has {config.policy_count}")
+
+
+def _check_ray(address: str) -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError(f'cluster.address={address} needs Ray: pip install "rollmill[ray]"')
+    if address != AUTO:
+        place_of(address)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.runs.train import allocation
+from rollmill.optim import allocation
 
 HAS_HUGE_PAGES = pytest.mark.skipif(not allocation.huge_pages_on_request(), reason="this system has no huge pages")
 
@@ -25,7 +25,7 @@ def run(program: str, **environment: str) -> str:
 def test_freed_blocks_leave_the_process() -> None:
     program = """
 import os, torch
-from rollmill.runs.train.allocation import map_large_tensors
+from rollmill.optim.allocation import map_large_tensors
 
 def resident() -> float:
     lines = open("/proc/self/smaps_rollup").read().splitlines()
@@ -47,7 +47,7 @@ def test_nothing_is_changed_when_torch_has_allocated_before() -> None:
     program = """
 import torch
 torch.ones(3)
-from rollmill.runs.train.allocation import map_large_tensors
+from rollmill.optim.allocation import map_large_tensors
 print(map_large_tensors())
 """
     assert run(program) == "False"
@@ -56,7 +56,7 @@ print(map_large_tensors())
 def test_the_users_wish_counts() -> None:
     program = """
 import os
-from rollmill.runs.train.allocation import map_large_tensors
+from rollmill.optim.allocation import map_large_tensors
 print(map_large_tensors(), os.environ["THP_MEM_ALLOC_ENABLE"])
 """
     assert run(program, THP_MEM_ALLOC_ENABLE="0") == "False 0"
