@@ -306,7 +306,7 @@ def _prepare(policy: LoadedPolicy, spec: EnvSpec, options: CollectOptions, envir
         environment=environment,
         schedule=schedule,
     )
-    schema = StoreSchema.for_env(spec, env_id=env.id, env_kwargs=env.args)
+    schema = StoreSchema.for_env(spec, **env.for_store)
     return _Job(options, policy, series, schema, plan, contents, need, step_limit, present)
 
 

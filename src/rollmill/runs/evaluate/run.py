@@ -357,7 +357,7 @@ def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Vide
 @contextlib.contextmanager
 def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
     setup, policy = job.setup, job.policy
-    schema = StoreSchema.for_env(setup.spec, env_id=setup.env.id, env_kwargs=setup.env.args)
+    schema = StoreSchema.for_env(setup.spec, **setup.env.for_store)
     # All that decides what is played in an episode with a given number.
     envs = setup.plan(options.wanted, options.steps).schedule.envs
     how = f"{setup.seed}|{options.deterministic}|{envs}|{options.overrides}"

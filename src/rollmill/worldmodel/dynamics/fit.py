@@ -162,6 +162,7 @@ class LatentData:
             reward_mean=float(values.mean()),
             reward_std=float(values.std()) or 1.0,
             remembered=self.settings.recall_size if self.settings.recall else 0,
+            env_settings=None if schema.env_settings is None else dict(schema.env_settings),
         )
 
     def starts(self) -> Starts:

@@ -51,6 +51,7 @@ STATE_SHAPE: Shape = {
         "spec": SPEC_SHAPE,
         "env_id": str,
         "env_kwargs": MAPPING,
+        "env_settings?": (MAPPING, None),
         "latent_size": int,
         "reward_mean?": float,
         "reward_std?": float,
@@ -222,6 +223,8 @@ class Origin:
     reward_std: float = 1.0
     remembered: int = 0
     """Steps of the data that are part of the model (``recall``)."""
+    env_settings: dict[str, Any] | None = None
+    """See ``StoreSchema``."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -232,6 +235,7 @@ class Origin:
             "reward_mean": self.reward_mean,
             "reward_std": self.reward_std,
             "remembered": self.remembered,
+            "env_settings": self.env_settings,
         }
 
 
