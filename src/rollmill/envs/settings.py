@@ -73,7 +73,8 @@ class EnvSettings:
     info: tuple[str, ...] = ()
     """What to keep of the environment's ``info`` for every row, in recordings and for observers; no policy sees it.
     ``lives`` is a number, ``room:text`` a text of up to 64 bytes (``room:text200``: 200), ``position:3`` and
-    ``map:4x5`` are arrays, ``player/health`` lies in a dict."""
+    ``map:4x5`` are arrays, ``player/health`` lies in a dict. ``map:4x5?`` makes NaN of what does not fit (of long texts
+    what fits), with a warning, where it else is a fault."""
 
     vector: bool = False
     """Step each group of environments as one, by the vectorised form that the id itself brings (Gymnasium's
