@@ -38,7 +38,7 @@ class CollectOptions:
     target: float | None = None
     """Return to ask a Decision Transformer for (unset: the highest of its run's own)."""
     best: bool = False
-    """Take the run's checkpoint with the highest training return instead of the newest."""
+    """Take the run's best checkpoint instead of the newest: by its checkpoints.best_metric."""
     hold: int | None = None
     """Mean number of steps that an action of smoothed-random lasts (unset: 8)."""
     save_info: tuple[str, ...] | None = None
@@ -48,14 +48,17 @@ class CollectOptions:
     trust_code: bool = False
     """Run the code that a checkpoint names; else your own words have to name it (env=my_env.py:MyEnv)."""
 
-    def check(self, overrides: Sequence[str] = ()) -> None:
-        """ConfigError for what is wrong or contradicts itself."""
+    def check(self, overrides: Sequence[str] = (), loaded: bool = False) -> None:
+        """ConfigError for what is wrong or contradicts itself; ``loaded``: the policy is there already."""
         self._check_amounts()
-        self._check_policy_flags()
+        if not loaded:
+            self._check_policy_flags()
         for word in overrides:
             block = re.split(r"[.=]", word, maxsplit=1)[0]
             if block not in ("env", "sampling", "model", "learning"):
                 raise ConfigError(f"{word}: settings of {block!r} mean nothing to a collection")
+            if loaded and block in ("model", "learning"):
+                raise ConfigError(f"{word}: the policy is loaded already; give it to load_policy")
             if word.startswith("env.max_episode_steps=") and self.max_steps:
                 raise ConfigError(f"{word} and --max-steps {self.max_steps} say the same thing twice; give one of them")
 

@@ -363,7 +363,8 @@ def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
     how = f"{setup.seed}|{options.deterministic}|{envs}|{options.overrides}"
     # Runs in different folders may have one name: the checksum tells their checkpoints apart.
     checksum = stored_checksum(policy.path) if policy.path is not None else ""
-    with EvalRecording(_record_folder(job, options), schema, f"{policy.name}|{policy.frames}|{checksum}|{how}") as made:
+    who = f"{policy.name}|{policy.frames}|{checksum}" + (f"|{policy.variant}" if policy.variant else "")
+    with EvalRecording(_record_folder(job, options), schema, f"{who}|{how}") as made:
         yield made
 
 

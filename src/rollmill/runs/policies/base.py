@@ -93,6 +93,8 @@ class LoadedPolicy:
     """Whether it has to be asked for a return."""
     deterministic: bool = False
     """Whether it takes the most likely action instead of sampling one."""
+    variant: str = ""
+    """Which of several in its file it is, where the user has chosen another than the usual one."""
     note: str = ""
     """What a reader of its results should know."""
     seed: int = 1
