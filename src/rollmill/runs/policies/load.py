@@ -40,7 +40,7 @@ def load_policy(
     ``random-controller``, or ``module:callable``.
 
     ``env`` and ``overrides`` (``KEY=VALUE``) say what differs from the settings it was made with; random and own
-    policies need an ``env``. ``best``: of an online run, the checkpoint with the highest training return.
+    policies need an ``env``. ``best``: of a run, the best checkpoint, by its ``checkpoints.best_metric``.
     ``member``: of a population, which member plays; None: the best.
     ``target``: the return to ask for, where the policy can be asked. ``deterministic``: the most likely action instead
     of a sampled one; None: as the run was judged. ``device``: cpu, cuda, cuda:N or auto; None: as in training.
