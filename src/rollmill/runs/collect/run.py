@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import to_dict
+from rollmill.core.diary import command_line
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
@@ -338,7 +340,11 @@ def _prepare(policy: LoadedPolicy, spec: EnvSpec, options: CollectOptions, envir
         environment=environment,
         schedule=schedule,
     )
-    schema = StoreSchema.for_env(spec, **env.for_store)
+    schema = StoreSchema.for_env(
+        spec,
+        **env.for_store,
+        made={"command": shlex.join(command_line()), "policy": series.policy, "seed": seed},
+    )
     return _Job(options, policy, series, schema, plan, contents, need, step_limit, present)
 
 

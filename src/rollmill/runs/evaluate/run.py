@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rollmill.core.diary import command_line
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
@@ -357,7 +359,8 @@ def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Vide
 @contextlib.contextmanager
 def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
     setup, policy = job.setup, job.policy
-    schema = StoreSchema.for_env(setup.spec, **setup.env.for_store)
+    made = {"command": shlex.join(command_line()), "policy": policy.name, "seed": setup.seed}
+    schema = StoreSchema.for_env(setup.spec, **setup.env.for_store, made=made)
     # All that decides what is played in an episode with a given number.
     envs = setup.plan(options.wanted, options.steps).schedule.envs
     how = f"{setup.seed}|{options.deterministic}|{envs}|{options.overrides}"

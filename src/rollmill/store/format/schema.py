@@ -49,7 +49,7 @@ REQUIRED = (
 DERIVED = ("step", "terminated", "truncated")
 """Columns that readers compute: a step's number follows from its place, an end can only be in the last row."""
 
-_ABOUT = ("created_by", "env_settings")
+_ABOUT = ("created_by", "env_settings", "made")
 """What a schema says of the first who wrote, which others need not share."""
 _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
 _CODEC = re.compile(r"raw|(zstd|shuffle|planes|jpeg):(-?\d{1,3})")
@@ -155,6 +155,8 @@ class StoreSchema:
     env_settings: Mapping[str, Any] | None = None
     """What else of ``env`` says how the environment is to be built again, as the first writer knew it: where episodes
     are cut, what is added to observations. None: the writer did not know (version 0.1, imports)."""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    """How the first writer came to write: ``command``, ``policy`` and ``seed``, as far as that is known."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -193,6 +195,7 @@ class StoreSchema:
         extra: Sequence[Column] = (),
         image_codec: str = "auto",
         created_by: str | None = None,
+        made: Mapping[str, Any] | None = None,
     ) -> StoreSchema:
         """The schema for episodes of an environment: observations, action, required columns, info, then ``extra``."""
         columns = [Column.of(f, "obs", image_codec if f.is_image else "auto", prefix=OBS) for f in spec.observation]
@@ -204,6 +207,7 @@ class StoreSchema:
             columns=(*columns, *extra),
             env_kwargs=dict(env_kwargs or {}),
             env_settings=env_settings,
+            made=made or {},
             created_by=created_by or f"rollmill {rollmill.__version__}",
         )
 
@@ -257,6 +261,7 @@ class StoreSchema:
             "columns": [column.to_json() for column in self.columns],
             "created_by": self.created_by,
             **({} if self.env_settings is None else {"env_settings": dict(self.env_settings)}),
+            **({"made": dict(self.made)} if self.made else {}),
         }
 
     @staticmethod
@@ -275,6 +280,7 @@ class StoreSchema:
                 env_kwargs=dict(data["env_kwargs"]),
                 created_by=data["created_by"],
                 version=data["version"],
+                made=dict(data.get("made", {})),
                 env_settings=None if data.get("env_settings") is None else dict(data["env_settings"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
