@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.core.errors import ConfigError
+from rollmill.runs.policies.base import refuse_idle
 from rollmill.runs.policies.simple import BUILT_IN, RANDOM, SMOOTHED
 
 MAX_SEED = 2**63 - 1
@@ -53,11 +54,9 @@ class CollectOptions:
         self._check_amounts()
         if not loaded:
             self._check_policy_flags()
+        refuse_idle(overrides, "a collection")
         for word in overrides:
-            block = re.split(r"[.=]", word, maxsplit=1)[0]
-            if block not in ("env", "sampling", "model", "learning"):
-                raise ConfigError(f"{word}: settings of {block!r} mean nothing to a collection")
-            if loaded and block in ("model", "learning"):
+            if loaded and word.startswith(("model", "learning")):
                 raise ConfigError(f"{word}: the policy is loaded already; give it to load_policy")
             if word.startswith("env.max_episode_steps=") and self.max_steps:
                 raise ConfigError(f"{word} and --max-steps {self.max_steps} say the same thing twice; give one of them")

@@ -359,8 +359,8 @@ def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Vide
 @contextlib.contextmanager
 def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
     setup, policy = job.setup, job.policy
-    made = {"command": shlex.join(command_line()), "policy": policy.name, "seed": setup.seed}
-    schema = StoreSchema.for_env(setup.spec, **setup.env.for_store, made=made)
+    origin = {"command": shlex.join(command_line()), "policy": policy.name, "seed": setup.seed}
+    schema = StoreSchema.for_env(setup.spec, **setup.env.for_store, made=origin)
     # All that decides what is played in an episode with a given number.
     envs = setup.plan(options.wanted, options.steps).schedule.envs
     how = f"{setup.seed}|{options.deterministic}|{envs}|{options.overrides}"
