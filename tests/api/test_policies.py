@@ -120,3 +120,30 @@ def test_a_match_of_functions() -> None:
     careful = rollmill.load_policy(passes, env="kuhn_poker")
     again = rollmill.match(careful, "random", games=2, workers=1)
     assert again.env == "kuhn_poker"
+
+
+def test_a_loaded_policy_collects_as_it_was_loaded(tmp_path: Path) -> None:
+    """Its environment, its settings and whether it samples; the store calls it what it is."""
+    offline, serial = ROOT / "tests" / "written_by_0_1" / "offline" / "dt", {"mode": "serial"}
+    asked = rollmill.load_policy(offline, target=3.0, last=True, overrides={"env.max_episode_steps": 4})
+    store = rollmill.collect(policy=asked, out=tmp_path / "asked", episodes=2, seed=0, sampling=serial)
+    assert set(store.table["policy"].tolist()) == {f"{asked.name}, asked for 3"}
+    assert set(store.table.length.tolist()) == {4}
+    told = rollmill.collect(policy=asked, out=tmp_path / "told", episodes=2, seed=0, sampling=serial, target=5.0)
+    assert set(told.table["policy"].tolist()) == {f"{asked.name}, asked for 5"}
+    word = rollmill.collect(policy=offline, out=tmp_path / "word", episodes=2, seed=0, sampling=serial, target=5.0)
+    assert set(word.table["policy"].tolist()) == set(told.table["policy"].tolist())
+    for words, why in (({"best": True}, "best: the policy is loaded"), ({"model": {"mlp": [8]}}, r"model\.mlp")):
+        with pytest.raises(ConfigError, match=why):
+            rollmill.collect(policy=asked, out=tmp_path / "x", episodes=2, **words)
+    with pytest.raises(ConfigError, match="cannot be asked for a return"):
+        rollmill.collect(policy=rollmill.load_policy(TARGET), out=tmp_path / "x", episodes=2, target=1.0)
+
+
+def test_info_and_a_budget_are_options_of_a_collection(tmp_path: Path) -> None:
+    words = {"out": tmp_path / "s", "until": 5, "seed": 0, "sampling": {"mode": "serial"}}
+    store = rollmill.collect("rooms_env:Rooms", **words, save_info=["lives"])
+    assert [name for name in store.schema.names if name.startswith("info:")] == ["info:lives"]
+    whole = rollmill.collect("rooms_env:Rooms", **{**words, "out": tmp_path / "t"}, save_info=True)
+    assert len([name for name in whole.schema.names if name.startswith("info:")]) == 3
+    assert len(rollmill.collect("toy_target", **{**words, "out": tmp_path / "u"}, budget_gb=1e-9)) < 5

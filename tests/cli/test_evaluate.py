@@ -88,3 +88,63 @@ def test_refused(call: Call, run: Path, words: tuple[str, ...], reason: str) -> 
     refused = call("eval", *(str(run) if word == "RUN" else word for word in words))
     assert refused.code == 2
     assert reason in refused.err
+
+
+# -- temporary files -----------------------------------------------------------------------------------
+
+KEPT = """
+import tempfile
+from pathlib import Path
+
+from rollmill.envs.toy import Target
+
+
+class Kept(Target):
+    def __init__(self) -> None:
+        super().__init__()
+        Path("where.txt").write_text(tempfile.gettempdir())
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("collect", "--out", "data", "--episodes", "1", "--policy", "random", "env=kept.py:Kept"),
+        ("eval", "random", "--episodes", "1", "env=kept.py:Kept"),
+    ],
+)
+def test_temporary_files_lie_where_a_command_is_told(call: Call, words: tuple[str, ...]) -> None:
+    Path("kept.py").write_text(KEPT)
+    assert call(*words, "run.temp_dir=scratch").code == 0
+    assert Path("where.txt").read_text().startswith(str(Path("scratch").absolute()))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("eval", "random", "env=toy_target"),
+        ("collect", "env=toy_target", "--out", "data", "--episodes", "1"),
+        ("world", "vae", "store", "--out", "vae"),
+        ("world", "encode", "store", "vae", "--out", "latents"),
+        ("world", "dynamics", "latents", "--out", "dynamics"),
+        ("world", "controller", "vae", "--out", "controller"),
+        ("world", "run", "--out", "world"),
+        ("offline", "data"),
+        ("train", "env=toy_target"),
+    ],
+)
+def test_every_command_that_plays_or_fits_takes_the_folder_of_temporary_files(
+    call: Call, verb: tuple[str, ...]
+) -> None:
+    Path("file").touch()
+    told = call(*verb, "run.temp_dir=file/below")
+    assert told.code == 2
+    assert "run.temp_dir=" in told.err
+    assert "nothing can be written there" in told.err
+
+
+@pytest.mark.parametrize("word", ["stop.frames=3", "checkpoints.keep_last=1", "run.seed=3"])
+def test_settings_that_no_evaluation_reads_are_refused(call: Call, word: str) -> None:
+    told = call("eval", "random", "env=toy_target", word)
+    assert told.code == 2
+    assert f"{word}: settings of {word.partition('.')[0]!r} mean nothing to a policy that plays" in told.err

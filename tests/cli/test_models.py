@@ -64,3 +64,34 @@ def test_stores_with_how_they_were_made(call: Call, run: Path) -> None:
     assert call("data", "list", "runs/*/data").out.splitlines()[1].split()[0] == "runs/x/agent/data"
     assert call("data", "list", "--root", "nowhere").code == 2
     assert call("data", "list", "doom").out == "no store below . fits ['doom']\n"
+
+
+def test_stores_of_collections_and_evaluations_say_how_they_were_made(
+    call: Call, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (
+        ("collect", "env=toy_target", "sampling.mode=serial", "--out", "mine", "--until", "2", "--seed", "7"),
+        ("eval", "runs/x/agent", "--episodes", "2", "--serial", "--record", "played"),
+    ):
+        monkeypatch.setattr("sys.argv", ["/usr/bin/rollmill", *words])
+        assert call(*words).code == 0
+        assert call("data", "list", words[-1] if words[0] == "eval" else "mine", "--json").json[0]["made_by"] == (
+            f"rollmill {' '.join(words)}"
+        )
+    assert "; policy random; seed 7; rollmill collect env=toy_target" in call("data", "info", "mine").out
+    assert call("data", "split", "mine", "--out", "parts", "--parts", "2").code == 0
+    derived = by_name(call("data", "list", "parts", "--json").json, "path")
+    assert derived
+    assert not any("collect" in row["made_by"] for row in derived.values())
+
+
+def test_a_damaged_store_is_a_row_and_does_not_hide_the_others(call: Call, run: Path) -> None:
+    broken = Path("broken")
+    broken.mkdir()
+    (broken / "store.json").write_text("{")
+    found = by_name(call("data", "list", "--json").json, "path")
+    assert found["broken"]["problem"].endswith(
+        "is damaged: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+    )
+    assert found["runs/x/agent/data"]["problem"] == ""
+    assert "broken/store.json is damaged" in call("data", "list").out

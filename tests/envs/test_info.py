@@ -17,6 +17,7 @@ from rollmill.envs.settings import EnvSettings
         ("map:4x5", Field("map", "float64", (4, 5))),
         ("room:text", Field("room:text", "uint8", (64,))),
         ("room:text200", Field("room:text", "uint8", (200,))),
+        ("at:3?", Field("at", "float64", (3,))),
     ],
 )
 def test_a_word_says_what_a_row_holds(word, field):

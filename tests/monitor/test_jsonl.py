@@ -124,11 +124,11 @@ def test_resume_removes_rows_beyond_the_point_it_continues_from(
     fill(path)
     with open(path, "ab") as file:
         file.write(b'{"frames": 600')
-    sink = JsonlSink(path, resume_frames=300)
+    sink = JsonlSink(path, resume_step=300)
     sink.write(350, {"x": 1.0})
     sink.close()
     assert frames(path) == [100, 200, 300, 350]
-    assert "removed 2 rows beyond 300 frames" in caplog.text
+    assert "removed 2 rows beyond step 300" in caplog.text
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
@@ -136,13 +136,13 @@ def test_resume_beyond_the_last_row_does_not_rewrite_the_file(tmp_path: Path) ->
     path = tmp_path / "m"
     fill(path)
     before = path.stat().st_ino
-    JsonlSink(path, resume_frames=500).close()
+    JsonlSink(path, resume_step=500).close()
     assert path.stat().st_ino == before
     assert frames(path) == [100, 200, 300, 400, 500]
 
 
 def test_resume_of_a_run_without_metrics_starts_a_file(tmp_path: Path) -> None:
-    JsonlSink(tmp_path / "m", resume_frames=10).close()
+    JsonlSink(tmp_path / "m", resume_step=10).close()
     assert read_jsonl(tmp_path / "m") == []
 
 
@@ -157,7 +157,7 @@ def test_a_damaged_row_in_the_middle_is_named_and_does_not_stop_a_resume(
     fill(path, 3)
     with pytest.raises(RunFolderError, match="m, line 2: not"):
         read_jsonl(path)
-    JsonlSink(path, resume_frames=200).close()
+    JsonlSink(path, resume_step=200).close()
     assert "m, line 2: not" in caplog.text
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4

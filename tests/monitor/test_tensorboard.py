@@ -43,7 +43,7 @@ def test_a_resumed_run_hides_what_came_after_the_point_it_continues_from(tmp_pat
     for frames in (100, 200, 300):
         first.write(frames, {"x": 1.0})
     first.close()
-    second = TensorBoardSink(tmp_path, resume_frames=200)  # within the same second: a file of its own
+    second = TensorBoardSink(tmp_path, resume_step=200)  # within the same second: a file of its own
     second.write(250, {"x": 2.0})
     second.close()
     assert len(list(tmp_path.iterdir())) == 2

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_another_environment_is_told_from_that_of_the_data() -> None:
         check_spec(HAND_SPEC, EnvSpec("maze", (Field("map", "uint8", (9, 9, 3)),), HAND_SPEC.action), "store")
     with pytest.raises(ConfigError, match=r"'obs' is float32 \(2,\), maze shows float32 \(3,\)"):
         check_spec(HAND_SPEC, EnvSpec("maze", (Field("obs", "float32", (3,)),), HAND_SPEC.action), "store")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("previous_reward", "set env.previous_reward=true"), ("map", "set env and env.args")]
+)
+def test_a_field_that_the_environment_does_not_show_is_refused(name: str, advice: str) -> None:
+    stored = replace(HAND_SPEC, observation=(*HAND_SPEC.observation, Field(name, "float32", (1,))))
+    with pytest.raises(ConfigError, match=f"store has an observation '{name}', which hand does not show; {advice}"):
+        check_spec(stored, HAND_SPEC, "store")
 
 
 # ------------------------------------------------------------------------------------ reading

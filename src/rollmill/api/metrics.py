@@ -23,14 +23,14 @@ SHOWN = ("episode/return", "eval/return", "return", "search/best", "validation/l
 
 
 class Metrics(dict[str, Array]):
-    """Holds columns by name, one row for each report of a run; NaN where a row lacks a figure.
+    """Holds columns by name, one row for each report of a run; NaN where a row lacks a metric.
 
     ``metrics["episode/return"]`` is an array. ``docs/metrics.md`` explains every name.
     """
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Metrics:
-        """Make columns of rows as ``metrics.jsonl`` has them; a figure that was no number (``null``) is NaN."""
+        """Make columns of rows as ``metrics.jsonl`` has them; a value that was no number (``null``) is NaN."""
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = cls()
         for name in names:

@@ -34,6 +34,7 @@ def load_policy(
     *,
     env: Env | None = None,
     best: bool = False,
+    member: int | None = None,
     target: float | None = None,
     deterministic: bool | None = None,
     device: str | None = None,
@@ -54,7 +55,9 @@ def load_policy(
             the run's newest checkpoint up to there; ``"random"``, ``"smoothed-random"``; ``module:callable``; or a
             callable: called with the environment's spec, it returns what maps an observation to an action.
         env: The environment to play in, as for ``rollmill.train``; None: the one it was trained in.
-        best: Of an online run, the checkpoint with the highest training return instead of the newest.
+        best: Of a run, the best checkpoint instead of the newest: by its ``checkpoints.best_metric`` (unset: the mean
+            return in training, of a suite its score).
+        member: Of a population, which member plays; None: the best.
         target: The return to ask a Decision Transformer for.
         deterministic: The most likely action instead of a sampled one; None: as the run was judged.
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; None: as in training.
@@ -72,6 +75,7 @@ def load_policy(
             word,
             overrides=setting_words(env_words(env), overrides or {}),
             best=best,
+            member=member,
             target=target,
             deterministic=deterministic,
             device=device,
@@ -108,7 +112,7 @@ def evaluate(
         seed: Of environments and actions.
         deterministic: Take the most likely action instead of sampling.
         random: Evaluate a random policy beside it.
-        best: Of a run, the checkpoint with the highest training return.
+        best: Of a run, the best checkpoint instead of the newest, as for ``load_policy``.
         trust_code: Run the code that a checkpoint names.
         progress: Show how far it is, in a notebook.
         options: All other options of ``rollmill eval``, such as ``video="folder"``, ``csv="episodes.csv"``,

@@ -32,7 +32,7 @@ def export(
         out: The file; unset: policy.safetensors, policy.onnx or policy.pt2 in the current folder.
         policy: Which policy, where the agents of a game have several (unset: the first), or which member of a
             population (unset: the best); counted from 0.
-        best: Take a run's checkpoint with the highest training return instead of the newest.
+        best: Take a run's best checkpoint instead of the newest: by its checkpoints.best_metric.
         overwrite: Replace files that exist.
         encoder: Of a controller of a world model: its encoder, where that is no longer where it was.
         dynamics: Of a controller: its dynamics model, likewise.

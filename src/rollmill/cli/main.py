@@ -5,12 +5,13 @@ Exit codes: 0 done, 1 failed, 2 wrong configuration or command line, 128 + n end
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import select
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rollmill import __version__
 from rollmill.cli.help import explain, usage
@@ -21,6 +22,10 @@ from rollmill.core.out_of_memory import refused_by_system
 from rollmill.core.stopping import CommandSignals
 from rollmill.core.terminal import printable
 from rollmill.core.text import nearest
+
+TEMP_DIR = "run.temp_dir="
+OF_RUNS = ("train", "offline", "launch", "config")
+"""Verbs whose settings have ``run.temp_dir`` themselves, or do no more than name it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +106,8 @@ def _run(name: Sequence[str], verb: Verb, words: list[str], on_loaded: Callable[
     function = verb.load()
     on_loaded()
     try:
-        return call(function, words, prog)
+        with _temporary_files(name, words) as rest:
+            return call(function, rest, prog)
     except RollmillError as error:
         print(printable(f"{prog}: {_once(str(error)).rstrip()}{_hint(error, verb, words)}"), file=sys.stderr)
         return error.exit_code
@@ -119,6 +125,27 @@ def _run(name: Sequence[str], verb: Verb, words: list[str], on_loaded: Callable[
         place = f"{where.filename}, line {where.lineno}"
         print(printable(f"{prog}: broken off: SystemExit({ending}) was raised in {place}"), file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def _temporary_files(name: Sequence[str], words: list[str]) -> Iterator[list[str]]:
+    """``run.temp_dir=FOLDER`` holds for every command; those without settings of a run have it taken from their words.
+
+    Yields the words that are left.
+    """
+    found = [word for word in words if word.startswith(TEMP_DIR)]
+    if not found or name[0] in OF_RUNS:
+        yield words
+        return
+    from pathlib import Path
+
+    from rollmill.core.process_scope import temporary_files_in
+
+    folder = found[-1].removeprefix(TEMP_DIR)
+    if not folder:
+        raise ConfigError(f"{found[-1]}: which folder?")
+    with temporary_files_in(Path(folder)):
+        yield [word for word in words if word not in found]
 
 
 def _hint(error: RollmillError, verb: Verb, words: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import platform
 import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,12 @@ from rollmill.core.steps import FRAMES, place
 PACKAGES = ("torch", "numpy", "gymnasium", "vizdoom")
 _GIT_SECONDS = 5
 _MISSING = "(not set)"
+
+
+def command_line() -> tuple[str, ...]:
+    """How this process was started, word by word: ``rollmill`` and its words, or the script of the user."""
+    program = sys.argv[0] if sys.argv else ""
+    return ("rollmill" if Path(program).name in ("rollmill", "__main__.py") else program, *sys.argv[1:])
 
 
 class Diary:

@@ -320,6 +320,7 @@ class Learner(Saveable, Protocol):
 class Sink(Protocol):
     """Where metrics go (a file, TensorBoard, a console)."""
 
-    def write(self, frames: int, metrics: Mapping[str, float]) -> None: ...
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a row; ``step``: how far the run is, in whatever unit it counts (frames, updates, generations)."""
 
     def close(self) -> None: ...

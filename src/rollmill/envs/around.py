@@ -6,7 +6,9 @@ observations: acting, learning, evaluation, recordings, exports. ``InfoEnv`` wri
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +17,10 @@ import numpy as np
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import INFO, PREVIOUS_ACTION, PREVIOUS_REWARD, ActionSpec, Array, EnvSpec, Field, Obs
 from rollmill.core.protocols import Env, StepReturn
-from rollmill.envs.info import flat, info_fields, write_info
+from rollmill.envs.info import LOOSE, TEXT, flat, info_field, info_fields, word_for, write_info
 from rollmill.envs.settings import EnvSettings
+
+log = logging.getLogger("rollmill")
 
 
 def around(env: Env, settings: EnvSettings) -> Env:
@@ -118,6 +122,10 @@ class InfoEnv(Around):
     def __init__(self, env: Env, settings: EnvSettings) -> None:
         super().__init__(env)
         self._fields = info_fields(settings.info)
+        self._loose = {info_field(word).name for word in settings.info if word.endswith(LOOSE) and word != LOOSE}
+        self._tells_others = LOOSE in settings.info
+        self._told = {field.name.removesuffix(TEXT) for field in self._fields}
+        self._misfits: set[str] = set()
         self.spec = replace(env.spec, info=self._fields)
 
     def reset(self, seed: int, obs: Obs) -> None:
@@ -134,4 +142,22 @@ class InfoEnv(Around):
         for field in self._fields:
             out = obs.get(INFO + field.name)
             if out is not None:
-                write_info(field, given, out)
+                self._write_field(field, given, out)
+        if self._tells_others and not given.keys() <= self._told:
+            self._tell_others(given)
+
+    def _write_field(self, field: Field, given: Mapping[str, Any], out: Array) -> None:
+        try:
+            write_info(field, given, out)
+        except ValueError as error:
+            if field.name not in self._loose:
+                raise
+            if field.name not in self._misfits:
+                self._misfits.add(field.name)
+                log.warning("%s; texts are cut, other values are NaN (said once)", error)
+
+    def _tell_others(self, given: Mapping[str, Any]) -> None:
+        for name in given.keys() - self._told:
+            self._told.add(name)
+            if word_for(name, given[name]) is not None:
+                log.warning("info[%r] is not kept: it was not found in the steps at the start; name it", name)

@@ -2,6 +2,9 @@
 
 A row has a fixed layout, so each name says what it holds: ``lives`` (a number), ``room:text`` (up to 64 bytes, or
 ``room:text200``), ``position:3``, ``map:4x5``. Dicts within ``info`` are reached by ``/``: ``player/health``.
+
+A word that was found by looking at some steps ends in ``?``: what later does not fit it is cut, or left out, instead of
+being a fault of the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ MOST_NUMBERS = 4096
 TEXT = ":text"
 """Ends the name of a field that holds text, as UTF-8 with zeros behind it."""
 
-_WORD = re.compile(r"([A-Za-z_][\w./-]*)(?::(?:text(\d*)|(\d+(?:x\d+)*)))?", re.ASCII)
+LOOSE = "?"
+"""Ends a word whose values need not fit. Alone: other names that occur are to be told of."""
+
+_WORD = re.compile(r"([A-Za-z_][\w./-]*)(?::(?:text(\d*)|(\d+(?:x\d+)*)))?\??", re.ASCII)
 _OWN = "episode_stats"
 """Numbers about a whole episode, which are kept with it anyway."""
 
@@ -40,7 +46,7 @@ def info_field(word: str) -> Field:
 
 def info_fields(words: Sequence[str]) -> tuple[Field, ...]:
     """The fields of all words; ValueError where two of them have one name."""
-    fields = tuple(map(info_field, words))
+    fields = tuple(info_field(word) for word in words if word != LOOSE)
     names = [field.name.removesuffix(TEXT) for field in fields]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -68,20 +74,24 @@ def flat(info: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
 
 
 def write_info(field: Field, info: Mapping[str, Any], out: Array) -> None:
-    """One field of all agents, ``[agents, *shape]``; what ``info`` lacks is NaN, or an empty text."""
+    """One field of all agents, ``[agents, *shape]``; what ``info`` lacks is NaN, or an empty text.
+
+    ValueError for what does not fit; a text is then cut, an array NaN.
+    """
     name = field.name.removesuffix(TEXT)
     value = info.get(name)
     if name != field.name:
         out[...] = 0
         text = ("" if value is None else str(value)).encode()
+        kept = text[: out.shape[1]].decode(errors="ignore").encode()  # no half of a letter
+        out[:, : len(kept)] = np.frombuffer(kept, np.uint8)
         if len(text) > out.shape[1]:
             raise ValueError(
                 f"info[{name!r}] has {len(text)} bytes, {out.shape[1]} are kept; give env.info {name}:text{len(text)}"
             )
-        out[:, : len(text)] = np.frombuffer(text, np.uint8)
         return
+    out[...] = np.nan
     if value is None:
-        out[...] = np.nan
         return
     found = np.asarray(value)
     if found.dtype.kind not in "fiub":

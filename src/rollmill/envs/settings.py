@@ -8,10 +8,17 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
+from rollmill.core.config.plain import to_dict
 from rollmill.core.config.schema import settings
 from rollmill.core.given import MAIN
 from rollmill.envs.info import info_fields
 from rollmill.envs.levels.settings import LevelSettings
+
+_REBUILT = (
+    *("variables", "tasks", "task", "own_process", "mask_in_info", "previous_action", "previous_reward"),
+    "max_episode_steps",
+)
+"""What an environment needs, beside id and arguments, to show the same once more and to end episodes as it did."""
 
 
 @settings(shorthand="id")
@@ -66,7 +73,8 @@ class EnvSettings:
     info: tuple[str, ...] = ()
     """What to keep of the environment's ``info`` for every row, in recordings and for observers; no policy sees it.
     ``lives`` is a number, ``room:text`` a text of up to 64 bytes (``room:text200``: 200), ``position:3`` and
-    ``map:4x5`` are arrays, ``player/health`` lies in a dict."""
+    ``map:4x5`` are arrays, ``player/health`` lies in a dict. ``map:4x5?`` makes NaN of what does not fit (of long texts
+    what fits), with a warning, where it else is a fault."""
 
     vector: bool = False
     """Step each group of environments as one, by the vectorised form that the id itself brings (Gymnasium's
@@ -95,6 +103,13 @@ class EnvSettings:
         args = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.args.items()}
         words = [self.id, *(f"env.args.{name}={value}" for name, value in args.items())]
         return f"`rollmill envs check {shlex.join(words)}` looks for what is wrong with it"
+
+    @property
+    def for_store(self) -> dict[str, Any]:
+        """What a store keeps of them (keywords of ``StoreSchema.for_env``), to build the same environment again."""
+        default = to_dict(EnvSettings())
+        values = {name: value for name, value in to_dict(self).items() if name in _REBUILT and value != default[name]}
+        return {"env_id": self.id, "env_kwargs": dict(self.args), "env_settings": values}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> EnvSettings:

@@ -72,9 +72,9 @@ class Experiment:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that all runs share, by dotted key."""
     program: Sequence[str] = PROGRAM
-    """``rollmill`` with train, offline, collect, eval or world run, and words of theirs. ``{KEY}`` in a word stands for
-    a setting or parameter. A program of your own takes the same words as train: KEY=VALUE, --config FILE, --resume,
-    --overwrite."""
+    """``rollmill`` with a verb that can be launched (``launch.verbs.VERBS``: train, offline, collect, eval, match and
+    the stages of world), and words of its own. ``{KEY}`` in a word stands for a setting or parameter. A program of your
+    own takes the same words as train: KEY=VALUE, --config FILE, --resume, --overwrite."""
     commands: Sequence[Experiment] = ()
     """Several commands instead of one: each has parameters, seeds and a program of its own. Its name begins the names
     of its runs."""

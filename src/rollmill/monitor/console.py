@@ -127,7 +127,7 @@ class ConsoleSink:
     "rollmill" logger appear inside it, so the log itself should not go to the console. Elsewhere one log
     line per report, at most every ``every_s`` seconds.
 
-    There is no drawing thread: worker processes may be forked at any time. ``unit`` is what ``frames`` counts in runs
+    There is no drawing thread: worker processes may be forked at any time. ``unit`` is what ``step`` counts in runs
     that have other ones (``updates``).
     """
 
@@ -149,7 +149,7 @@ class ConsoleSink:
         self._every_s = every_s
         self._rows = rows
         self._clock = clock
-        self._frames = 0
+        self._step = 0
         self._metrics: Mapping[str, float] = {}
         self._shown_at = -math.inf
         self._unshown = False
@@ -162,21 +162,21 @@ class ConsoleSink:
             self._live = Live(self.panel(), console=self._console, auto_refresh=False)
             self._live.start(refresh=True)
 
-    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
-        self._frames = frames
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = step
         self._metrics = dict(metrics)
         self._unshown = True
         self.refresh()
 
-    def tick(self, frames: int, metrics: Mapping[str, float]) -> None:
+    def tick(self, step: int, metrics: Mapping[str, float]) -> None:
         """Between two rows: how far the run is by now, and the few metrics that are known at any time."""
         if self._is_due():
-            self._frames, self._metrics = frames, {**self._metrics, **metrics}
+            self._step, self._metrics = step, {**self._metrics, **metrics}
             self._show()
 
-    def end(self, frames: int, metrics: Mapping[str, float]) -> None:
+    def end(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics with which the run has ended; ``close`` leaves them on the screen."""
-        self._frames, self._metrics = frames, {**self._metrics, **metrics}
+        self._step, self._metrics = step, {**self._metrics, **metrics}
         self._unshown = True
         if self._disk is not None:
             self._disk.look()
@@ -211,7 +211,7 @@ class ConsoleSink:
 
     def line(self) -> str:
         """The report as one line of text."""
-        parts = [self._frames_text()]
+        parts = [self._step_text()]
         for row in self._rows:
             value = self._value(row.metric)
             if value is not None and row.in_line:
@@ -236,13 +236,13 @@ class ConsoleSink:
         return Panel(Group(*parts), title=title, title_align="left", padding=(0, 1), width=width)
 
     def _head(self) -> RenderableType:
-        nearest = self._progress.nearest(self._frames, self._batches())
+        nearest = self._progress.nearest(self._step, self._batches())
         if nearest is None:
-            return Text(self._frames_text())
+            return Text(self._step_text())
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(no_wrap=True)
         head.add_column(ratio=1)
-        head.add_row(Text(self._frames_text()), ProgressBar(total=1.0, completed=nearest[1]))
+        head.add_row(Text(self._step_text()), ProgressBar(total=1.0, completed=nearest[1]))
         return head
 
     def _table(self) -> Table:
@@ -282,24 +282,24 @@ class ConsoleSink:
         free = self._disk.free()
         return Text(bytes_text(free), "bold red" if free < 1e9 else "")
 
-    def _frames_text(self) -> str:
+    def _step_text(self) -> str:
         """How far it is, and of the limit that comes first how much of it is done."""
-        progress, frames = self._progress, count_text(self._frames)
-        nearest = progress.nearest(self._frames, self._batches())
+        progress, done = self._progress, count_text(self._step)
+        nearest = progress.nearest(self._step, self._batches())
         if nearest is None:
-            return f"{frames} {self._unit}"
+            return f"{done} {self._unit}"
         limit, share = nearest
-        text = f"{frames} of {count_text(progress.max_frames)} {self._unit}"
+        text = f"{done} of {count_text(progress.max_frames)} {self._unit}"
         if limit == "seconds":
             spent, allowed = duration_text(progress.elapsed()), duration_text(progress.max_seconds)
-            text = f"{frames} {self._unit}, {spent} of {allowed}"
+            text = f"{done} {self._unit}, {spent} of {allowed}"
         elif limit == "batches":
-            text = f"{frames} {self._unit}, {self._batches():,.0f} of {progress.max_batches:,} batches"
+            text = f"{done} {self._unit}, {self._batches():,.0f} of {progress.max_batches:,} batches"
         return f"{text} ({math.floor(share * 100)} %)"
 
     def _seconds_left(self) -> float | None:
         rate = self._value(f"{self._unit}_per_s") or 0.0
-        return self._progress.seconds_left(self._frames, rate, self._batches())
+        return self._progress.seconds_left(self._step, rate, self._batches())
 
     def _batches(self) -> float:
         return self._value("learn/batches") or 0

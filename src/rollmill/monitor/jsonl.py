@@ -35,14 +35,14 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 class JsonlSink:
     """Appends rows to ``path``; implements ``Sink``.
 
-    ``resume_frames``: the run continues from there, so rows beyond it (written after the checkpoint and
+    ``resume_step``: the run continues from there, so rows beyond it (written after the checkpoint and
     before the kill) are removed; they will be written again.
     """
 
     def __init__(
         self,
         path: Path,
-        resume_frames: int | None = None,
+        resume_step: int | None = None,
         clock: Callable[[], float] = time.time,
         unit: str = "frames",
     ) -> None:
@@ -53,14 +53,14 @@ class JsonlSink:
         try:
             if path.exists():
                 _cut_torn_row(path)
-                if resume_frames is not None:
-                    _remove_rows_after(path, resume_frames)
+                if resume_step is not None:
+                    _remove_rows_after(path, resume_step)
             self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _cannot_write(path, error) from error
 
-    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
-        row: dict[str, Any] = {**place(frames, self._unit), "time": round(self._clock(), 3)}
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        row: dict[str, Any] = {**place(step, self._unit), "time": round(self._clock(), 3)}
         for name, value in metrics.items():
             if name in _RESERVED:
                 raise ValueError(f"a metric cannot be called {name!r}: every row has that already")
@@ -150,17 +150,17 @@ def _end_of_last_line(descriptor: int, size: int) -> int:
     return 0
 
 
-def _remove_rows_after(path: Path, frames: int) -> None:
+def _remove_rows_after(path: Path, step: int) -> None:
     beyond = set()
     for number, line in _whole_lines(path):
         try:
-            if (position(_parse(path, number, line)) or 0) > frames:
+            if (position(_parse(path, number, line)) or 0) > step:
                 beyond.add(number)
         except RunFolderError as error:  # metrics must not keep a run from continuing
             _LOG.warning("%s; left as it is", error)
     if beyond:
         atomic.write_bytes(path, (line for number, line in _whole_lines(path) if number not in beyond))
-        _LOG.info("%s: removed %d rows beyond %d frames, where the run continues", path, len(beyond), frames)
+        _LOG.info("%s: removed %d rows beyond step %d, where the run continues", path, len(beyond), step)
 
 
 def _cannot_write(path: Path, error: OSError) -> RunFolderError:

@@ -16,16 +16,16 @@ from rollmill.core.errors import RunFolderError
 
 
 class TensorBoardSink:
-    """Writes event files into ``folder``; implements ``Sink``. The step axis is frames.
+    """Writes event files into ``folder``; implements ``Sink``. The step axis is what the run counts.
 
-    ``resume_frames``: the run continues from there; TensorBoard hides what earlier files hold beyond it.
+    ``resume_step``: the run continues from there; TensorBoard hides what earlier files hold beyond it.
     Events reach the disk at most ``flush_s`` seconds after they were written.
     """
 
     def __init__(
         self,
         folder: Path,
-        resume_frames: int | None = None,
+        resume_step: int | None = None,
         flush_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,17 +44,17 @@ class TensorBoardSink:
             folder.mkdir(parents=True, exist_ok=True)
             # File names hold whole seconds: without the suffix a quick restart would replace the old file.
             self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
-            if resume_frames is not None:
+            if resume_step is not None:
                 start = SessionLog(status=SessionLog.START)
-                self._writer.write_event(Event(wall_time=time.time(), step=resume_frames + 1, session_log=start))
+                self._writer.write_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=start))
             self._writer.flush()
         except OSError as error:
             raise self._failed(error) from error
 
-    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._closed:
             raise ValueError(f"the event file in {self._folder} is closed")
-        self._write(frames, [self._summary.Value(tag=name, simple_value=float(v)) for name, v in metrics.items()])
+        self._write(step, [self._summary.Value(tag=name, simple_value=float(v)) for name, v in metrics.items()])
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """A row of TensorBoard's HParams page: what this run differs in, and the scalars to compare runs by."""
@@ -64,15 +64,15 @@ class TensorBoardSink:
         for summary in hparams(values, dict.fromkeys(metrics, 0.0))[:2]:  # the third says that the run has ended
             self._write(0, list(summary.value))
 
-    def image(self, frames: int, name: str, png: bytes, size: tuple[int, ...]) -> None:
+    def image(self, step: int, name: str, png: bytes, size: tuple[int, ...]) -> None:
         """An RGB image, as a PNG file of ``size`` (height, width)."""
         if self._closed:
             raise ValueError(f"the event file in {self._folder} is closed")
         image = self._summary.Image(height=size[0], width=size[1], colorspace=3, encoded_image_string=png)
-        self._write(frames, [self._summary.Value(tag=name, image=image)])
+        self._write(step, [self._summary.Value(tag=name, image=image)])
 
-    def _write(self, frames: int, values: list[Any]) -> None:
-        event = self._event(wall_time=time.time(), step=int(frames), summary=self._summary(value=values))
+    def _write(self, step: int, values: list[Any]) -> None:
+        event = self._event(wall_time=time.time(), step=int(step), summary=self._summary(value=values))
         try:
             self._writer.write_event(event)
             if self._clock() - self._flushed >= self._flush_s:

@@ -81,12 +81,12 @@ class TrackioSink:
         _LOG.debug("Trackio: %s", said.getvalue().strip())
         _LOG.info("Trackio: run %s; `trackio show --project %s` opens it", name, wanted.project)
 
-    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._run is None:
             raise ValueError("the Trackio run is closed")
         row = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         try:
-            self._run.log(row, step=int(frames))
+            self._run.log(row, step=int(step))
         except OSError as error:
             raise RunFolderError(f"Trackio: metrics cannot be written: {error}") from error
 

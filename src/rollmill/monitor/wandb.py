@@ -1,7 +1,8 @@
 """Sends metrics to Weights & Biases.
 
 The package is optional. It is looked for before anything starts, and imported when a run opens its sinks. Every row is
-sent with its frames as a column that all metrics are drawn over: W&B's own step only goes up, a resumed run goes back.
+sent with its step (frames, updates, generations) as a column that all metrics are drawn over: W&B's own step only goes
+up, a resumed run goes back.
 """
 
 from __future__ import annotations
@@ -129,26 +130,26 @@ class WandbSink:
         """Folder of this session's files."""
         return Path(self._run.dir).parent
 
-    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
-        self._log(frames, {name: float(value) for name, value in metrics.items() if math.isfinite(value)})
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._log(step, {name: float(value) for name, value in metrics.items() if math.isfinite(value)})
 
-    def write_table(self, frames: int, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def write_table(self, step: int, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Log a table."""
         import wandb
 
-        self._log(frames, {name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+        self._log(step, {name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
-    def write_video(self, frames: int, name: str, path: Path) -> None:
+    def write_video(self, step: int, name: str, path: Path) -> None:
         """Log an mp4 file; W&B takes a copy."""
         import wandb
 
-        self._log(frames, {name: wandb.Video(str(path), format="mp4")})
+        self._log(step, {name: wandb.Video(str(path), format="mp4")})
 
-    def _log(self, frames: int, row: Mapping[str, Any]) -> None:
+    def _log(self, step: int, row: Mapping[str, Any]) -> None:
         if self._run is None:
             raise ValueError("the W&B run is closed")
         try:
-            self._run.log({self._axis: int(frames), **row})
+            self._run.log({self._axis: int(step), **row})
         except (self._error, OSError) as error:
             raise RunFolderError(f"W&B: metrics cannot be sent: {error}") from error
 

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from rollmill.core.errors import ConfigError, StoreError
-from rollmill.core.fields import Array, EnvSpec
+from rollmill.core.fields import PREVIOUS_ACTION, PREVIOUS_REWARD, Array, EnvSpec
 from rollmill.core.machine import available_cores
 from rollmill.core.room import check_room
 from rollmill.core.seeds import Seeds
@@ -164,6 +164,11 @@ def check_spec(stored: EnvSpec, env: EnvSpec, where: str) -> None:
                 f"{where}: observation {name!r} is {have[name].dtype} {have[name].shape}, {env.name} shows "
                 f"{field.dtype} {field.shape}; set env and env.args as when the data were made"
             )
+    lacks = next((name for name in have if name not in want), None)
+    if lacks is not None:
+        settings = {PREVIOUS_ACTION: f"env.{PREVIOUS_ACTION}=true", PREVIOUS_REWARD: f"env.{PREVIOUS_REWARD}=true"}
+        what = settings.get(lacks, "env and env.args as when the data were made")
+        raise ConfigError(f"{where} has an observation {lacks!r}, which {env.name} does not show; set {what}")
     mine, theirs = stored.action, env.action
     if (mine.kind, mine.nvec, mine.shape, len(mine.low)) != (theirs.kind, theirs.nvec, theirs.shape, len(theirs.low)):
         raise ConfigError(

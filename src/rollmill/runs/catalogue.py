@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.diary import Diary
-from rollmill.core.errors import ConfigError, RollmillError
+from rollmill.core.errors import ConfigError, RollmillError, StoreError
 from rollmill.core.run_folder import RunFolder, is_run
 from rollmill.core.run_kind import FOLDERS
 from rollmill.core.steps import FRAMES
@@ -53,8 +53,10 @@ class DataSet:
     bytes: int
     mean_return: float | None
     made_by: str
-    """The command, where the run or the derivation knows it; else the program."""
+    """The command, where the run or the store knows it; else the program."""
     problems: int
+    problem: str = ""
+    """Why nothing else is known of it."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,8 +120,11 @@ def _stores(root: Path) -> list[Path]:
 
 
 def _store(folder: Path) -> DataSet:
-    told = describe_store(folder)
-    made = _command(folder.parent) if is_run(folder.parent) else told.created_by
+    try:
+        told = describe_store(folder)
+    except StoreError as error:  # one of many: the others are listed, too
+        return DataSet(str(folder), "?", 0, 0, 0, None, "", 1, str(error))
+    made = _command(folder.parent) if is_run(folder.parent) else str(told.made.get("command", told.created_by))
     return DataSet(
         str(folder),
         told.env_id,

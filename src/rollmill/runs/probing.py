@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
+from rollmill.envs.info import LOOSE
 from rollmill.envs.probe import Probe
 from rollmill.envs.settings import EnvSettings
 
@@ -42,15 +43,15 @@ def probe_in_child(env: EnvSettings, environment: Mapping[str, str], timeout: fl
 def keeping_info(env: EnvSettings, names: Sequence[str], environment: Mapping[str, str], timeout: float) -> EnvSettings:
     """The environment with ``info`` settled: these names, or all that occur where there are none.
 
-    A name alone stands for whatever kind it is found to be in some steps at random (``INFO_STEPS``). ConfigError where
-    nothing can be kept.
+    A name alone stands for whatever kind it is found to be in some steps at random (``INFO_STEPS``); what later is of
+    another costs no episode. ConfigError where nothing can be kept.
     """
     probe = Probe(replace(env, info=()), environment, INFO_STEPS)
     probe.result(timeout)
     seen = ", ".join(probe.info) or "nothing"
     words = []
     for name in names or probe.info:
-        word = name if ":" in name else probe.info.get(name, name)
+        word = name if ":" in name else probe.info.get(name, f"{name}{LOOSE}")
         if not word:
             if names:
                 raise ConfigError(f"--save-info {name}: its values are of no kind that a row can hold")
@@ -61,10 +62,10 @@ def keeping_info(env: EnvSettings, names: Sequence[str], environment: Mapping[st
                 "--save-info %s: did not occur in %d steps at random (seen: %s); rows without it hold NaN or no text",
                 *(name, INFO_STEPS, seen),
             )
-        words.append(word)
+        words.append(word if ":" in name or word.endswith(LOOSE) else word + LOOSE)
     if not words:
         raise ConfigError(f"--save-info: info of {env.id} says nothing that can be kept ({INFO_STEPS} steps at random)")
     try:
-        return replace(env, info=tuple(words))
+        return replace(env, info=tuple(words) if names else (*words, LOOSE))
     except ValueError as error:
         raise ConfigError(f"--save-info: {error}") from error

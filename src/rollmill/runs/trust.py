@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from rollmill.core.checkpoints import saved_settings
 from rollmill.core.config.load import given_keys
 from rollmill.core.config.schema import KeyPath, settings
+from rollmill.core.fields import PREVIOUS_ACTION, PREVIOUS_REWARD, EnvSpec
 from rollmill.core.trust import refuse_code
 from rollmill.envs.code_words import code_words, odd_arguments
 from rollmill.envs.settings import EnvSettings
@@ -29,6 +30,20 @@ class SavedEnv:
     """An environment as a file names it."""
 
     env: EnvSettings = field(default_factory=EnvSettings)
+
+
+def stored_env(
+    env_id: str, args: Mapping[str, Any], settings: Mapping[str, Any] | None, spec: EnvSpec
+) -> dict[str, Any]:
+    """The environment of a store's episodes, as ``SavedEnv`` reads it.
+
+    ``settings``: what else the store knows of it. Version 0.1 has kept id and arguments alone; what that had added to
+    observations shows in their names.
+    """
+    if settings is None:
+        names = [field.name for field in spec.observation]
+        settings = {name: True for name in (PREVIOUS_ACTION, PREVIOUS_REWARD) if name in names}
+    return {"env": {**settings, "id": env_id, "args": dict(args)}}
 
 
 def load_saved(

@@ -39,6 +39,8 @@ class StoreInfo:
     env_id: str
     env_kwargs: dict[str, Any]
     created_by: str
+    made: dict[str, Any] = field(default_factory=dict)
+    """``command``, ``policy`` and ``seed`` of the first writer, as far as known."""
     episodes: int = 0
     rows: int = 0
     """Steps of all episodes."""
@@ -78,7 +80,8 @@ class StoreInfo:
 def describe_store(path: Path | str) -> StoreInfo:
     """Look at a store without reading its data."""
     with open_quietly(path) as store:
-        info = StoreInfo(store.path, store.schema.env_id, dict(store.schema.env_kwargs), store.schema.created_by)
+        schema = store.schema
+        info = StoreInfo(store.path, schema.env_id, dict(schema.env_kwargs), schema.created_by, dict(schema.made))
         info.columns = [column.to_json() for column in store.schema.columns]
         info.problems = [str(problem) for problem in store.problems]
         info.bytes = store_bytes(store.path)

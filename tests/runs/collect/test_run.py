@@ -531,3 +531,23 @@ def test_info_is_collected_with_every_row(tmp_path: Path) -> None:
         n = len(episode)
         assert episode.infos["lives"].tolist() == [3 - k // 3 for k in range(n + 1)]
         assert episode.infos["player/at"][1:, 1].tolist() == episode.actions.tolist()
+
+
+def test_what_info_says_only_later_costs_no_episode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = ("env=rooms_env:Changing", "sampling.mode=serial", "sampling.envs_per_worker=1")
+    done = collect_here(tmp_path / "s", *one, episodes=60, seed=0, save_info=())
+    assert (done.metrics.episodes, done.metrics.env_faults) == (60, 0)
+    with Store(tmp_path / "s") as store:
+        first, last = store.episode(0).infos, store.episode(len(store) - 1).infos
+    assert set(first["room"]) == {"ä" * 10}
+    assert (first["at"] == 1).all()
+    assert set(last["room"]) == {"ä" * 32}, "cut at a letter"
+    assert np.isnan(last["at"]).all()
+    for text in (
+        "'room'] has 400 bytes, 64 are kept",
+        "'at'] has the shape (3,)",
+        "info['late'] is not kept",
+    ):
+        assert caplog.text.count(text) == 1
+    with pytest.raises(EnvError):
+        collect_here(tmp_path / "t", *one, "env.info=[at:2]", "env.fault_limit=0", episodes=60, seed=0)

@@ -280,7 +280,7 @@ class StopAtOnce(Observer):
 
 def test_no_known_best(tmp_path: Path) -> None:
     _, folder = train_here(tmp_path, *SERIAL, "env=toy_target", observers=[StopAtOnce()])
-    with pytest.raises(CheckpointError, match="no checkpoint has a known return; leave out --best"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint has a known return, or .*; leave out --best"):
         load_policy(folder.path, best=True)
     assert load_policy(folder.path).version == 0
 

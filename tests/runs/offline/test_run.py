@@ -547,3 +547,9 @@ def test_value_based_policies_are_judged_saved_and_exported_like_others(
 def test_value_based_policies_are_for_continuous_actions(tmp_path: Path, store: Path) -> None:
     with pytest.raises(ConfigError, match="are for continuous actions"):
         run(tmp_path, store, "algorithm=iql")
+
+
+def test_a_misspelt_best_metric_is_said_once(store: Path, tmp_path: Path) -> None:
+    words = ("algorithm=bc", "evaluation.episodes=0", "checkpoints.best_metric=-validation/los", "data.validation=0.2")
+    outcome = run(tmp_path, store, *words)
+    assert RunFolder(outcome.folder).log.read_text().count("did you mean 'validation/loss'") == 1

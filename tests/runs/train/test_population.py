@@ -10,6 +10,7 @@ import pytest
 import torch
 from running import SERIAL, Run, assert_same, config_of, rows_of, saved_state, train_here
 
+import rollmill
 from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.errors import ConfigError, RunFolderError
 from rollmill.core.run_folder import RunFolder
@@ -19,6 +20,8 @@ from rollmill.pbt.evidence import Evidence, chance
 from rollmill.pbt.ledger import NAME, read_ledger
 from rollmill.pbt.lineage import ancestors, best_member, best_so_far, schedule
 from rollmill.runs.checkpoints.export import export_policy
+from rollmill.runs.collect.options import CollectOptions
+from rollmill.runs.collect.run import collect
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.settings.train import check
 from rollmill.runs.train import run
@@ -83,6 +86,15 @@ def test_the_best_member_plays_unless_another_is_asked_for(tmp_path: Path, whole
     state = load_checkpoint(path).state
     assert loaded.version == state["learners"][state["population"]["best"]]["version"]
     assert load_policy(whole.path, member=3).version == state["learners"][3]["version"]
+    assert rollmill.load_policy(whole.path, member=3).version == state["learners"][3]["version"]
+    # Members of one file have episodes of their own, or those of the second would count as there already.
+    for member in (2, 3):
+        done = collect(
+            CollectOptions(tmp_path / "s", episodes=2, seed=0),
+            overrides=("sampling.mode=serial",),
+            given=load_policy(whole.path, member=member),
+        )
+    assert (done.metrics.episodes, done.total_episodes) == (2, 4)
     card = json.loads(export_policy(whole.path, "safetensors", tmp_path / "p.safetensors").card.read_text())
     assert card["policy"] == state["population"]["best"]
     with pytest.raises(ConfigError, match=r"has no member 4: there are 4"):

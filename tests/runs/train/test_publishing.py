@@ -165,3 +165,15 @@ def test_the_best_by_any_metric(tmp_path: Path, name: str, sign: float) -> None:
 def test_a_metric_that_nobody_logs_keeps_no_best(tmp_path: Path) -> None:
     _, folder = train_here(tmp_path, *TOY, "checkpoints.best_metric=learn/nonsense", "stop.batches=3")
     assert Checkpoints(folder.checkpoints).best() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("-learn/entropi", "did you mean 'learn/entropy'"), ("learn/entropy", ""), ("eval/return", "")],
+)
+def test_a_misspelt_best_metric_is_said_once(name: str, said: str, tmp_path: Path) -> None:
+    words = (f"checkpoints.best_metric={name}", "report.every_frames=1", "stop.batches=3")
+    _, folder = train_here(tmp_path, *TOY, *words)
+    log = folder.log.read_text()
+    assert log.count("a row of metrics has none of this name") == bool(said)
+    assert said in log

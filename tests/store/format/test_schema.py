@@ -34,7 +34,7 @@ def test_the_schema_of_an_environment_has_all_its_columns() -> None:
 
 
 def test_a_schema_survives_json() -> None:
-    schema = small_schema(image_codec="zstd:-3", created_by="a test")
+    schema = small_schema(image_codec="zstd:-3", created_by="a test", env_settings={"task": "one"})
     back = StoreSchema.from_json(json.loads(json.dumps(schema.to_json())))
     assert back == schema
     assert (back.hash, back.layout) == (schema.hash, schema.layout)
@@ -50,6 +50,7 @@ def test_infinite_bounds_survive_json() -> None:
 def test_who_made_a_schema_does_not_change_its_hash_and_codecs_not_its_layout() -> None:
     schema = small_schema()
     assert replace(schema, created_by="somebody").hash == schema.hash
+    assert replace(schema, env_settings={"max_episode_steps": 9}).hash == schema.hash
     faster = small_schema(image_codec="zstd:-5")
     assert faster.hash != schema.hash
     assert faster.layout == schema.layout

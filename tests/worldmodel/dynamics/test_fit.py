@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from storing import small_schema, write_episodes
 
 from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.store.reader import Store
-from rollmill.worldmodel.dynamics.fit import DynamicsFitter, LatentData, Sequences, losses, principal_axes
+from rollmill.worldmodel.dynamics.fit import DynamicsFitter, LatentData, Sequences, check_latents, principal_axes
 from rollmill.worldmodel.dynamics.model import Dynamics
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
@@ -145,7 +146,7 @@ def test_differences_are_what_latents_change_by(store: Store) -> None:
     model = line_model(differences=True, **memory)
     with torch.no_grad():
         model.core.layers[0].weight[:, :2] = 0  # type: ignore[index,operator,union-attr]  # deaf to where it is
-    assert torch.allclose(losses(model, batch)["latent"], losses(model, shifted)["latent"], rtol=1e-3)
+    assert torch.allclose(model.losses(batch)["latent"], model.losses(shifted)["latent"], rtol=1e-3)
 
 
 def test_padding_does_not_count(store: Store) -> None:
@@ -156,7 +157,7 @@ def test_padding_does_not_count(store: Store) -> None:
     assert padding.any()
     spoilt[padding] = 77.0
     other = replace(batch, latents=spoilt)
-    assert torch.allclose(losses(model, batch)["loss"], losses(model, other)["loss"])
+    assert torch.allclose(model.losses(batch)["loss"], model.losses(other)["loss"])
 
 
 def test_a_planted_nan_stops_at_once_and_is_named(tmp_path: Path) -> None:
@@ -220,3 +221,32 @@ def test_starts_are_first_latents(store: Store) -> None:
 def test_impossible_settings_are_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DynamicsSettings(**values)  # type: ignore[arg-type]
+
+
+class OnlyRewards(Dynamics):
+    """Of one's own: what is lowered is the error of rewards, and another term is told."""
+
+    def losses(self, batch: Sequences) -> dict[str, torch.Tensor]:
+        sums = super().losses(batch)
+        return {"loss": sums["reward"], "twice": 2 * sums["reward"]}
+
+
+def test_a_class_of_ones_own_has_a_loss_of_its_own(store: Store) -> None:
+    data = LatentData(store, SMALL)
+    fitter = DynamicsFitter(OnlyRewards(SMALL, data.origin()), data, CPU)
+    before = fitter.model.latent_head.weight.clone()
+    fitter.train_step()
+    assert torch.equal(fitter.model.latent_head.weight, before), "no term of the loss reads latents"
+    found = fitter.metrics()
+    assert found["learn/twice"] == pytest.approx(2 * found["learn/loss"])
+    assert fitter.validate().keys() == {"validation/loss", "validation/twice"}
+    fitter.close()
+
+
+def test_latents_of_several_images_are_refused_with_what_to_do(store: Store) -> None:
+    column = store.schema["obs:mean"]
+    sides = [replace(column, name=f"obs:{side}_{kind}") for side in ("left", "right") for kind in ("mean", "std")]
+    rest = [c for c in store.schema.columns if c.name not in ("obs:mean", "obs:std")]
+    source = SimpleNamespace(schema=replace(store.schema, columns=(*sides, *rest)))
+    with pytest.raises(StoreError, match=r"several images \(left, right\).*encode --field left` makes"):
+        check_latents(source)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import torch
 from dreaming import open_line
 
 from rollmill.store.reader import Store
-from rollmill.worldmodel.dynamics.fit import DynamicsFitter, LatentData, losses, spans
+from rollmill.worldmodel.dynamics.fit import DynamicsFitter, LatentData, spans
 from rollmill.worldmodel.dynamics.mixture import Mixture, draw
 from rollmill.worldmodel.dynamics.model import Dynamics, load_dynamics, save_dynamics
 from rollmill.worldmodel.dynamics.objectives import Adversary, draw_through
@@ -152,7 +152,7 @@ def test_a_sequence_does_not_recall_its_own_episode(store: Store) -> None:
         others = recall.values[recall.owner != batch.owner[row]]
         for value in barred[row]:
             assert bool((others == value).all(-1).any())
-    assert torch.isfinite(losses(fitter.model, batch)["loss"])
+    assert torch.isfinite(fitter.model.losses(batch)["loss"])
     fitter.close()
 
 

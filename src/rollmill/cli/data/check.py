@@ -60,9 +60,16 @@ def list_all(words: tuple[str, ...] = (), /, root: Path = Path(), json_: Json = 
         mean = "-" if data.mean_return is None else number_text(data.mean_return)
         damaged = f" ({data.problems} problems: `rollmill data verify`)" if data.problems else ""
         numbers = (f"{data.episodes:,}", f"{data.steps:,}", bytes_text(data.bytes), mean)
+        if data.problem:
+            numbers, damaged = ("?", "?", "?", "-"), data.problem
         cells.append((data.path, data.env, *numbers, cut(data.made_by, MADE_BY) + damaged))
     print("\n".join(columns(cells)))
     return 0
+
+
+def _how(found: StoreInfo) -> str:
+    parts = [f"{name} {found.made[name]}" for name in ("policy", "seed") if name in found.made]
+    return "".join(f"; {part}" for part in (*parts, found.made.get("command", "")) if part)
 
 
 def _info_lines(found: StoreInfo) -> list[str]:
@@ -70,7 +77,7 @@ def _info_lines(found: StoreInfo) -> list[str]:
     lines = [
         f"{found.path}",
         f"env         {found.env_id} {json.dumps(found.env_kwargs) if found.env_kwargs else ''}".rstrip(),
-        f"made by     {found.created_by}",
+        f"made by     {found.created_by}{_how(found)}",
         f"rows        {found.rows:,} steps in {found.episodes:,} episodes",
         f"size        {bytes_text(found.bytes)}{per_step}; {bytes_text(found.raw_bytes)} of rows, {found.ratio:.2f} x",
         f"shards      {found.shards_sealed} sealed, {found.shards_open} open",

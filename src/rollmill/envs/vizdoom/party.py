@@ -28,7 +28,7 @@ LOOKS_PER_SECOND = 4
 START_SECONDS = 60.0
 POLL_SECONDS = 0.005
 OF_HOST = "of host"
-"""The network of a guest (``Place``): the one its host has made."""
+"""The network of a player who joins (``Place``): the one that the host has made."""
 
 Act = Callable[[int], None]
 """What is done for one player, by number."""
@@ -67,7 +67,7 @@ class Party:
     def start(self, places: Sequence[Place]) -> None:
         """Start all engines; they meet when the last one is there.
 
-        A guest's place may name ``OF_HOST`` as its network: the one that the host has made.
+        The place of a player who joins may name ``OF_HOST`` as its network: the one that the host has made.
         """
 
         def start(player: int) -> None:

@@ -48,7 +48,7 @@ class Row:
     frames: int | None = None
     """How far the policy was trained, where that tells it from others."""
     stats: Mapping[str, float] = field(default_factory=dict)
-    """Means of the environment's own figures."""
+    """Means of the environment's own metrics."""
 
     @staticmethod
     def of(policy: str, returns: ArrayLike, target: float | None = None, length: float | None = None) -> Row:

@@ -69,7 +69,8 @@ def render(metrics: Metrics, sheets: Sequence[ContactSheet], json_name: str) -> 
 
 def _head(metrics: Metrics) -> Html:
     about = metrics["store"]
-    facts = [f"made by {about['created_by']}"]
+    made = about.get("made") or {}
+    facts = [f"made by {made.get('command') or about['created_by']}"]
     if about["first_time"] is not None:
         facts.append(f"episodes from {_date(about['first_time'])} to {_date(about['last_time'])}")
     if about["env_kwargs"]:

@@ -277,6 +277,7 @@ def _about(store: Store) -> Metrics:
         "env_id": schema.env_id,
         "env_kwargs": dict(schema.env_kwargs),
         "created_by": schema.created_by,
+        "made": dict(schema.made),
         "frames_per_step": schema.env.frames_per_step,
         "agents": schema.env.agents,
         "first_time": _number(times.min()) if len(times) else None,

@@ -57,7 +57,7 @@ class PushOptions:
     no_video: bool = False
     """Leave the video out."""
     best: bool = False
-    """Take a run's checkpoint with the highest training return instead of the newest."""
+    """Take a run's best checkpoint instead of the newest: by its checkpoints.best_metric."""
     private: bool = False
     """Make a new repository private."""
     licence: str = ""

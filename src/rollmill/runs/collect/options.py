@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.core.errors import ConfigError
+from rollmill.runs.policies.base import refuse_idle
 from rollmill.runs.policies.simple import BUILT_IN, RANDOM, SMOOTHED
 
 MAX_SEED = 2**63 - 1
@@ -38,7 +39,7 @@ class CollectOptions:
     target: float | None = None
     """Return to ask a Decision Transformer for (unset: the highest of its run's own)."""
     best: bool = False
-    """Take the run's checkpoint with the highest training return instead of the newest."""
+    """Take the run's best checkpoint instead of the newest: by its checkpoints.best_metric."""
     hold: int | None = None
     """Mean number of steps that an action of smoothed-random lasts (unset: 8)."""
     save_info: tuple[str, ...] | None = None
@@ -48,14 +49,15 @@ class CollectOptions:
     trust_code: bool = False
     """Run the code that a checkpoint names; else your own words have to name it (env=my_env.py:MyEnv)."""
 
-    def check(self, overrides: Sequence[str] = ()) -> None:
-        """ConfigError for what is wrong or contradicts itself."""
+    def check(self, overrides: Sequence[str] = (), loaded: bool = False) -> None:
+        """ConfigError for what is wrong or contradicts itself; ``loaded``: the policy is there already."""
         self._check_amounts()
-        self._check_policy_flags()
+        if not loaded:
+            self._check_policy_flags()
+        refuse_idle(overrides, "a collection")
         for word in overrides:
-            block = re.split(r"[.=]", word, maxsplit=1)[0]
-            if block not in ("env", "sampling", "model", "learning"):
-                raise ConfigError(f"{word}: settings of {block!r} mean nothing to a collection")
+            if loaded and word.startswith(("model", "learning")):
+                raise ConfigError(f"{word}: the policy is loaded already; give it to load_policy")
             if word.startswith("env.max_episode_steps=") and self.max_steps:
                 raise ConfigError(f"{word} and --max-steps {self.max_steps} say the same thing twice; give one of them")
 

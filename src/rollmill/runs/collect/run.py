@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,6 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rollmill.core.config.load import load_config
+from rollmill.core.config.plain import to_dict
+from rollmill.core.diary import command_line
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
@@ -30,7 +34,7 @@ from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
 from rollmill.runs.policies.load import load_each
 from rollmill.runs.probing import keeping_info
 from rollmill.runs.settings.sizing import ENVS, GROUPS, SERIAL_ENVS
-from rollmill.runs.settings.train import require_env
+from rollmill.runs.settings.train import TrainConfig, require_env
 from rollmill.sampling.placement import default_workers
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.sampling.schedule import EpisodeSchedule
@@ -135,10 +139,17 @@ def collect(
     files: tuple[Path, ...] = (),
     overrides: tuple[str, ...] = (),
     progress: Progress | None = None,
+    given: LoadedPolicy | None = None,
 ) -> Collected:
-    """Add episodes to the store ``options.out``. Raises RollmillError when it fails; what had ended is kept."""
-    options.check(overrides)
-    policy = _load(options, files, overrides)
+    """Add episodes to the store ``options.out``. Raises RollmillError when it fails; what had ended is kept.
+
+    ``given``: a policy that is loaded already plays, as it was loaded, instead of what ``options.policy`` names.
+    """
+    options.check(overrides, loaded=given is not None)
+    policy = _load(options, files, overrides) if given is None else _as_told(given, options, files, overrides)
+    _check_policy(policy)
+    if options.max_steps:
+        policy = replace(policy, env=replace(policy.require_env(), max_episode_steps=options.max_steps))
     with Interrupt() as interrupt, process_scope(inside=policy.sampling.mode == "serial") as environment:
         if options.save_info is not None:
             env = keeping_info(policy.require_env(), options.save_info, environment, policy.sampling.start_timeout)
@@ -170,6 +181,31 @@ def _load(options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str
     policy = load_each(options.policy, how, flag="--policy ")[0]
     if policy.env is None:
         require_env(files, overrides, "rollmill collect")
+    return policy
+
+
+def _as_told(
+    policy: LoadedPolicy, options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str, ...]
+) -> LoadedPolicy:
+    """A loaded policy with the environment and the sampling that are wanted here."""
+    if options.target is not None and not policy.asked:
+        raise ConfigError(f"target: {policy.name} cannot be asked for a return")
+    config = load_config(TrainConfig, files, overrides, base={"env": to_dict(policy.env)} if policy.env else {})
+    told = replace(
+        policy,
+        sampling=config.sampling,
+        targets=policy.targets if options.target is None else (options.target,),
+        deterministic=policy.deterministic or options.deterministic,
+    )
+    if policy.env is None:
+        require_env(files, overrides, "rollmill collect")
+    if config.env != policy.env:
+        told = replace(told, env=config.env, probe=True)
+    return told
+
+
+def _check_policy(policy: LoadedPolicy) -> None:
+    """ConfigError for what cannot be collected."""
     if policy.sampling.decorrelate_steps:
         raise ConfigError("sampling.decorrelate_steps: collected episodes are whole; leave it at 0")
     if policy.env is not None and tasks_of(policy.env) and not policy.env.task:
@@ -180,16 +216,14 @@ def _load(options: CollectOptions, files: tuple[Path, ...], overrides: tuple[str
             "env.vector: collected episodes have a seed each, a vector environment seeds them by the group; "
             "set env.vector=false"
         )
-    if options.max_steps:
-        policy = replace(policy, env=replace(policy.require_env(), max_episode_steps=options.max_steps))
     policy.require_targets()
-    return policy
 
 
 def store_name(policy: LoadedPolicy, deterministic: bool = False) -> str:
     """What a store calls the policy."""
     asked = f", asked for {max(policy.targets):g}" if policy.targets else ""
-    return f"{policy.name}{asked}{' (deterministic)' if deterministic else ''}"
+    variant = f", {policy.variant}" if policy.variant else ""
+    return f"{policy.name}{variant}{asked}{' (deterministic)' if deterministic else ''}"
 
 
 def _learn_spec(policy: LoadedPolicy, environment: Mapping[str, str]) -> EnvSpec:
@@ -306,7 +340,11 @@ def _prepare(policy: LoadedPolicy, spec: EnvSpec, options: CollectOptions, envir
         environment=environment,
         schedule=schedule,
     )
-    schema = StoreSchema.for_env(spec, env_id=env.id, env_kwargs=env.args)
+    schema = StoreSchema.for_env(
+        spec,
+        **env.for_store,
+        made={"command": shlex.join(command_line()), "policy": series.policy, "seed": seed},
+    )
     return _Job(options, policy, series, schema, plan, contents, need, step_limit, present)
 
 

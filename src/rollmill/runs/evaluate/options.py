@@ -44,7 +44,7 @@ class EvalOptions:
     envs: int = ENVS
     """Environments that play side by side; sampled actions depend on it."""
     best: bool = False
-    """Take a run's checkpoint with the highest training return instead of the newest."""
+    """Take a run's best checkpoint instead of the newest: by its checkpoints.best_metric."""
     member: int | None = None
     """Of a population: the member that plays; unset: the best."""
     all_checkpoints: bool = False

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rollmill.core.diary import command_line
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.core.process_scope import process_scope
@@ -357,13 +359,15 @@ def _videos(job: Job, played: Played, k: int, context: EvalContext) -> list[Vide
 @contextlib.contextmanager
 def _recording(job: Job, options: EvalOptions) -> Iterator[EvalRecording]:
     setup, policy = job.setup, job.policy
-    schema = StoreSchema.for_env(setup.spec, env_id=setup.env.id, env_kwargs=setup.env.args)
+    origin = {"command": shlex.join(command_line()), "policy": policy.name, "seed": setup.seed}
+    schema = StoreSchema.for_env(setup.spec, **setup.env.for_store, made=origin)
     # All that decides what is played in an episode with a given number.
     envs = setup.plan(options.wanted, options.steps).schedule.envs
     how = f"{setup.seed}|{options.deterministic}|{envs}|{options.overrides}"
     # Runs in different folders may have one name: the checksum tells their checkpoints apart.
     checksum = stored_checksum(policy.path) if policy.path is not None else ""
-    with EvalRecording(_record_folder(job, options), schema, f"{policy.name}|{policy.frames}|{checksum}|{how}") as made:
+    who = f"{policy.name}|{policy.frames}|{checksum}" + (f"|{policy.variant}" if policy.variant else "")
+    with EvalRecording(_record_folder(job, options), schema, f"{who}|{how}") as made:
         yield made
 
 

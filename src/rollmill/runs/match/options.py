@@ -29,7 +29,7 @@ class MatchOptions:
     deterministic: bool = False
     """Take the most likely action instead of sampling one."""
     best: bool = False
-    """Take a run's checkpoint with the highest training return instead of the newest."""
+    """Take a run's best checkpoint instead of the newest: by its checkpoints.best_metric."""
     all_checkpoints: bool = False
     """Every checkpoint of a run is a player."""
     device: str | None = None

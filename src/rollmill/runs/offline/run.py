@@ -123,6 +123,7 @@ class OfflineRun:
         self.held_out = HeldOut(config.fit.patience)
         self.results: Results | None = None
         self.metrics: dict[str, float] = {}
+        self._doubted = False
         self._pace, self._told_at = Pace(), 0.0
         self._evaluations: list[dict[str, Any]] = []
         seeds = Seeds(config.run.seed)
@@ -199,6 +200,9 @@ class OfflineRun:
 
     def _report(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= {**self.fitter.metrics(), **metrics}
+        if not self._doubted and (doubt := self.task.config.checkpoints.doubt(self.metrics)):
+            self._doubted = True
+            log.warning("%s", doubt)
         self.life.report(self.step, self.metrics)
 
     def _play(self, episodes: int) -> dict[str, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from rollmill.core.checkpoints import saved_settings
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import EnvSpec
 from rollmill.envs.make import check_env_settings
@@ -16,7 +18,7 @@ from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.settings.offline import OfflineConfig
-from rollmill.runs.trust import SavedEnv, load_saved
+from rollmill.runs.trust import SavedEnv, load_saved, stored_env
 from rollmill.store.reader import Store
 
 PROBE_SECONDS = 120.0
@@ -52,6 +54,9 @@ def prepare(config: OfflineConfig, environment: Mapping[str, str], trust_code: b
     targets: tuple[float | None, ...] = config.evaluation.targets or (None,)
     if config.algorithm == "dt" and setup is not None and not config.evaluation.targets:
         targets = automatic_targets(selection)
+        targets = targets[-1:] if setup.tasks else targets  # tasks share the environments; targets would, too
+    if setup is not None:
+        setup.plan(1, targets=len(targets))  # refuses what cannot be judged, before anything is fitted
     if config.report.videos and setup is not None:
         setup.check_videos()
     behaviour = None
@@ -66,10 +71,9 @@ def prepare(config: OfflineConfig, environment: Mapping[str, str], trust_code: b
 
 def find_setup(config: OfflineConfig, store: Store, environment: Mapping[str, str], trust_code: bool) -> EvalSetup:
     """The environment to judge in, built once in a process of its own and compared with the store."""
-    env = config.env
-    if env is None:
-        named = {"id": store.schema.env_id, "args": dict(store.schema.env_kwargs)}
-        env = load_saved(SavedEnv, {"env": named}, store.path, trust_code=trust_code).env
+    env = env_of(config, store)
+    if config.env is None:
+        load_saved(SavedEnv, _stored(store), store.path, trust_code=trust_code)  # refuses code that nobody has named
     try:
         check_env_settings(env)
         spec = Probe(env, environment).result(PROBE_SECONDS)
@@ -86,8 +90,26 @@ def find_setup(config: OfflineConfig, store: Store, environment: Mapping[str, st
 
 
 def env_of(config: OfflineConfig, store: Store) -> EnvSettings:
-    """The environment that was asked for, or the one the store names."""
-    return config.env or EnvSettings(id=store.schema.env_id, args=dict(store.schema.env_kwargs))
+    """The environment that was asked for, or the one the store names; either shows what the data were made to show.
+
+    Fields for the last action and its reward come from settings, so another environment needs the same settings.
+    """
+    saved = saved_settings(SavedEnv, _stored(store), store.path).env
+    if config.env is None:
+        return saved
+    action = config.env.previous_action or saved.previous_action
+    return replace(
+        config.env, previous_action=action, previous_reward=config.env.previous_reward or saved.previous_reward
+    )
+
+
+def _stored(store: Store) -> dict[str, Any]:
+    """The environment of the store; of a suite the one task that all episodes are of, else all tasks."""
+    schema = store.schema
+    saved = stored_env(schema.env_id, schema.env_kwargs, schema.env_settings, schema.env)
+    if saved["env"].get("task") and (store.table["env_id"] != saved["env"]["task"]).any():
+        del saved["env"]["task"]
+    return saved
 
 
 def describe_data(task: Task) -> str:

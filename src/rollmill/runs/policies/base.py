@@ -6,8 +6,9 @@ or a collection lets it ``build`` what acts for the lanes of a sampler.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,20 @@ from rollmill.sampling.schedule import EpisodeSchedule
 from rollmill.sampling.settings import SamplingSettings
 
 PROBE_SECONDS = 120.0
+RUN_BLOCKS = frozenset(item.name for item in fields(TrainConfig))
 PREVIOUS = (PREVIOUS_ACTION, PREVIOUS_REWARD)
 """Fields of the observation that need not be given to ``act``."""
+
+BLOCKS = ("env", "sampling", "model", "learning")
+"""Blocks of settings that a policy at play reads."""
+
+
+def refuse_idle(words: Sequence[str], what: str, also: Sequence[str] = ()) -> None:
+    """ConfigError for a word ``KEY=VALUE`` of a block that nothing reads; ``what`` is done instead of a training."""
+    for word in words:
+        block = re.split(r"[.=]", word, maxsplit=1)[0]
+        if block in RUN_BLOCKS and block not in (*BLOCKS, *also):
+            raise ConfigError(f"{word}: settings of {block!r} mean nothing to {what}")
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,8 @@ class LoadedPolicy:
     """Whether it has to be asked for a return."""
     deterministic: bool = False
     """Whether it takes the most likely action instead of sampling one."""
+    variant: str = ""
+    """Which of several in its file it is, where the user has chosen another than the usual one."""
     note: str = ""
     """What a reader of its results should know."""
     seed: int = 1

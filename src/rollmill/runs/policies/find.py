@@ -72,7 +72,8 @@ def find_checkpoints(target: Path, best: bool = False, every: bool = False) -> l
         return paths
     found = checkpoints.best() if best else checkpoints.newest()
     if found is None:
-        what = "no checkpoint has a known return; leave out --best" if best else "no checkpoint yet"
+        unknown = "no checkpoint has a known return, or checkpoints.best_metric; leave out --best"
+        what = unknown if best else "no checkpoint yet"
         raise CheckpointError(f"{target}: {what}")
     return [found.path]
 

@@ -10,7 +10,7 @@ from rollmill.core.checkpoints import Loaded, load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.text import nearest
 from rollmill.envs.settings import EnvSettings
-from rollmill.runs.policies.base import LoadedPolicy, LoadOptions
+from rollmill.runs.policies.base import LoadedPolicy, LoadOptions, refuse_idle
 from rollmill.runs.policies.find import exists, find_checkpoints, find_controller, find_version, shipped_policy
 from rollmill.runs.policies.online import load_online
 from rollmill.runs.policies.simple import BUILT_IN, load_built_in, load_scripted
@@ -40,7 +40,7 @@ def load_policy(
     ``random-controller``, or ``module:callable``.
 
     ``env`` and ``overrides`` (``KEY=VALUE``) say what differs from the settings it was made with; random and own
-    policies need an ``env``. ``best``: of an online run, the checkpoint with the highest training return.
+    policies need an ``env``. ``best``: of a run, the best checkpoint, by its ``checkpoints.best_metric``.
     ``member``: of a population, which member plays; None: the best.
     ``target``: the return to ask for, where the policy can be asked. ``deterministic``: the most likely action instead
     of a sampled one; None: as the run was judged. ``device``: cpu, cuda, cuda:N or auto; None: as in training.
@@ -71,6 +71,7 @@ def load_each(word: str, how: LoadOptions, every: bool = False, flag: str = "") 
 
     ``flag``: what the user has written before the word, for messages.
     """
+    refuse_idle(how.overrides, "a policy that plays", also=("wandb",))
     if word in BUILT_IN:
         return [load_built_in(word, how)]
     target = shipped_policy(Path(word))

@@ -187,6 +187,7 @@ def load_offline(loaded: Loaded, how: LoadOptions) -> OfflinePolicy:
         targets=(how.targets or tuple(t for t in state["targets"] if t is not None)) if asked else (),
         asked=asked,
         deterministic=config.evaluation.deterministic if how.deterministic is None else how.deterministic,
+        variant="last weights" if how.last and choice != Choice.of(state) else "",
         note=note,
         seed=how.seed,
         config=config,

@@ -89,6 +89,7 @@ def load_online(loaded: Loaded, how: LoadOptions) -> OnlinePolicy:
         frames=loaded.step,
         version=int(state["learners"][member or 0]["version"]),
         member=member,
+        variant="" if how.member is None else f"member {how.member}",
         deterministic=bool(how.deterministic),
         seed=how.seed,
         config=config,

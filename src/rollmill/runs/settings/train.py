@@ -16,7 +16,7 @@ from rollmill.core.fields import EnvSpec
 from rollmill.core.given import MAIN
 from rollmill.core.room import LEAST_ROW_BYTES, check_room
 from rollmill.core.run_folder import is_folder_name
-from rollmill.core.text import show
+from rollmill.core.text import nearest, show
 from rollmill.distributed.settings import ClusterSettings
 from rollmill.envs.levels.draw import check_levels
 from rollmill.envs.make import check_env_settings
@@ -94,6 +94,10 @@ class StopSettings:
             raise ValueError("give at least one of frames, seconds, batches and mean_return")
 
 
+LATER = ("episode/", "eval/", "suite/", "task/", "validation/")
+"""Groups of metrics that the first rows may lack: nothing has ended, or been judged, yet."""
+
+
 @settings
 class CheckpointSettings:
     """How often the run is saved and what is kept."""
@@ -113,7 +117,7 @@ class CheckpointSettings:
 
     best_metric: str = ""
     """Metric to take for ``keep_best`` instead, as the row before the checkpoint has it; with a minus before its name
-    the lowest is the best (``-learn/value_loss``)."""
+    the lowest is the best (``-learn/value_loss``). A name that no row has is warned of."""
 
     milestone_frames: int = 0
     """Keep one checkpoint for ever every so many frames; 0 is off."""
@@ -138,6 +142,18 @@ class CheckpointSettings:
         name = self.best_metric or usual
         value = metrics.get(name.removeprefix("-"))
         return -value if value is not None and name.startswith("-") else value
+
+    def doubt(self, metrics: Mapping[str, float]) -> str:
+        """Why ``best_metric`` may be misspelt: a row of metrics lacks it, though it has others of its group."""
+        name = self.best_metric.removeprefix("-")
+        group = f"{name.partition('/')[0]}/"
+        if not name or name in metrics or (group in LATER and not any(other.startswith(group) for other in metrics)):
+            return ""
+        hint = nearest(name, metrics)
+        return (
+            f"checkpoints.best_metric={self.best_metric}: a row of metrics has none of this name"
+            f"{f'; {hint}' if hint else ''}; no checkpoint is kept as the best until one has"
+        )
 
 
 @settings

@@ -146,7 +146,7 @@ def call_hook(observer: Observer, hook: str, *args: object) -> Any:
 
 
 def ask_summaries(observer: Observer, run: OnlineRun, taken: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of one observer, refused where they are no numbers or have the name of another figure."""
+    """The metrics of one observer, refused where they are no numbers or have the name of another metric."""
     name = type(observer).__name__
     found = call_hook(observer, "extra_summaries", run)
     if not isinstance(found, Mapping):

@@ -1,8 +1,8 @@
 """Where the ranks of a run agree: once per turn of the training loop, on learning, stopping and schedules.
 
 Rank 0 leads. It alone looks at limits, signals and the clock, and what it decides holds for all, so no rank ever
-waits for one that has left. The others tell it what they have counted. A rank without a full batch comes to the
-meeting all the same, a few times per second: nobody has to wait for a slow simulator to hear that the run is over.
+waits for one that has left. The others tell it what they have counted. A rank without a full batch takes
+part all the same, a few times per second: nobody has to wait for a slow simulator to hear that the run is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollmill.sampling.sampler import EpisodeEnd, Sampler
 log = logging.getLogger("rollmill")
 
 PATIENCE = 0.2
-"""Seconds after which a rank comes to the meeting even without a batch."""
+"""Seconds after which a rank takes part in the exchange even without a batch."""
 
 COUNTERS = ("steps", "lost_segments", "env_faults", "worker_restarts")
 """What samplers count, by the names of ``Sampler.counters``."""
@@ -45,7 +45,7 @@ class Decision:
 
 
 class RankSync:
-    """One rank's seat at the meeting; with one rank, no more than its own opinion."""
+    """One rank's part in the exchange; with one rank, no more than its own opinion."""
 
     def __init__(self, ranks: Ranks, sampler: Sampler, learners: Sequence[Learner]) -> None:
         self.leads = ranks.rank == 0

@@ -26,8 +26,7 @@ def store_schema(config: TrainConfig, spec: EnvSpec) -> StoreSchema:
     who = [Column("policy_id", "int16"), Column("opponent", "int16")] if config.selfplay.on else []
     return StoreSchema.for_env(
         spec,
-        env_id=config.env.id,
-        env_kwargs=config.env.args,
+        **config.env.for_store,
         extra=[*(extra[name] for name in config.recording.columns), *who],
         image_codec=config.recording.image_codec,
     )

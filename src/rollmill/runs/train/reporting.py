@@ -6,6 +6,7 @@ the same rows again. Only names under ``time/`` depend on the machine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ STATE_SHAPE: Shape = {
     "next_row": int,
     "sums": {str: [float, float]},
 }
+
+log = logging.getLogger("rollmill")
 
 
 def panel_rows(config: TrainConfig) -> tuple[Row, ...]:
@@ -91,6 +94,7 @@ class TrainMetrics:
         """The episodes of every policy, where there are several."""
         self.checkpoint_failures = 0
         self.last_row: Mapping[str, float] = {}
+        self._doubted = False
         """The metrics that were written last, in this session."""
         self._extras = MetricWindow(config.report.window)  # the envs' own statistics
         self._config, self._folder, self._reporter, self._console = config, life.folder, life.reporter, life.console
@@ -234,6 +238,9 @@ class TrainMetrics:
             metrics |= ask_summaries(observer, run, metrics)
         self._sums.clear()
         self.last_row = metrics
+        if not self._doubted and (doubt := run.config.checkpoints.doubt(metrics)):
+            self._doubted = True
+            log.warning("%s", doubt)
         self._reporter.write(frames, metrics)
 
     def _by_policy(self) -> dict[str, float]:

@@ -98,7 +98,7 @@ def play(settings: EnvSettings, options: PlayOptions, announce: Callable[[str, M
         writer = None
         if options.out is not None:
             check_writable(options.out)
-            schema = StoreSchema.for_env(env.spec, env_id=settings.id, env_kwargs=settings.args)
+            schema = StoreSchema.for_env(env.spec, **settings.for_store)
             writer = stack.enter_context(StoreWriter(options.out, schema, sync="episode"))
         interrupt = stack.enter_context(Interrupt())
         announce(f"keys: {keyboard.text()}", {"keys": keyboard.text()})

@@ -61,7 +61,7 @@ class WatchOptions:
     deterministic: bool = False
     """Take the most likely action instead of sampling one."""
     best: bool = False
-    """Take the run's checkpoint with the highest training return instead of the newest."""
+    """Take the run's best checkpoint instead of the newest: by its checkpoints.best_metric."""
     random: bool = False
     """Watch a random policy in the run's environment."""
     target: float | None = None

@@ -35,7 +35,7 @@ from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.lifecycle import Progress as Tell
 from rollmill.runs.policies.controller import Models, WorldModelPolicy, load_models
 from rollmill.runs.resume import stage_check
-from rollmill.runs.trust import SavedEnv, load_saved
+from rollmill.runs.trust import SavedEnv, load_saved, stored_env
 from rollmill.worldmodel.controller.cmaes import SEARCH_SHAPE, Search, resume_search
 from rollmill.worldmodel.controller.model import (
     SavedController,
@@ -169,7 +169,7 @@ def known_env(dynamics_path: Path | None, trust_code: bool = False) -> EnvSettin
     if dynamics_path is None:
         raise ConfigError("which environment? Name it with env=...")
     origin = load_origin(dynamics_path)
-    saved = {"env": {"id": origin.env_id, "args": dict(origin.env_kwargs)}}
+    saved = stored_env(origin.env_id, origin.env_kwargs, origin.env_settings, origin.spec)
     return load_saved(SavedEnv, saved, DYNAMICS.find(dynamics_path), trust_code=trust_code).env
 
 

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,6 +54,7 @@ class NewStore:
             self._continue(recipe)
         else:
             _begin(self.path, self._recipe)
+        schema = replace(schema, made={})  # the recipe says how this one is made
         self.writer = StoreWriter(self.path, schema, shard_bytes=shard_bytes)
 
     def _continue(self, recipe: Mapping[str, Any]) -> None:

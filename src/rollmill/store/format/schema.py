@@ -49,6 +49,8 @@ REQUIRED = (
 DERIVED = ("step", "terminated", "truncated")
 """Columns that readers compute: a step's number follows from its place, an end can only be in the last row."""
 
+_ABOUT = ("created_by", "env_settings", "made")
+"""What a schema says of the first who wrote, which others need not share."""
 _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
 _CODEC = re.compile(r"raw|(zstd|shuffle|planes|jpeg):(-?\d{1,3})")
 _LEVELS = range(-999, 23)  # zstd knows no higher ones
@@ -150,6 +152,11 @@ class StoreSchema:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     created_by: str = f"rollmill {rollmill.__version__}"
     version: int = VERSION
+    env_settings: Mapping[str, Any] | None = None
+    """What else of ``env`` says how the environment is to be built again, as the first writer knew it: where episodes
+    are cut, what is added to observations. None: the writer did not know (version 0.1, imports)."""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    """How the first writer came to write: ``command``, ``policy`` and ``seed``, as far as that is known."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -184,9 +191,11 @@ class StoreSchema:
         *,
         env_id: str = "",
         env_kwargs: Mapping[str, Any] | None = None,
+        env_settings: Mapping[str, Any] | None = None,
         extra: Sequence[Column] = (),
         image_codec: str = "auto",
         created_by: str | None = None,
+        made: Mapping[str, Any] | None = None,
     ) -> StoreSchema:
         """The schema for episodes of an environment: observations, action, required columns, info, then ``extra``."""
         columns = [Column.of(f, "obs", image_codec if f.is_image else "auto", prefix=OBS) for f in spec.observation]
@@ -197,6 +206,8 @@ class StoreSchema:
             env_id=env_id or spec.name,
             columns=(*columns, *extra),
             env_kwargs=dict(env_kwargs or {}),
+            env_settings=env_settings,
+            made=made or {},
             created_by=created_by or f"rollmill {rollmill.__version__}",
         )
 
@@ -233,10 +244,8 @@ class StoreSchema:
 
     @cached_property
     def hash(self) -> str:
-        """Names everything but ``created_by``: equal for stores whose shards may lie in one folder."""
-        data = self.to_json()
-        del data["created_by"]
-        return _digest(data)
+        """Names all that rows depend on: equal for stores whose shards may lie in one folder."""
+        return _digest({name: value for name, value in self.to_json().items() if name not in _ABOUT})
 
     @cached_property
     def layout(self) -> str:
@@ -251,6 +260,8 @@ class StoreSchema:
             "env": _with_bounds(self.env.to_dict(), str),
             "columns": [column.to_json() for column in self.columns],
             "created_by": self.created_by,
+            **({} if self.env_settings is None else {"env_settings": dict(self.env_settings)}),
+            **({"made": dict(self.made)} if self.made else {}),
         }
 
     @staticmethod
@@ -269,12 +280,14 @@ class StoreSchema:
                 env_kwargs=dict(data["env_kwargs"]),
                 created_by=data["created_by"],
                 version=data["version"],
+                made=dict(data.get("made", {})),
+                env_settings=None if data.get("env_settings") is None else dict(data["env_settings"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"the schema makes no sense ({type(error).__name__}: {error})") from error
 
     def differences(self, other: StoreSchema) -> list[str]:
-        """One line per thing in which ``other`` is different, ``created_by`` aside."""
+        """One line per thing in which ``other`` is different; who has written them is left aside."""
         lines = [
             f"{name}: {_short(mine)} here, {_short(theirs)} there"
             for name, mine, theirs in (

@@ -2,10 +2,10 @@
 
 Words
 -----
-features  what a controller reads at step t: the latent z_t, then h_t (see ``sequence``) or its first ``components``,
+features  what a controller reads at step t: the latent z_t, then h_t (``dynamics.model``) or its first ``components``,
           then what was retrieved.
 weights   all numbers of one controller in a row, ``[P]``; a population is ``[members, P]``.
-pilot     encoder, memory and a controller for every lane: images in, actions out.
+agent     encoder, memory and a controller for every lane: images in, actions out.
 """
 
 from __future__ import annotations

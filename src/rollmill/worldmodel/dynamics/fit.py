@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rollmill.core.errors import NonFiniteError, StoreError
 from rollmill.core.fields import Array
@@ -28,9 +27,7 @@ from rollmill.optim.schedules import WarmupCosine
 from rollmill.store.split import Split
 from rollmill.store.views import Source, Windows
 from rollmill.worldmodel.actions import ActionCode
-from rollmill.worldmodel.dynamics.mixture import log_likelihood
 from rollmill.worldmodel.dynamics.model import Axes, Dynamics, Origin, Starts
-from rollmill.worldmodel.dynamics.objectives import draw_through, fill_nats
 from rollmill.worldmodel.dynamics.recall import Recall
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 
@@ -162,6 +159,7 @@ class LatentData:
             reward_mean=float(values.mean()),
             reward_std=float(values.std()) or 1.0,
             remembered=self.settings.recall_size if self.settings.recall else 0,
+            env_settings=None if schema.env_settings is None else dict(schema.env_settings),
         )
 
     def starts(self) -> Starts:
@@ -179,37 +177,18 @@ def check_latents(source: Source) -> None:
     """StoreError unless the store holds means and standard deviations of latents."""
     names = source.schema.names
     missing = [name for name in (MEAN, STD, "action", "reward") if name not in names]
+    several = [name.removesuffix("_mean") for name in names if name.startswith(OBS) and name.endswith("_mean")]
+    if missing and len(several) > 1:
+        fields = ", ".join(name.removeprefix(OBS) for name in several)
+        raise StoreError(
+            f"a store of the latents of several images ({fields}): dynamics models and controllers read those of one; "
+            f"`rollmill world encode --field {several[0].removeprefix(OBS)}` makes a store of them"
+        )
     if missing:
         raise StoreError(
             f"not a store of latents: it has no {', '.join(missing)} (it has {', '.join(names)}); "
             "`rollmill world encode` makes one"
         )
-
-
-def losses(model: Dynamics, batch: Sequences) -> dict[str, Tensor]:
-    """Sums over the real steps of a batch: ``latent`` (nats per latent number), ``reward``, ``done``, ``loss``."""
-    s = model.settings
-    before, after = batch.latents[:, :-1], batch.latents[:, 1:]
-    seen = before if model.infilling is None else model.infilling.hide(before, batch.hidden)
-    h = model(seen, batch.action, batch.step, batch.mask, batch.owner)
-    said = model.predict(h)
-    real = batch.mask.float()
-    target = after - before if s.differences else after
-    latent = -(log_likelihood(target, said.latent).mean(-1) * real).sum()
-    reward = (((said.reward - batch.reward) / model.origin.reward_std).square() * real).sum()
-    weight = real * (1 + (s.done_factor - 1) * batch.done)
-    done = (functional.binary_cross_entropy_with_logits(said.done, batch.done, reduction="none") * weight).sum()
-    loss = latent + s.reward_weight * reward + s.done_weight * done
-    sums = {"latent": latent, "reward": reward, "done": done}
-    if model.infilling is not None:
-        filled = model.infilling(h, seen, model.code(batch.action), batch.mask)
-        sums["infilling"] = fill_nats(before, filled, batch.hidden, batch.mask)
-        loss = loss + s.objective_weight * sums["infilling"]
-    if model.adversary is not None:
-        drawn = draw_through(said.latent, batch.noise)
-        sums["adversary"] = (model.adversary(h, target, drawn, s.objective_weight) * real).sum()
-        loss = loss + sums["adversary"]  # which weighs what it turns around
-    return {**sums, "loss": loss}
 
 
 def spans(shape: tuple[int, ...], share: float, length: int, rng: np.random.Generator) -> Array:
@@ -279,7 +258,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
     def piece_loss(
         self, network: Dynamics, piece: Sequences, number: int, samples: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        sums = losses(network, piece.to(network.device))
+        sums = network.losses(piece.to(network.device))
         return sums["loss"], {name: x.detach() for name, x in sums.items()}
 
     def inputs(self, batch: Sequences) -> dict[str, Tensor]:
@@ -291,7 +270,7 @@ class DynamicsFitter(Fitter[Dynamics, Sequences]):
         sums: dict[str, float] = {}
         real = 0.0
         for batch in self.data.validation():
-            found = losses(self.model, batch.to(self.device))
+            found = self.model.losses(batch.to(self.device))
             sums = {name: sums.get(name, 0.0) + float(x) for name, x in found.items()}
             real += float(batch.mask.sum())
         return {f"validation/{name}": value / real for name, value in sums.items()} if real else {}

@@ -21,11 +21,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rollmill.core.checkpoints import restoring, saved_spec
 from rollmill.core.config.load import load_config
@@ -38,12 +39,15 @@ from rollmill.models.saving import WEIGHTS_SHAPE, load_weights, weights_of
 from rollmill.models.transformer import Memory as TrunkMemory
 from rollmill.models.transformer import Trunk
 from rollmill.worldmodel.actions import ActionCode
-from rollmill.worldmodel.dynamics.mixture import Mixture, split_mixture
-from rollmill.worldmodel.dynamics.objectives import Adversary, Infilling
+from rollmill.worldmodel.dynamics.mixture import Mixture, log_likelihood, split_mixture
+from rollmill.worldmodel.dynamics.objectives import Adversary, Infilling, draw_through, fill_nats
 from rollmill.worldmodel.dynamics.recall import Recall
 from rollmill.worldmodel.dynamics.settings import DynamicsSettings
 from rollmill.worldmodel.files import DYNAMICS
 from rollmill.worldmodel.own import NOBODY, Trust
+
+if TYPE_CHECKING:
+    from rollmill.worldmodel.dynamics.fit import Sequences
 
 STATE_SHAPE: Shape = {
     "settings": MAPPING,
@@ -51,6 +55,7 @@ STATE_SHAPE: Shape = {
         "spec": SPEC_SHAPE,
         "env_id": str,
         "env_kwargs": MAPPING,
+        "env_settings?": (MAPPING, None),
         "latent_size": int,
         "reward_mean?": float,
         "reward_std?": float,
@@ -222,6 +227,8 @@ class Origin:
     reward_std: float = 1.0
     remembered: int = 0
     """Steps of the data that are part of the model (``recall``)."""
+    env_settings: dict[str, Any] | None = None
+    """See ``StoreSchema``."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -232,6 +239,7 @@ class Origin:
             "reward_mean": self.reward_mean,
             "reward_std": self.reward_std,
             "remembered": self.remembered,
+            "env_settings": self.env_settings,
         }
 
 
@@ -319,6 +327,35 @@ class Dynamics(nn.Module):
         mixture = split_mixture(self.latent_head(h), self.latent_size, self.settings.mixtures)
         reward, done = self.outcome_head(h).unbind(-1)
         return Prediction(mixture, reward * self.origin.reward_std + self.origin.reward_mean, done)
+
+    def losses(self, batch: Sequences) -> dict[str, Tensor]:
+        """Sums over the real steps of a batch: ``latent`` (nats per latent number), ``reward``, ``done``, ``loss``.
+
+        ``loss`` is what the fit lowers; a class of one's own may have another, and other terms beside it, which are
+        metrics of the fit.
+        """
+        s = self.settings
+        before, after = batch.latents[:, :-1], batch.latents[:, 1:]
+        seen = before if self.infilling is None else self.infilling.hide(before, batch.hidden)
+        h = self(seen, batch.action, batch.step, batch.mask, batch.owner)
+        said = self.predict(h)
+        real = batch.mask.float()
+        target = after - before if s.differences else after
+        latent = -(log_likelihood(target, said.latent).mean(-1) * real).sum()
+        reward = (((said.reward - batch.reward) / self.origin.reward_std).square() * real).sum()
+        weight = real * (1 + (s.done_factor - 1) * batch.done)
+        done = (functional.binary_cross_entropy_with_logits(said.done, batch.done, reduction="none") * weight).sum()
+        loss = latent + s.reward_weight * reward + s.done_weight * done
+        sums = {"latent": latent, "reward": reward, "done": done}
+        if self.infilling is not None:
+            filled = self.infilling(h, seen, self.code(batch.action), batch.mask)
+            sums["infilling"] = fill_nats(before, filled, batch.hidden, batch.mask)
+            loss = loss + s.objective_weight * sums["infilling"]
+        if self.adversary is not None:
+            drawn = draw_through(said.latent, batch.noise)
+            sums["adversary"] = (self.adversary(h, target, drawn, s.objective_weight) * real).sum()
+            loss = loss + sums["adversary"]  # which weighs what it turns around
+        return {**sums, "loss": loss}
 
     # -- acting --------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Past experience as a memory: what followed the stored steps that are most like the present one.
 
-A *bank* holds steps of a store of latents. The key of step t is (z_t, h_t), its value what came of it within the next
+It holds steps of a store of latents. The key of step t is (z_t, h_t), its value what came of it within the next
 ``horizon`` steps: the change of the latent, and the sum of rewards. ``recall`` finds the nearest keys of the present
 (z, h) and gives their values' mean, weighted by nearness: ``Z + 1`` more features for a controller.
 """

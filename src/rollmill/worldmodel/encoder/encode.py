@@ -40,7 +40,7 @@ def latent_schema(source: StoreSchema, names: Mapping[str, tuple[str, str]], siz
         raise StoreError(f"the store has an observation field {taken[0]!r} already; latents would need that name")
     spec = replace(source.env, observation=(*fields, *kept))
     latents = [Column.of(field, "obs", prefix=OBS) for field in fields]
-    return replace(source, env=spec, columns=(*latents, *columns))
+    return replace(source, env=spec, columns=(*latents, *columns), made={})
 
 
 class EpisodeEncoder:
