@@ -25,7 +25,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.reports.html.serving import METHODS, Door, security_headers
 from rollmill.store.reader import Store
-from rollmill.viewer.catalog import Catalog, RunEntry
+from rollmill.viewer.catalog import Catalog, RunEntry, words_of
 from rollmill.viewer.clusters import cluster
 from rollmill.viewer.columns import Columns
 from rollmill.viewer.episodes import (
@@ -39,7 +39,7 @@ from rollmill.viewer.episodes import (
     shown_image,
     table,
 )
-from rollmill.viewer.experiments import attempt_log, experiment
+from rollmill.viewer.experiments import Experiments, attempt_log
 from rollmill.viewer.moment import checkpoint_steps, moment, played_at
 from rollmill.viewer.page import modules, page, policy
 from rollmill.viewer.populations import population
@@ -109,6 +109,7 @@ class Viewer:
     def __init__(self, catalog: Catalog, stopping: Callable[[], bool] = lambda: False) -> None:
         self.catalog = catalog
         self._columns, self._stores = Columns(catalog.root), Stores(catalog.root)
+        self._experiments = Experiments(catalog.root)
         self._stopping = stopping
         self._streams = 0
 
@@ -198,7 +199,7 @@ class Viewer:
         return folder
 
     def _experiment(self, request: Request) -> Response:
-        return as_json(experiment(self._launched(request), self.catalog.root))
+        return as_json(self._experiments(self._launched(request)))
 
     def _attempt(self, request: Request) -> Response:
         run, number = request.query_params.get("run", ""), _whole(request, "number", -1)
@@ -254,10 +255,15 @@ class Viewer:
 
 def make_app(viewer: Viewer, door: Door) -> Starlette:
     """The application behind its guard."""
+
+    async def failed(_: Request, error: Exception) -> Response:
+        """What cannot be answered, a damaged file or wrong words: a sentence about it."""
+        return PlainTextResponse(f"422: {words_of(error, viewer.catalog.root)}\n", 422)
+
     return Starlette(
         routes=viewer.routes(),
         middleware=[Middleware(Guard, door=door), Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1)],
-        exception_handlers={Refused: _refused, RollmillError: _failed, OSError: _failed},
+        exception_handlers={Refused: _refused, RollmillError: failed, OSError: failed},
     )
 
 
@@ -329,9 +335,3 @@ def question(request: Request) -> Question:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     return PlainTextResponse(f"{error.code}: {error.words}\n", error.code)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    """What cannot be answered, a damaged file or wrong words: a sentence about it."""
-    words = (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
-    return PlainTextResponse(f"422: {words}\n", 422)

@@ -2,7 +2,7 @@
 
 import { h, replace } from "rollmill/dom";
 import { counted } from "rollmill/format";
-import { follow, isCopy } from "rollmill/source";
+import { follow, isCopy, notCopied } from "rollmill/source";
 import { refresh, state } from "rollmill/runs";
 import { RunsPage } from "rollmill/page_runs";
 import { CurvesPage } from "rollmill/page_curves";
@@ -74,7 +74,8 @@ async function safely(work) {
 function tell(problem = "") {
   const refused = state.refused.length ? `; ${counted(state.refused.length, "folder")} not shown: ${state.refused.join("; ")}` : "";
   status.className = problem ? "note bad" : "note";
-  status.textContent = problem || `${counted(state.runs.size, "run")}${isCopy ? ", a copy without a server" : ""}${refused}`;
+  const lost = notCopied.length ? `; could not be copied: ${notCopied.join("; ")}` : "";
+  status.textContent = problem || `${counted(state.runs.size, "run")}${isCopy ? ", a copy without a server" : ""}${refused}${lost}`;
 }
 
 function forgetToken() {

@@ -39,7 +39,10 @@ export class ExperimentsPage {
     const name = names.includes(query.get("name")) ? query.get("name") : names[0];
     replace(this.experiment.select, names.map((one) => h("option", { value: one }, one)));
     this.experiment.select.value = name;
-    this.draw(name, await ask(`/api/experiment?${new URLSearchParams({ name })}`));
+    const found = await ask(`/api/experiment?${new URLSearchParams({ name })}`);
+    clearTimeout(this.asking);
+    if (found.again !== null) this.asking = setTimeout(() => this.goTo("experiments", {}), 1000 * found.again);
+    this.draw(name, found);
   }
 
   draw(name, found) {
