@@ -113,12 +113,26 @@ def serving(root: Path) -> Iterator[Serving]:
             thread.join()
 
 
-def counting_store(path: Path, lengths: Sequence[int], size: tuple[int, int] = (12, 16)) -> Path:
-    """Episodes whose picture is the number of their step: all its pixels are the step, then the episode, then 7."""
+EXTRA = (Column("log_prob", "float32"), Column("value", "float32", per="obs"))
+"""Columns that a recorder adds."""
+LAST_VALUE = 5.0
+"""Of the final observation; 0 at all others."""
+
+
+def counting_store(
+    path: Path,
+    lengths: Sequence[int],
+    size: tuple[int, int] = (12, 16),
+    ended: tuple[bool, bool] = (True, False),
+) -> Path:
+    """Episodes whose picture is the number of their step: all its pixels are the step, then the episode, then 7.
+
+    ``ended``: terminated, truncated.
+    """
     fields = (Field("image", "uint8", (*size, 3)),)
     schema = StoreSchema.for_env(
         EnvSpec("counting", fields, ActionSpec("discrete", nvec=(3,), start=(0,))),
-        extra=(Column("log_prob", "float32"), Column("value", "float32")),
+        extra=EXTRA,
     )
     with StoreWriter(path, schema, sync="seal") as writer:
         for k, steps in enumerate(lengths):
@@ -135,9 +149,9 @@ def counting_store(path: Path, lengths: Sequence[int], size: tuple[int, int] = (
                 "global_step": 100 * k + np.arange(steps),
                 "version": np.full(steps, k),
                 "log_prob": np.full(steps, -0.5, np.float32),
-                "value": np.zeros(steps, np.float32),
+                "value": np.append(np.zeros(steps, np.float32), np.float32(LAST_VALUE)),
             }
-            writer.add_episode(Episode(columns, EpisodeInfo(uid=k + 1, seed=k), True, False))
+            writer.add_episode(Episode(columns, EpisodeInfo(uid=k + 1, seed=k), *ended))
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import struct
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("uvicorn")
+from starlette.requests import Request
 from viewing import Serving, cluster_run, counting_store, population_run, selfplay_run, serving
 
 from rollmill.reports.html.serving import Door, Pass
-from rollmill.viewer.server import MOST_RUNS, REQUESTS, STREAMS, Guard
+from rollmill.viewer.server import MOST_RUNS, REQUESTS, STREAMS, Guard, Viewer
 
 SECRET = b"the secret of the house"
 
@@ -236,3 +238,37 @@ def test_a_run_that_vanishes_is_no_error_of_the_server(server: Serving, tmp_path
     assert answer.code == 200
     assert b'"rows":0' in answer.body
     assert "exp/gone" not in server.runs()
+
+
+def test_a_fault_of_ours_has_the_headers_of_all_answers(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(since: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.catalog, "to_dict", fails)
+    answer = server.ask("/api/runs")
+    assert answer.code == 500
+    for name in ("content-security-policy", "x-content-type-options", "cross-origin-resource-policy"):
+        assert answer.headers[name] == server.ask("/").headers[name]
+
+
+def test_tabs_that_come_together_are_counted_one_by_one(server: Serving) -> None:
+    """Each as it is let in, not when its first event is made; one that nobody reads gives its place back."""
+    viewer = Viewer(server.catalog)
+
+    async def scenario() -> list[int]:
+        answers = [await viewer._events(Request({"type": "http"})) for _ in range(STREAMS + 1)]
+        codes = [answer.status_code for answer in answers]
+
+        async def gone(_: object = None) -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        async def nobody(_: object) -> None:
+            raise OSError
+
+        for answer in answers[:-1]:
+            with contextlib.suppress(Exception):
+                await answer({"type": "http"}, gone, nobody)
+        return [*codes, (await viewer._events(Request({"type": "http"}))).status_code]
+
+    with ThreadPoolExecutor(1) as aside:
+        assert aside.submit(asyncio.run, scenario()).result() == [200] * STREAMS + [503, 200]

@@ -116,9 +116,7 @@ class _Copy:
         with self._naming(name, address, f"/api/scatter?store={id_}"):
             store = stores(place)
             self._answers["json"][address] = table(store, Question(count=ROWS))
-            names, points = scatter(store, Question())
-            head = {"names": names, "rows": len(points[0])}
-            self._answers["binary"][f"/api/scatter?store={id_}"] = binary(head, points)
+            self._answers["binary"][f"/api/scatter?store={id_}"] = binary(*scatter(store, Question()))
             best = Question(sort="-return").select(store)[:episodes].tolist()
         for number in best:
             address = f"/api/episode?store={id_}&episode={number}"

@@ -72,7 +72,7 @@ def view(root: Path, address: Address, announce: Callable[[str, int], None]) -> 
     try:
         import uvicorn
 
-        from rollmill.viewer.server import Viewer, make_app
+        from rollmill.viewer.server import CONNECTIONS, Viewer, make_app
     except ModuleNotFoundError as error:
         raise MissingExtraError('rollmill view needs a web server: pip install "rollmill[viewer]"') from error
     if not root.is_dir():
@@ -89,6 +89,7 @@ def view(root: Path, address: Address, announce: Callable[[str, int], None]) -> 
             access_log=False,
             server_header=False,
             lifespan="off",
+            limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
         server = uvicorn.Server(config)

@@ -47,6 +47,8 @@ from rollmill.viewer.selfplay import selfplay
 
 REQUESTS = 64
 """Under way at the same time; more are told to come again."""
+CONNECTIONS = 4 * REQUESTS
+"""Of all browsers; the web server refuses more itself."""
 STREAMS = 16
 """Tabs that are told of news at the same time."""
 MOST_RUNS = 250
@@ -218,8 +220,8 @@ class Viewer:
         return as_json(report_of(self._place(request), self.catalog.root))
 
     def _scatter(self, request: Request) -> Response:
-        names, columns = scatter(self._store(request), question(request))
-        return binary(({"names": names, "rows": len(columns[0])}, [column.tobytes() for column in columns]))
+        head, columns = scatter(self._store(request), question(request))
+        return binary((head, [column.tobytes() for column in columns]))
 
     def _episode(self, request: Request) -> Response:
         store = self._store(request)
@@ -237,34 +239,49 @@ class Viewer:
     async def _events(self, request: Request) -> Response:
         if self._streams >= STREAMS:
             return PlainTextResponse(f"503: {STREAMS} tabs are open already\n", 503)
-        return StreamingResponse(self._news(request), media_type="text/event-stream")
+        self._streams += 1  # at once: of many that ask together none may pass unseen
+        return _Stream(self._news(request), self._let_go)
+
+    def _let_go(self) -> None:
+        self._streams -= 1
 
     async def _news(self, request: Request) -> AsyncIterator[str]:
         """The revision of the catalog whenever it has changed: a browser then asks for what is new."""
-        self._streams += 1
+        told = -1
+        while not (self._stopping() or await request.is_disconnected()):
+            revision = await run_in_threadpool(self.catalog.refresh)
+            yield f"data: {revision}\n\n" if revision != told else ": still here\n\n"
+            told = revision
+            await asyncio.sleep(POLL_SECONDS)
+
+
+class _Stream(StreamingResponse):
+    """Events, and what is to be called at their end, though nobody may ever have listened."""
+
+    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            told = -1
-            while not (self._stopping() or await request.is_disconnected()):
-                revision = await run_in_threadpool(self.catalog.refresh)
-                yield f"data: {revision}\n\n" if revision != told else ": still here\n\n"
-                told = revision
-                await asyncio.sleep(POLL_SECONDS)
+            await super().__call__(scope, receive, send)
         finally:
-            self._streams -= 1
+            self._ended()
 
 
-def make_app(viewer: Viewer, door: Door) -> Starlette:
-    """The application behind its guard."""
+def make_app(viewer: Viewer, door: Door) -> ASGIApp:
+    """The application behind its guard, which stands before all of it: faults of ours have its headers, too."""
 
     async def failed(_: Request, error: Exception) -> Response:
         """What cannot be answered, a damaged file or wrong words: a sentence about it."""
         return PlainTextResponse(f"422: {words_of(error, viewer.catalog.root)}\n", 422)
 
-    return Starlette(
+    app = Starlette(
         routes=viewer.routes(),
-        middleware=[Middleware(Guard, door=door), Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1)],
+        middleware=[Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1)],
         exception_handlers={Refused: _refused, RollmillError: failed, OSError: failed},
     )
+    return Guard(app, door)
 
 
 def columns_of(columns: Columns, runs: Sequence[RunEntry], names: Sequence[str]) -> tuple[Any, list[bytes]]:
