@@ -25,9 +25,9 @@ export class PlayPage {
     this.rate = choice("at", RATES, () => this.timer && (this.toggle(), this.toggle()));
     this.rate.select.value = "15";
     this.where = h("span", { class: "note", role: "status" });
-    const jump = (words, find) => h("button", { type: "button", onclick: () => this.episodes.length && this.seek(find(this.episodes[0])) }, words);
+    const jump = (words, find) => h("button", { type: "button", onclick: () => this.episodes.length && this.seek(find()) }, words);
     this.bar = h("div", { class: "controls" }, this.button, this.rate.element,
-      jump("largest reward", (episode) => episode.peak("reward")), jump("largest surprise", (episode) => episode.peak("surprise")), jump("end", (episode) => episode.length), this.where);
+      jump("largest reward", () => this.peak("reward")), jump("largest surprise", () => this.peak("surprise")), jump("end", () => this.last), this.where);
     this.panes = h("div", { class: "panes" });
     this.hint = h("p", { class: "note" }, "Space plays and stops, arrows go a step, j and k ten, Home and End to the ends.");
     this.element = h("div", { class: "player" }, this.bar, this.slider, this.panes, this.hint);
@@ -41,17 +41,28 @@ export class PlayPage {
     this.episodes.forEach((episode) => episode.close());
   }
 
-  async show(query) {
+  async show(query, isOn) {
     const wanted = (query.get("e") ?? "").split(",").filter(Boolean).slice(0, 4);
     const text = wanted.join(",");
     if (text !== this.text) {
+      const opened = await Promise.all(wanted.map((word) => Episode.open(...word.split(":"), (step) => this.seek(step))));
+      if (!isOn()) {
+        opened.forEach((episode) => episode.close());
+        return;
+      }
       this.text = text;
       this.episodes.forEach((episode) => episode.close());
-      this.episodes = await Promise.all(wanted.map((word) => Episode.open(...word.split(":"), (step) => this.seek(step))));
+      this.episodes = opened;
       replace(this.panes, this.episodes.length ? this.episodes.map((episode) => episode.element) : h("p", { class: "muted" }, "Choose episodes on the page Data."));
       this.slider.max = Math.max(0, ...this.episodes.map((episode) => episode.length));
       this.seek(Number(query.get("t")) || 0);
     }
+  }
+
+  // The step at which a track is highest in any of the episodes.
+  peak(name) {
+    const peaks = this.episodes.map((episode) => episode.peak(name)).filter((peak) => peak !== null);
+    return peaks.reduce((best, peak) => (peak.value > best.value ? peak : best), { step: 0, value: -Infinity }).step;
   }
 
   get last() {
@@ -102,17 +113,19 @@ class Episode {
 
   constructor(store, head, numbers, seek) {
     Object.assign(this, { store, head, length: head.length, step: 0, portions: new Map() });
-    this.values = Object.fromEntries(head.tracks.map((name, k) => [name, numbers.subarray(k * head.length, (k + 1) * head.length)]));
+    let place = 0;
+    this.values = Object.fromEntries(head.tracks.map((name, k) => [name, numbers.subarray(place, (place += head.rows[k]))]));
     this.derive();
     const { image } = head;
     this.canvas = image && h("canvas", { class: "frame", width: image.width, height: image.height, role: "img", "aria-label": `frame of episode ${head.number}` });
     this.facts = h("p", { class: "note" });
+    this.trouble = h("p", { class: "note bad", role: "alert" });
     this.tracks = h("div", { class: "tracks" });
-    const place = state.stores.find((one) => one.id === store)?.name ?? "";
+    const name = state.stores.find((one) => one.id === store)?.name ?? "";
     const note = image?.note ? h("p", { class: "note" }, `${image.name}: ${image.note}`) : "";
-    this.element = h("div", { class: "card pane" }, h("h3", {}, `${place} episode ${whole(head.number)}`),
+    this.element = h("div", { class: "card pane" }, h("h3", {}, `${name} episode ${head.number}`),
       h("p", { class: "note" }, `return ${number(Number(head.return))}, ${whole(head.length)} steps, ${head.ended}${head.seed === null ? "" : `, seed ${head.seed}`}`),
-      this.canvas ?? h("p", { class: "muted" }, "This store holds no images."), note, this.facts, this.tracks);
+      this.canvas ?? h("p", { class: "muted" }, "This store holds no images."), this.trouble, note, this.facts, this.tracks);
     this.draw(seek);
   }
 
@@ -120,23 +133,27 @@ class Episode {
     this.resized.disconnect();
   }
 
-  // Sums and surprises that follow from what was recorded.
+  // Sums and surprises that follow from what was recorded. What was got before a frame counts for it, so that there is one
+  // sum more than there are steps. Nothing is to come after a terminated episode; else the value of the last observation.
   derive() {
     const { reward, value } = this.values;
-    let sum = 0;
-    this.values["so far"] = Float64Array.from(reward, (one) => (sum += one));
-    if (value) this.values.surprise = Float64Array.from(value, (one, t) => Math.abs(reward[t] + (value[t + 1] ?? 0) - one));
+    const sums = new Float64Array(this.length + 1);
+    reward.forEach((one, t) => (sums[t + 1] = sums[t] + one));
+    this.values["so far"] = sums;
+    const next = (t) => (t + 1 === this.length && this.head.ended === "terminated" ? 0 : value[t + 1] ?? NaN);
+    if (value) this.values.surprise = Float64Array.from(reward, (one, t) => Math.abs(one + next(t) - value[t]));
     else if (this.values.log_prob) this.values.surprise = Float64Array.from(this.values.log_prob, (one) => -one);
   }
 
-  // The step at which a track is highest; the first one where there is none.
+  // {step, value} where a track is highest; null where there is no such track.
   peak(name) {
     const values = this.values[name] ?? [];
-    return values.reduce((best, value, t) => (value > values[best] ? t : best), 0);
+    const step = values.reduce((best, value, t) => (value > (values[best] ?? -Infinity) ? t : best), -1);
+    return step < 0 ? null : { step, value: values[step] };
   }
 
   draw(seek) {
-    const steps = Float64Array.from({ length: this.length }, (_, t) => t);
+    const steps = Float64Array.from({ length: this.length + 1 }, (_, t) => t);
     this.plots = [];
     for (const [key, title] of TRACKS) {
       for (const name of Object.keys(this.values).filter((one) => one === key || one.startsWith(`${key}[`))) {
@@ -153,7 +170,8 @@ class Episode {
 
   // What belongs to a step holds for all of it; sums and values are drawn from step to step.
   line(key, steps, values) {
-    return ["value", "so far"].includes(key) ? { x: steps, y: values } : stairs(steps, values, this.length);
+    const x = steps.subarray(0, values.length);
+    return ["value", "so far"].includes(key) ? { x, y: values } : stairs(x, values, this.length);
   }
 
   redraw() {
@@ -164,9 +182,9 @@ class Episode {
   seek(step) {
     this.step = Math.min(step, this.length);
     this.point();
-    const row = Math.min(this.step, this.length - 1);
-    const shown = Object.entries(this.values).filter(([name]) => name !== "surprise" && name !== "global_step").map(([name, values]) => `${name} ${number(values[row])}`);
-    this.facts.textContent = this.step < this.length ? shown.join(", ") : `the end: ${this.head.ended}`;
+    const known = Object.entries(this.values).filter(([name, values]) => name !== "surprise" && name !== "global_step" && this.step < values.length);
+    const shown = known.map(([name, values]) => `${name === "so far" ? "return so far" : name} ${number(values[this.step])}`);
+    this.facts.textContent = [...(this.step < this.length ? [] : [`the end: ${this.head.ended}`]), ...shown].join(", ");
     if (this.canvas) this.paint();
   }
 
@@ -180,8 +198,14 @@ class Episode {
     const part = Math.floor(this.step / portion);
     const wanted = this.step;
     const image = await this.fetch(part);
-    if (this.step !== wanted || !image) return;
+    if (this.step !== wanted) return;
     const pen = this.canvas.getContext("2d");
+    this.trouble.textContent = image ? "" : "these frames cannot be read";
+    if (!image) {
+      pen.clearRect(0, 0, width, height); // what stood there is of another step
+      delete this.canvas.dataset.step;
+      return;
+    }
     pen.drawImage(image, 0, (wanted - part * portion) * height, width, height, 0, 0, width, height);
     this.canvas.dataset.step = wanted;
     for (let next = part + 1; next <= Math.min(part + AHEAD, Math.floor(this.length / portion)); next += 1) this.fetch(next);
@@ -192,7 +216,7 @@ class Episode {
       const image = new Image();
       image.src = picture(`/api/frames?store=${this.store}&episode=${this.head.number}&part=${part}`);
       this.portions.set(part, image.decode().then(() => image, () => {
-        this.facts.textContent = "these frames cannot be read";
+        this.portions.delete(part); // they may be readable the next time
         return null;
       }));
       if (this.portions.size > PORTIONS) this.portions.delete(this.portions.keys().next().value);
