@@ -12,6 +12,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
@@ -66,9 +67,9 @@ def export(catalog: Catalog, folder: Path, episodes: int) -> Copied:
     experiments = Experiments(catalog.root)
     for name, launched in catalog.experiments.items():
         query = f"name={quote_plus(name)}"
-        copy.json(f"/api/experiment?{query}", name, lambda folder=launched: experiments(folder))
+        copy.json(f"/api/experiment?{query}", name, partial(experiments, launched))
         if (launched / LEDGER).is_file():
-            copy.json(f"/api/population?{query}", name, lambda folder=launched: population(folder, catalog.root))
+            copy.json(f"/api/population?{query}", name, partial(population, launched, catalog.root))
     for id_, place in catalog.stores.items():
         copy.store(id_, place, stores, episodes)
     answers["missing"] = list(copy.problems)
