@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ from running import LIMIT_SECONDS, wait_until
 
 pytest.importorskip("uvicorn")
 from browsing import opened
-from viewing import Serving, cluster_run, counting_store, launched, population_run, selfplay_run, serving
+from viewing import (
+    Serving,
+    cluster_run,
+    counting_store,
+    launched,
+    population_run,
+    selfplay_run,
+    serving,
+    two_views,
+)
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.identity import Identity
@@ -638,6 +648,36 @@ def test_frames_that_cannot_be_read_leave_no_others_there(browser: Any, recorded
         assert page.locator(".pane [role=alert]").inner_text() == ""
 
 
+def test_one_of_several_images_is_chosen(browser: Any, tmp_path: Path) -> None:
+    two_views(tmp_path / "runs" / "store", 20)
+    with serving(tmp_path / "runs") as server:
+        (store,) = server.ask("/api/runs").json["stores"]
+        with opened(browser, f"{server.link}#play?e={store['id']}:0&t=3") as (page, complaints):
+            page.locator("canvas.frame").wait_for()
+            first = page.get_by_label("image").input_value()
+            wait_until(lambda: pixel(page) == [3, {"left": 100, "right": 200}[first], 7])
+            other = "right" if first == "left" else "left"
+            page.get_by_label("image").select_option(other)
+            wait_until(lambda: pixel(page) == [3, {"left": 100, "right": 200}[other], 7])
+            page.keyboard.press("ArrowRight")
+            page.wait_for_url(lambda url: "t=4" in url and f"image={other}" in url)
+            assert complaints == []
+
+
+def test_who_leaves_the_player_stays_away(browser: Any, recorded: Serving) -> None:
+    """The address of the player is written a moment later, unless another page is shown by then."""
+    store = recorded.ask("/api/runs").json["stores"][0]["id"]
+    with opened(browser, f"{recorded.link}#play?e={store}:1") as (page, complaints):
+        page.locator("canvas.frame").wait_for()
+        page.clock.install()
+        page.keyboard.press("j")
+        page.evaluate("location.hash = 'runs'")
+        page.locator("table.runs a").first.wait_for()
+        page.clock.run_for(1000)
+        assert page.url.endswith("#runs")
+        assert complaints == []
+
+
 def test_what_was_chosen_in_one_store_is_not_played_of_another(browser: Any, everything: Serving) -> None:
     with opened(browser, f"{everything.link}#data") as (page, complaints):
         page.get_by_label("choose episode 2").check()
@@ -863,14 +903,21 @@ def test_attempts_and_every_run_over_its_parameters(browser: Any, tmp_path: Path
     experiment = tmp_path / "runs" / "grid"
     launched(experiment, gammas=(0.5, 0.9, 0.99), seeds=3)
     records = LaunchRecords(experiment)
-    attempt = Attempt(1, 1.79e9, Identity("node7", "boot", 1, 1), "", "new", 1.79e9 + 5, 1, "it <b>broke", "last words")
+    attempt = Attempt(1, 1.79e9, Identity("node7", "boot", 1, 1), "", "new", reason="it <b>broke", tail="last words")
     records.write_attempt("to_come", attempt)
     records.log_path("to_come", 1).write_text("what it wrote")
     with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#experiments") as (page, complaints):
         page.locator("summary", has_text="1 attempt").click()
-        page.locator("li", has_text="with exit code 1: it <b>broke").wait_for()
+        page.locator("li", has_text="not ended: it <b>broke").wait_for()
         page.get_by_role("button", name="log", exact=True).click()
         page.locator("pre", has_text="what it wrote").wait_for()
+        with open(records.log_path("to_come", 1), "a") as text:
+            text.write(" and has written since")
+        records.write_attempt("to_come", replace(attempt, number=2))  # which is news
+        page.locator("summary", has_text="2 attempts").wait_for()
+        page.locator("pre", has_text="what it wrote and has written since").wait_for()
+        records.write_attempt("to_come", replace(attempt, ended=1.79e9 + 5, exit_code=1))
+        page.locator("li", has_text="with exit code 1: it <b>broke").first.wait_for()
         with page.expect_download() as found:
             chart = page.locator(".chart", has_text="Every run over its parameters")
             chart.get_by_role("button", name="SVG").click()

@@ -91,6 +91,7 @@ def test_what_happened_step_by_step(server: Serving) -> None:
     assert tracks["reward"].argmax() == 35
     assert set(tracks) >= {"action", "reward", "log_prob", "value", "version", "global_step"}
     assert head["image"] == {"name": "image", "note": "", "height": 12, "width": 16, "portion": 16}
+    assert head["images"] == [head["image"]]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -24,7 +24,7 @@ from rollmill.core.identity import Identity
 from rollmill.launch.records import Attempt, LaunchRecords, Submission
 from rollmill.viewer import experiments
 from rollmill.viewer.catalog import Catalog
-from rollmill.viewer.experiments import LOG_BYTES, Experiments
+from rollmill.viewer.experiments import LOG_BYTES, Experiments, attempt_log
 from rollmill.viewer.export import export
 from rollmill.viewer.index import Index
 
@@ -222,6 +222,8 @@ def test_whatever_stands_in_a_plan_is_told_or_refused(grid: tuple[Path, str], da
         path.write_text(json.dumps(value))
     with contextlib.suppress(RollmillError, OSError):
         json.dumps(Experiments(experiment.parent)(experiment), allow_nan=False)
+    with contextlib.suppress(RollmillError, OSError):
+        attempt_log(experiment, experiment.parent, "to_come", 1)
     catalog = Catalog(experiment.parent, Index(None))
     catalog.refresh()
     assert len(catalog.to_dict()["ids"]) == 2

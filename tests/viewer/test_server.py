@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,14 @@ import pytest
 from experimenting import online, write_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from running import wait_until
 
 pytest.importorskip("uvicorn")
 from starlette.requests import Request
 from viewing import Serving, cluster_run, counting_store, population_run, selfplay_run, serving
 
 from rollmill.reports.html.serving import Door, Pass
+from rollmill.viewer import run
 from rollmill.viewer.server import MOST_RUNS, REQUESTS, STREAMS, Guard, Viewer
 
 SECRET = b"the secret of the house"
@@ -272,3 +275,15 @@ def test_tabs_that_come_together_are_counted_one_by_one(server: Serving) -> None
 
     with ThreadPoolExecutor(1) as aside:
         assert aside.submit(asyncio.run, scenario()).result() == [200] * STREAMS + [503, 200]
+
+
+def test_more_connections_than_the_server_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CONNECTIONS", 3)
+    (tmp_path / "runs").mkdir()
+    with serving(tmp_path / "runs") as few, contextlib.ExitStack() as held:
+        assert few.ask("/api/runs").code == 200
+        connections = [held.enter_context(socket.create_connection(("127.0.0.1", few.port))) for _ in range(3)]
+        wait_until(lambda: few.ask("/api/runs").code == 503, what="the server to be full")
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: few.ask("/api/runs").code == 200, what="room for one more")

@@ -209,6 +209,7 @@ def episode(store: Store, number: int) -> tuple[dict[str, Any], list[Array]]:
     names = [name for name in store.schema.names if not name.startswith(OBS) and _is_track(store, name)]
     read = store.read(number, 0, end.length, names, next_obs=True)
     tracks = {f"{name}{part}": column for name in names for part, column in _split(read[name])}
+    shown, known = shown_image(store), images(store.schema)
     head = {
         "number": number,
         "length": end.length,
@@ -221,7 +222,8 @@ def episode(store: Store, number: int) -> tuple[dict[str, Any], list[Array]]:
         "stats": written(dict(end.stats)),
         "tracks": list(tracks),
         "rows": [len(column) for column in tracks.values()],
-        "image": _image_dict(store),
+        "image": None if shown is None else _image_dict(shown),
+        "images": [_image_dict(image) for image in known],
     }
     return head, [np.asarray(column, np.float64) for column in tracks.values()]
 
@@ -280,10 +282,7 @@ def _size(image: ImageColumn) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _image_dict(store: Store) -> dict[str, Any] | None:
-    image = shown_image(store)
-    if image is None:
-        return None
+def _image_dict(image: ImageColumn) -> dict[str, Any]:
     height, width = _size(image)
     return {
         "name": image.name,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,8 @@ class Experiments:
 
         ``again``: seconds after which there is more to tell, as comparing many runs all the time would cost too much.
         """
-        try:
+        with _saying_damage():
             return self._told(folder)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise LaunchError(f"what is written about the launch is damaged: {error!r}") from error
 
     def _told(self, folder: Path) -> dict[str, Any]:
         records, plan = _open(folder, self._root)
@@ -133,10 +132,21 @@ def _retries(plan: PlanRecord) -> int:
     return found if isinstance(found, int) else LaunchSettings().retries
 
 
+@contextlib.contextmanager
+def _saying_damage() -> Iterator[None]:
+    """Others may have written the records: whatever they hold is told of, or refused by a sentence."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise LaunchError(f"what is written about the launch is damaged: {error!r}") from error
+
+
 def attempt_log(folder: Path, root: Path, run: str, number: int) -> str:
     """The end of what an attempt has written; ``run``: a name of the plan, nothing else."""
-    records, plan = _open(folder, root)
-    if run not in {known.name for known in plan.runs} or number not in {a.number for a in records.attempts(run)}:
+    with _saying_damage():
+        records, plan = _open(folder, root)
+        known = run in {one.name for one in plan.runs} and number in {one.number for one in records.attempts(run)}
+    if not known:
         raise ConfigError("there is no such attempt")
     path = records.log_path(run, number)
     try:

@@ -47,8 +47,6 @@ from rollmill.viewer.selfplay import selfplay
 
 REQUESTS = 64
 """Under way at the same time; more are told to come again."""
-CONNECTIONS = 4 * REQUESTS
-"""Of all browsers; the web server refuses more itself."""
 STREAMS = 16
 """Tabs that are told of news at the same time."""
 MOST_RUNS = 250

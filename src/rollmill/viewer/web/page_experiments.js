@@ -65,21 +65,29 @@ export class ExperimentsPage {
     if (!run.attempts.length) return run.reason || "-";
     const rows = run.attempts.map((attempt) => h("li", {}, `${attempt.number}: ${attempt.mode}, ${when(1000 * attempt.started)}, ${attempt.host}, `,
       attempt.ended === null ? "not ended" : `after ${duration(attempt.ended - attempt.started)} with exit code ${attempt.exit_code}`, attempt.reason ? `: ${attempt.reason}` : "", " ",
-      isCopy ? "" : this.log(name, run.run, attempt.number)));
+      isCopy ? "" : this.log(name, run.run, attempt)));
     const details = h("details", { open: this.open.has(run.run), ontoggle: () => (details.open ? this.open.add(run.run) : this.open.delete(run.run)) },
       h("summary", {}, counted(run.attempts.length, "attempt"), run.reason ? `: ${run.reason}` : ""), h("ul", { class: "attempts" }, rows), run.tail ? h("pre", {}, run.tail) : "");
     return details;
   }
 
-  log(name, run, number_) {
-    const key = `${name}/${run}/${number_}`;
+  // What an attempt wrote; while it is shown and the attempt has not ended, all news bring what it has written since.
+  log(name, run, attempt) {
+    const key = `${name}/${run}/${attempt.number}`;
     const place = h("pre", { hidden: !this.logs.has(key) }, this.logs.get(key) ?? "");
-    const button = h("button", { type: "button", onclick: async () => {
-      if (!this.logs.delete(key)) this.logs.set(key, await ask(`/api/attempt?${new URLSearchParams({ name, run, number: number_ })}`).then(({ log }) => log, (error) => error.message));
+    const read = async () => {
+      const text = await ask(`/api/attempt?${new URLSearchParams({ name, run, number: attempt.number })}`).then(({ log }) => log, (error) => error.message);
+      if (!this.logs.has(key)) return; // it was folded up meanwhile
+      this.logs.set(key, text);
+      place.textContent = text;
+    };
+    const toggle = () => {
+      if (!this.logs.delete(key)) this.logs.set(key, "");
       place.hidden = !this.logs.has(key);
-      place.textContent = this.logs.get(key) ?? "";
-    } }, "log");
-    return [button, place];
+      if (this.logs.has(key)) read();
+    };
+    if (this.logs.has(key) && attempt.ended === null) read();
+    return [h("button", { type: "button", onclick: toggle }, "log"), place];
   }
 
   // Runs that are compared with each other: what matters, every run over all parameters, and scores over time.

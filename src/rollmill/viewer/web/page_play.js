@@ -5,7 +5,7 @@ import { h, replace } from "rollmill/dom";
 import { number, whole } from "rollmill/format";
 import { choice } from "rollmill/parts";
 import { Plot, stairs } from "rollmill/plot";
-import { numbersOf, picture } from "rollmill/source";
+import { isCopy, numbersOf, picture } from "rollmill/source";
 import { state } from "rollmill/runs";
 
 const RATES = [[4, "4 steps/s"], [15, "15 steps/s"], [30, "30 steps/s"], [60, "60 steps/s"]];
@@ -26,8 +26,10 @@ export class PlayPage {
     this.rate.select.value = "15";
     this.where = h("span", { class: "note", role: "status" });
     const jump = (words, find) => h("button", { type: "button", onclick: () => this.episodes.length && this.seek(find()) }, words);
+    this.image = choice("image", [], (name) => this.go({ image: name, t: this.step }));
     this.bar = h("div", { class: "controls" }, this.button, this.rate.element,
-      jump("largest reward", () => this.peak("reward")), jump("largest surprise", () => this.peak("surprise")), jump("end", () => this.last), this.where);
+      jump("largest reward", () => this.peak("reward")), jump("largest surprise", () => this.peak("surprise")), jump("end", () => this.last), this.image.element, this.where);
+    this.image.element.hidden = true;
     this.panes = h("div", { class: "panes" });
     this.hint = h("p", { class: "note" }, "Space plays and stops, arrows go a step, j and k ten, Home and End to the ends.");
     this.element = h("div", { class: "player" }, this.bar, this.slider, this.panes, this.hint);
@@ -37,23 +39,28 @@ export class PlayPage {
 
   close() {
     clearInterval(this.timer);
+    clearTimeout(this.remembering); // the address is that of another page by then
     window.removeEventListener("keydown", this.onKey);
     this.episodes.forEach((episode) => episode.close());
   }
 
   async show(query, isOn) {
     const wanted = (query.get("e") ?? "").split(",").filter(Boolean).slice(0, 4);
-    const text = wanted.join(",");
-    if (text !== this.text) {
-      const opened = await Promise.all(wanted.map((word) => Episode.open(...word.split(":"), (step) => this.seek(step))));
+    const [text, image] = [wanted.join(","), query.get("image")];
+    if (text !== this.text || image !== this.shownImage) {
+      const opened = await Promise.all(wanted.map((word) => Episode.open(...word.split(":"), image, (step) => this.seek(step))));
       if (!isOn()) {
         opened.forEach((episode) => episode.close());
         return;
       }
-      this.text = text;
+      [this.text, this.shownImage] = [text, image];
       this.episodes.forEach((episode) => episode.close());
       this.episodes = opened;
       replace(this.panes, this.episodes.length ? this.episodes.map((episode) => episode.element) : h("p", { class: "muted" }, "Choose episodes on the page Data."));
+      const names = [...new Set(opened.flatMap(({ head }) => head.images.map(({ name }) => name)))];
+      this.image.element.hidden = isCopy || names.length < 2;
+      replace(this.image.select, names.map((name) => h("option", { value: name }, name)));
+      this.image.select.value = opened.find((episode) => episode.image)?.image.name ?? "";
       this.slider.max = Math.max(0, ...this.episodes.map((episode) => episode.length));
       this.seek(Number(query.get("t")) || 0);
     }
@@ -80,7 +87,7 @@ export class PlayPage {
   // The address says where one stands; the page does not move for it.
   remember() {
     clearTimeout(this.remembering);
-    this.remembering = setTimeout(() => history.replaceState(null, "", `#play?${new URLSearchParams({ e: this.text, t: this.step })}`), 200);
+    this.remembering = setTimeout(() => history.replaceState(null, "", `#play?${new URLSearchParams({ e: this.text, t: this.step, ...(this.shownImage ? { image: this.shownImage } : {}) })}`), 200);
   }
 
   toggle() {
@@ -106,17 +113,17 @@ export class PlayPage {
 }
 
 class Episode {
-  static async open(store, number_, seek) {
+  static async open(store, number_, image, seek) {
     const { head, numbers } = await numbersOf(`/api/episode?store=${encodeURIComponent(store)}&episode=${encodeURIComponent(number_)}`);
-    return new Episode(store, head, numbers, seek);
+    return new Episode(store, head, numbers, head.images.find(({ name }) => name === image) ?? head.image, seek);
   }
 
-  constructor(store, head, numbers, seek) {
-    Object.assign(this, { store, head, length: head.length, step: 0, portions: new Map() });
+  // ``image``: what is known of the images that are shown; null where there are none.
+  constructor(store, head, numbers, image, seek) {
+    Object.assign(this, { store, head, image, length: head.length, step: 0, portions: new Map() });
     let place = 0;
     this.values = Object.fromEntries(head.tracks.map((name, k) => [name, numbers.subarray(place, (place += head.rows[k]))]));
     this.derive();
-    const { image } = head;
     this.canvas = image && h("canvas", { class: "frame", width: image.width, height: image.height, role: "img", "aria-label": `frame of episode ${head.number}` });
     this.facts = h("p", { class: "note" });
     this.trouble = h("p", { class: "note bad", role: "alert" });
@@ -194,7 +201,7 @@ class Episode {
 
   // The frame of this very step; one that came too late is not drawn.
   async paint() {
-    const { portion, width, height } = this.head.image;
+    const { portion, width, height } = this.image;
     const part = Math.floor(this.step / portion);
     const wanted = this.step;
     const image = await this.fetch(part);
@@ -214,7 +221,8 @@ class Episode {
   fetch(part) {
     if (!this.portions.has(part)) {
       const image = new Image();
-      image.src = picture(`/api/frames?store=${this.store}&episode=${this.head.number}&part=${part}`);
+      const asked = this.image.name === this.head.image.name ? "" : `&image=${encodeURIComponent(this.image.name)}`;
+      image.src = picture(`/api/frames?store=${this.store}&episode=${this.head.number}&part=${part}${asked}`);
       this.portions.set(part, image.decode().then(() => image, () => {
         this.portions.delete(part); // they may be readable the next time
         return null;
