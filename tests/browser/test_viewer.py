@@ -7,18 +7,29 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from experimenting import online, write_run
+from experimenting import offline, online, write_run
 from running import LIMIT_SECONDS, wait_until
 
 pytest.importorskip("uvicorn")
 from browsing import opened
-from viewing import Serving, cluster_run, counting_store, launched, population_run, selfplay_run, serving
+from viewing import (
+    Serving,
+    cluster_run,
+    counting_store,
+    launched,
+    population_run,
+    selfplay_run,
+    serving,
+    two_views,
+)
 
+from rollmill.core.errors import ConfigError
 from rollmill.core.identity import Identity
 from rollmill.launch.compare.aggregate import band, common
 from rollmill.launch.compare.statistics import iqm
@@ -26,7 +37,10 @@ from rollmill.launch.progress import read_curve
 from rollmill.launch.records import Attempt, LaunchRecords
 from rollmill.reports.html.plots import Plot, short, spread, ticks
 from rollmill.reports.html.tables import number
+from rollmill.reports.store.report import write_report
+from rollmill.store.reader import Store
 from rollmill.viewer.catalog import Catalog
+from rollmill.viewer.episodes import words_in
 from rollmill.viewer.export import export
 from rollmill.viewer.index import Index
 from rollmill.viewer.server import STREAMS
@@ -338,6 +352,8 @@ def test_text_of_others_stays_text(browser: Any, server: Serving) -> None:
         page.locator("table.runs a", has_text=name).wait_for()
         page.locator("table.runs a", has_text=name).click()
         page.locator(".chart .entry", has_text=name).first.wait_for()
+        assert page.locator(".chart .entry").count() == 1, "this run alone"
+        assert page.locator("[role=alert]").inner_text() == ""
         assert page.locator("img").count() == 0
         assert complaints == []
 
@@ -348,6 +364,181 @@ def test_the_door_is_closed_without_the_token(browser: Any, server: Serving) -> 
     assert answer.status == 403
     assert "open the link that the command has printed" in page.inner_text("body")
     page.close()
+
+
+NAMES = ["g 1, a*b", 'say "yes"', "back\\slash", "a=b>1", "?", "tags-[1, 2] and 2 more", "a.b", "x/y", "", "é ü", "0.9"]
+SPLIT = """async (texts) => {
+  const { plain, split } = await import("rollmill/filter");
+  const words = (text) => split(text).map((word) => plain(word.characters));
+  return texts.map((text) => { try { return words(text); } catch { return null; } });
+}"""
+FITS = """async (names) => {
+  const { parse, quoted } = await import("rollmill/filter");
+  const runs = names.map((group) => ({ group, experiment: group, settings: {} }));
+  const words = (name) => `experiment=${quoted(name)} group=${quoted(name)}`;
+  return names.map((name) => runs.filter(parse(words(name), runs, {})).map((run) => run.group));
+}"""
+
+
+def test_a_name_in_a_filter_means_itself(browser: Any, server: Serving) -> None:
+    """Whatever is in it; words are split as Python splits those of the page Data."""
+    rng = np.random.default_rng(3)
+    texts = ["".join(rng.choice(list('ab" \\,*=\t'), 12)) for _ in range(300)]
+    with opened(browser, server.link) as (page, _):
+        page.locator("table.runs tbody a").first.wait_for()
+        assert page.evaluate(FITS, NAMES) == [[name] for name in NAMES]
+        for text, found in zip(texts, page.evaluate(SPLIT, texts)):
+            try:
+                assert found == words_in(text), text
+            except ConfigError:
+                assert found is None, text
+
+
+def test_from_a_group_to_its_curves(browser: Any, tmp_path: Path) -> None:
+    """Whose name has blanks and commas, and which another experiment has, too."""
+    for experiment in ("one", "two"):
+        for seed in range(2):
+            for layers in ([1, 2], [3]):
+                name = f"{len(layers)} of-s{seed}"
+                write_run(tmp_path / "runs" / experiment / name, online(seed, model={"mlp": layers}), [1.0, 2.0])
+    with serving(tmp_path / "runs") as server, opened(browser, server.link) as (page, complaints):
+        groups = page.locator("table.runs a", has_text="mlp-")
+        groups.first.wait_for()
+        assert groups.count() == 4
+        name = groups.first.inner_text()
+        groups.first.click()
+        page.locator(".chart .entry").first.wait_for()
+        assert page.locator(".chart .entry").count() == 1
+        assert page.locator(".side li").count() == 1
+        assert name.split("/")[1] in page.locator(".side li").inner_text()
+        assert complaints == []
+
+
+SETTING = """async () => {
+  const { state } = await import("rollmill/runs");
+  const { valueOf } = await import("rollmill/filter");
+  const value = (run) => valueOf(run, "stop.mean_return", state.common);
+  return Object.fromEntries([...state.runs.values()].map((run) => [run.name, value(run)]));
+}"""
+
+
+def test_a_run_that_comes_later_has_its_own_settings(browser: Any, tmp_path: Path) -> None:
+    """One that has none where all others have the same, for example."""
+    root = tmp_path / "runs"
+    for seed in range(2):
+        write_run(root / "exp" / f"old-{seed}", online(seed, stop={"mean_return": 475}), [1.0])
+    with serving(root) as server, opened(browser, server.link) as (page, _):
+        page.locator("table.runs tbody a").first.wait_for()
+        write_run(root / "exp" / "none", online(stop={"mean_return": None}), [1.0])
+        write_run(root / "exp" / "without", online(), [1.0])
+        wanted = {"exp/old-0": 475, "exp/old-1": 475, "exp/none": None, "exp/without": None}
+        wait_until(lambda: page.evaluate(SETTING).keys() == wanted.keys())
+        assert page.evaluate(SETTING) == wanted
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A run that counts frames, and one that counts updates."""
+    root = tmp_path_factory.mktemp("units") / "runs"
+    write_run(root / "exp" / "online", online(), [1.0, 2.0], metric="eval/return")
+    write_run(root / "exp" / "offline", offline(root / "store"), [])
+    rows = [{"step": 1000 * k, "unit": "updates", "eval/return": k, "time/seconds": k} for k in range(1, 5)]
+    (root / "exp" / "offline" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(root) as found:
+        yield found
+
+
+AXIS_OF = """[...document.querySelectorAll('.plot')].map(e => e.chart.plot)
+  .map(({ xTitle, lines }) => [xTitle, lines.map(({ x }) => x.at(-1))])"""
+
+
+def test_runs_that_count_differently_have_axes_of_their_own(browser: Any, units: Serving) -> None:
+    with opened(browser, f"{units.link}#runs") as (page, complaints):
+        page.locator("table.runs td", has_text="4,000 updates").wait_for()
+        assert page.locator("table.runs td", has_text="20 frames").count() == 1
+        page.evaluate("location.hash = 'runs?filter=name=exp/offline'")
+        page.locator("table.runs th", has_text="updates").wait_for()
+        for address in ("curves?metrics=eval/return", "compare?runs=" + ",".join(units.catalog.runs)):
+            page.evaluate("address => { location.hash = address; }", address)
+            page.locator(".chart").nth(1).wait_for()
+            assert sorted(page.evaluate(AXIS_OF)) == [["frames", [20]], ["updates", [4000]]]
+        page.evaluate("location.hash = 'curves?metrics=eval/return&x=seconds'")
+        wait_until(lambda: page.evaluate(AXIS_OF) == [["seconds", [4, 2]]], what="seconds, which all have in common")
+        assert complaints == []
+
+
+def test_a_range_below_zero_on_a_logarithmic_axis(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#curves?metrics=episode/return&logx=1&range=-50:200") as (page, complaints):
+        page.locator(".chart .entry").first.wait_for()
+        script = "(({ xs, lines }) => [xs.low, xs.high, xs.share(lines[0].x[0])])"
+        low, high, shown = page.evaluate(f"{script}(document.querySelector('.plot').chart.plot)")
+        assert (low, high) == pytest.approx((10, 200)), "from the first point on"
+        assert 0 <= shown <= 1
+        assert complaints == []
+
+
+def test_numbers_of_any_count_and_one_format_for_each_kind(browser: Any, server: Serving) -> None:
+    script = """async () => {
+      const [{ extremes }, f] = await Promise.all([import("rollmill/stats"), import("rollmill/format")]);
+      const { Plot } = await import("rollmill/plot");
+      const many = Array.from({ length: 500_000 }, (_, k) => k % 1000);
+      const counts = new Plot({ lines: [{ x: [0, 1], y: [0, 1] }], yWhole: true });
+      counts.layout(400, 300);
+      const lengths = [59.4, 59.7, 3599, 3600, 90000].map(f.duration);
+      return [extremes(many), extremes([]).map(String), lengths, f.rate(8947.4), f.rate(null),
+        f.when(1795095696000), f.when("2026-11-19T13:41:36+00:00"), f.when("x"), counts.yTicks]; }"""
+    with opened(browser, server.link, timezone_id="Asia/Tokyo", locale="de-DE") as (page, _):
+        page.locator("table.runs tbody a").first.wait_for()
+        found = page.evaluate(script)
+    assert found[:2] == [[0, 999], ["Infinity", "-Infinity"]]
+    assert found[2] == ["59 s", "1 min", "1.00 h", "1.00 h", "25.0 h"]
+    assert found[3:5] == ["8,947", "-"]
+    assert found[5:8] == ["2026-11-19 13:41:36 UTC", "2026-11-19 13:41:36 UTC", "x"]
+    assert found[8] == [[0, "0"], [1, "1"]], "nothing between two things"
+
+
+def test_fixed_columns_stand_before_settings_which_fold(browser: Any, tmp_path: Path) -> None:
+    for k in range(2):
+        settings = {f"knob_{j:02}": j + 100 * k for j in range(20)}
+        write_run(tmp_path / "runs" / "exp" / f"r{k}", online(learning=settings), [1.0])
+    with serving(tmp_path / "runs") as server, opened(browser, server.link) as (page, complaints):
+        heads = page.locator("table.runs th")
+        heads.first.wait_for()
+        names = [name.strip() for name in heads.all_inner_texts()]
+        fixed = ["run", "state", "env", "frames", "return", "frames/s", "faults", "age"]
+        assert [name for name in names if not name.startswith("learning.")] == names[: len(fixed)] == fixed
+        more = page.locator("details.more")
+        assert more.inner_text() == "8 more settings differ"
+        more.locator("summary").click()
+        more.locator("span", has_text="learning.knob_19").wait_for()
+        assert complaints == []
+
+
+def test_typing_and_sliding_are_no_steps_back(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#curves?metrics=episode/return") as (page, complaints):
+        page.locator(".chart .entry").first.wait_for()
+        before = page.evaluate("history.length")
+        page.get_by_label("smoothing").focus()
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        page.wait_for_url("**smooth=0.03*")
+        page.get_by_label("filter").fill("gamma-0.9")
+        page.wait_for_url("**filter=gamma-0.9*")
+        wait_until(lambda: page.locator(".chart .entry").count() == 3)
+        assert page.evaluate("history.length") == before
+        assert complaints == []
+
+
+def test_a_link_is_copied_over_http_too(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#curves?metrics=episode/return") as (page, complaints):
+        page.locator(".chart .entry").first.wait_for()
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        seen = "window.copied = document.activeElement.value"
+        page.evaluate(f"document.addEventListener('copy', () => {{ {seen}; }})")
+        page.get_by_role("button", name="copy link").click()
+        page.get_by_role("button", name="copied").wait_for()
+        assert page.evaluate("window.copied") == page.url
+        assert complaints == []
 
 
 # -- episodes ---------------------------------------------------------------------------------------------------------
@@ -404,6 +595,140 @@ def test_episodes_go_side_by_side(browser: Any, recorded: Serving) -> None:
         for _ in range(6):
             page.keyboard.press("j")
         wait_until(lambda: (pixel(page, 0), pixel(page, 1)) == ([70, 0, 7], [40, 2, 7]), what="the shorter one to wait")
+        assert complaints == []
+
+
+def test_jumps_look_at_all_that_are_side_by_side(browser: Any, recorded: Serving) -> None:
+    store = recorded.ask("/api/runs").json["stores"][0]["id"]
+    with opened(browser, f"{recorded.link}#play?e={store}:0,{store}:1") as (page, complaints):
+        page.locator("canvas.frame").nth(1).wait_for()
+        for words, step in (("largest reward", 75), ("end", 150), ("largest surprise", 75)):
+            page.get_by_role("button", name=words).click()
+            page.locator(".note", has_text=f"step {step} of 150").wait_for()
+        assert complaints == []
+
+
+def test_what_is_still_to_come_when_an_episode_stops(browser: Any, tmp_path: Path) -> None:
+    """After a truncated one the value of the last observation, after a terminated one nothing."""
+    for name, ended in (("terminated", (True, False)), ("truncated", (False, True)), ("cut", (False, False))):
+        counting_store(tmp_path / "runs" / name, (30,), ended=ended)
+    with serving(tmp_path / "runs") as server:
+        stores = {store["name"]: store["id"] for store in server.ask("/api/runs").json["stores"]}
+        for name, step in (("terminated", 15), ("truncated", 29), ("cut", 29)):
+            with opened(browser, f"{server.link}#play?e={stores[name]}:0") as (page, complaints):
+                facts = page.locator(".pane p.note", has_text="return so far")
+                for at, sum_ in ((15, "0"), (16, "1")):
+                    page.locator("canvas.frame").wait_for()
+                    slider = page.get_by_label("step", exact=True)
+                    slider.evaluate("(box, at) => { box.value = at; box.dispatchEvent(new Event('input')); }", at)
+                    facts.filter(has_text=f"return so far {sum_}").wait_for()
+                page.get_by_role("button", name="largest surprise").click()
+                page.locator(".note", has_text=f"step {step} of 30").wait_for()
+                page.keyboard.press("End")
+                facts.filter(has_text=f"the end: {name}, value 5, return so far 1").wait_for()
+                assert complaints == []
+
+
+def test_frames_that_cannot_be_read_leave_no_others_there(browser: Any, recorded: Serving) -> None:
+    store = recorded.ask("/api/runs").json["stores"][0]["id"]
+    with opened(browser, f"{recorded.link}#play?e={store}:1&t=5") as (page, _):
+        page.route("**/api/frames?*part=8*", lambda route: route.fulfill(status=422, body="422: damaged"))
+        page.locator("canvas.frame").wait_for()
+        wait_until(lambda: pixel(page) == [5, 1, 7])
+        slider = page.get_by_label("step", exact=True)
+        go = "(box, step) => { box.value = step; box.dispatchEvent(new Event('input')); }"
+        slider.evaluate(go, 130)
+        page.locator("[role=alert]", has_text="these frames cannot be read").wait_for()
+        assert pixel(page) == [0, 0, 0]
+        page.keyboard.press("ArrowRight")
+        page.locator(".note", has_text="step 131 of 150").wait_for()
+        page.locator("[role=alert]", has_text="these frames cannot be read").wait_for()
+        slider.evaluate(go, 6)
+        wait_until(lambda: pixel(page) == [6, 1, 7])
+        assert page.locator(".pane [role=alert]").inner_text() == ""
+
+
+def test_one_of_several_images_is_chosen(browser: Any, tmp_path: Path) -> None:
+    two_views(tmp_path / "runs" / "store", 20)
+    with serving(tmp_path / "runs") as server:
+        (store,) = server.ask("/api/runs").json["stores"]
+        with opened(browser, f"{server.link}#play?e={store['id']}:0&t=3") as (page, complaints):
+            page.locator("canvas.frame").wait_for()
+            first = page.get_by_label("image").input_value()
+            wait_until(lambda: pixel(page) == [3, {"left": 100, "right": 200}[first], 7])
+            other = "right" if first == "left" else "left"
+            page.get_by_label("image").select_option(other)
+            wait_until(lambda: pixel(page) == [3, {"left": 100, "right": 200}[other], 7])
+            page.keyboard.press("ArrowRight")
+            page.wait_for_url(lambda url: "t=4" in url and f"image={other}" in url)
+            assert complaints == []
+
+
+def test_who_leaves_the_player_stays_away(browser: Any, recorded: Serving) -> None:
+    """The address of the player is written a moment later, unless another page is shown by then."""
+    store = recorded.ask("/api/runs").json["stores"][0]["id"]
+    with opened(browser, f"{recorded.link}#play?e={store}:1") as (page, complaints):
+        page.locator("canvas.frame").wait_for()
+        page.clock.install()
+        page.keyboard.press("j")
+        page.evaluate("location.hash = 'runs'")
+        page.locator("table.runs a").first.wait_for()
+        page.clock.run_for(1000)
+        assert page.url.endswith("#runs")
+        assert complaints == []
+
+
+def test_what_was_chosen_in_one_store_is_not_played_of_another(browser: Any, everything: Serving) -> None:
+    with opened(browser, f"{everything.link}#data") as (page, complaints):
+        page.get_by_label("choose episode 2").check()
+        play = page.get_by_role("button", name="play", exact=True)
+        assert play.is_enabled()
+        page.get_by_label("store").select_option(index=1)
+        page.wait_for_url("**store=*")
+        wait_until(lambda: play.is_disabled())
+        assert not page.get_by_label("choose episode 2").is_checked()
+        assert complaints == []
+
+
+def test_an_older_answer_does_not_take_the_place_of_a_newer_choice(browser: Any, everything: Serving) -> None:
+    """The table of one store comes after that of another, which was chosen later; and after the page was left."""
+    stores = {store["name"]: store["id"] for store in everything.ask("/api/runs").json["stores"]}
+    first, second = stores["exp/b/data"], stores["exp/b/eval/newest"]
+    held: list[Any] = []
+    with opened(browser, f"{everything.link}#runs") as (page, complaints):
+        page.locator("table.runs a").first.wait_for()
+        page.route(f"**/api/episodes?store={first}*", lambda route: held.append(route))
+        page.evaluate("id => { location.hash = `data?store=${id}`; }", first)
+        wait_until(lambda: page.evaluate("1") and held, what="the slow store to be asked for")
+        page.evaluate("id => { location.hash = `data?store=${id}`; }", second)
+        page.locator(".note", has_text="6 of 6 episodes").wait_for()
+        with page.expect_response(lambda answer: f"episodes?store={first}" in answer.url):
+            held.pop().continue_()
+        page.evaluate("new Promise((done) => setTimeout(done))")
+        assert page.locator(".note", has_text="6 of 6 episodes").is_visible()
+        assert page.locator("table.episodes tbody tr").count() == 6
+        page.evaluate("id => { location.hash = `data?store=${id}`; }", first)
+        wait_until(lambda: page.evaluate("1") and held, what="the slow store to be asked for again")
+        page.evaluate("location.hash = 'runs'")
+        page.locator("table.runs a").first.wait_for()
+        with page.expect_response(lambda answer: f"episodes?store={first}" in answer.url):
+            held.pop().continue_()
+        page.evaluate("new Promise((done) => setTimeout(done))")
+        assert page.locator("table.runs").is_visible()
+        assert complaints == []
+
+
+def test_news_leave_unfolded_what_was_unfolded(browser: Any, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    write_run(root / "exp" / "run", online(), [1.0])
+    write_report(Store(counting_store(root / "store", (3, 4))))
+    with serving(root) as server, opened(browser, f"{server.link}#data") as (page, complaints):
+        page.locator("details.checks summary").click()
+        page.locator("details.checks li").first.wait_for()
+        write_run(root / "exp" / "new", online(), [1.0])
+        page.locator("#status", has_text="2 runs").wait_for()
+        page.locator("details.checks[open]").wait_for()
+        assert "UTC" in page.locator("details.checks summary").inner_text()
         assert complaints == []
 
 
@@ -538,11 +863,29 @@ def test_evaluations_are_paired_by_seed(browser: Any, tmp_path: Path) -> None:
     with serving(tmp_path / "runs") as server:
         ids = ",".join(run["id"] for run in server.ask("/api/runs").json["runs"])
         with opened(browser, f"{server.link}#compare?runs={ids}") as (page, complaints):
-            section = page.locator("section", has_text="2 seeds that all have")
+            section = page.locator("section", has_text="Evaluation newest, 2 seeds that all have")
             section.wait_for()
             assert section.locator("tbody tr").count() == 2 + 2
             assert section.locator("tbody tr").first.inner_text().split() == ["mean", "1.5", "1.5"]
             assert section.locator("tbody tr").nth(1).inner_text().split()[-2:] == ["-", "0"], "too few for an interval"
+            assert complaints == []
+
+
+def test_evaluations_of_one_name_are_paired(browser: Any, tmp_path: Path) -> None:
+    """Not the best of one run with the newest of another."""
+    evaluated = {"a": ("best", "newest"), "b": ("best", "newest", "other"), "c": ("other",)}
+    for name, evaluations in evaluated.items():
+        write_run(tmp_path / "runs" / "exp" / name, online(), [1.0])
+        for k, evaluation in enumerate(evaluations):
+            counting_store(tmp_path / "runs" / "exp" / name / "eval" / evaluation, (4,) * (2 + k))
+    with serving(tmp_path / "runs") as server:
+        ids = {run["name"]: run["id"] for run in server.ask("/api/runs").json["runs"]}
+        with opened(browser, f"{server.link}#compare?runs={ids['exp/a']},{ids['exp/b']}") as (page, complaints):
+            page.locator("h2", has_text="Evaluation newest, 3 seeds that all have").wait_for()
+            page.get_by_label("evaluation").select_option("best")
+            page.locator("h2", has_text="Evaluation best, 2 seeds that all have").wait_for()
+            page.evaluate("ids => { location.hash = `compare?runs=${ids}`; }", f"{ids['exp/a']},{ids['exp/c']}")
+            page.locator("p", has_text="exp/a: best, newest; exp/c: other").wait_for()
             assert complaints == []
 
 
@@ -560,18 +903,29 @@ def test_attempts_and_every_run_over_its_parameters(browser: Any, tmp_path: Path
     experiment = tmp_path / "runs" / "grid"
     launched(experiment, gammas=(0.5, 0.9, 0.99), seeds=3)
     records = LaunchRecords(experiment)
-    attempt = Attempt(1, 1.79e9, Identity("node7", "boot", 1, 1), "", "new", 1.79e9 + 5, 1, "it <b>broke", "last words")
+    attempt = Attempt(1, 1.79e9, Identity("node7", "boot", 1, 1), "", "new", reason="it <b>broke", tail="last words")
     records.write_attempt("to_come", attempt)
     records.log_path("to_come", 1).write_text("what it wrote")
     with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#experiments") as (page, complaints):
         page.locator("summary", has_text="1 attempt").click()
-        page.locator("li", has_text="with exit code 1: it <b>broke").wait_for()
+        page.locator("li", has_text="not ended: it <b>broke").wait_for()
         page.get_by_role("button", name="log", exact=True).click()
         page.locator("pre", has_text="what it wrote").wait_for()
+        with open(records.log_path("to_come", 1), "a") as text:
+            text.write(" and has written since")
+        records.write_attempt("to_come", replace(attempt, number=2))  # which is news
+        page.locator("summary", has_text="2 attempts").wait_for()
+        page.locator("pre", has_text="what it wrote and has written since").wait_for()
+        records.write_attempt("to_come", replace(attempt, ended=1.79e9 + 5, exit_code=1))
+        page.locator("li", has_text="with exit code 1: it <b>broke").first.wait_for()
         with page.expect_download() as found:
             chart = page.locator(".chart", has_text="Every run over its parameters")
             chart.get_by_role("button", name="SVG").click()
         drawn = Path(found.value.path()).read_text()
+        chart.locator(".plot").hover()
+        page.locator(".chart", has_text="Score over seconds").locator(".plot").hover()
+        page.locator(".chart .entry", has_text="seconds ").first.wait_for()
+        assert chart.locator(".entry").count() == 0, "a place between two axes has no value"
         assert drawn.count("<path") == 9 + 2, "a line for each run, an axis for gamma and one for the score"
         assert ">0.99</text>" in drawn
         assert complaints == []
@@ -614,7 +968,7 @@ def test_how_nodes_stand(browser: Any, tmp_path: Path) -> None:
         rows.first.wait_for()
         assert rows.nth(0).inner_text().split()[:3] == ["0", "local-0", "sampling"]
         second = rows.nth(1).inner_text().split("\t")
-        assert second[:5] == ["1", "-", "not there", "-", "1,003"], "the newest incarnation, from the metrics"
+        assert second[:5] == ["1", "-", "not there", "-", "1003"], "the newest incarnation, from the metrics"
         assert second[5] == "2", "both of its starts were seen"
         page.locator(".entry", has_text="segments that never arrived: 3").wait_for()
         with page.expect_download() as found:
@@ -689,3 +1043,15 @@ def test_what_a_copy_lacks_is_said(browser: Any, tmp_path: Path) -> None:
     with opened(browser, f"file://{copied.path}#data") as (page, _):
         page.locator("table.episodes a", has_text="0").first.click()
         page.locator("#status", has_text="what you ask for is not in it").wait_for()
+
+
+def test_what_could_not_be_copied_is_named(browser: Any, tmp_path: Path) -> None:
+    counting_store(tmp_path / "runs" / "sound", (5, 6))
+    counting_store(tmp_path / "runs" / "broken", (5,))
+    (tmp_path / "runs" / "broken" / "store.json").write_text("{")
+    copied = export(Catalog(tmp_path / "runs", Index(None)), tmp_path / "copy", episodes=0)
+    with opened(browser, f"file://{copied.path}#data") as (page, _):
+        page.locator("#status", has_text="broken: ").wait_for()
+        page.get_by_label("store").select_option("sound")
+        page.locator(".note", has_text="2 of 2 episodes").wait_for()
+        page.locator("#status", has_text="could not be copied: broken: ").wait_for()

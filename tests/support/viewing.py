@@ -27,7 +27,7 @@ from rollmill.store.format.schema import Column, StoreSchema
 from rollmill.store.writer import StoreWriter
 from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.index import Index
-from rollmill.viewer.run import Address
+from rollmill.viewer.run import Address, settings_of
 from rollmill.viewer.server import Viewer, make_app
 
 
@@ -97,8 +97,7 @@ def serving(root: Path) -> Iterator[Serving]:
     with closing(index), closing(Address().listen()) as bound:
         server: uvicorn.Server
         viewer = Viewer(catalog, stopping=lambda: server.should_exit)
-        config = uvicorn.Config(make_app(viewer, door), log_config=None, lifespan="off", timeout_graceful_shutdown=2)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(settings_of(make_app(viewer, door)))
         thread = threading.Thread(target=server.run, args=([bound],))
         thread.start()
         try:
@@ -113,12 +112,26 @@ def serving(root: Path) -> Iterator[Serving]:
             thread.join()
 
 
-def counting_store(path: Path, lengths: Sequence[int], size: tuple[int, int] = (12, 16)) -> Path:
-    """Episodes whose picture is the number of their step: all its pixels are the step, then the episode, then 7."""
+EXTRA = (Column("log_prob", "float32"), Column("value", "float32", per="obs"))
+"""Columns that a recorder adds."""
+LAST_VALUE = 5.0
+"""Of the final observation; 0 at all others."""
+
+
+def counting_store(
+    path: Path,
+    lengths: Sequence[int],
+    size: tuple[int, int] = (12, 16),
+    ended: tuple[bool, bool] = (True, False),
+) -> Path:
+    """Episodes whose picture is the number of their step: all its pixels are the step, then the episode, then 7.
+
+    ``ended``: terminated, truncated.
+    """
     fields = (Field("image", "uint8", (*size, 3)),)
     schema = StoreSchema.for_env(
         EnvSpec("counting", fields, ActionSpec("discrete", nvec=(3,), start=(0,))),
-        extra=(Column("log_prob", "float32"), Column("value", "float32")),
+        extra=EXTRA,
     )
     with StoreWriter(path, schema, sync="seal") as writer:
         for k, steps in enumerate(lengths):
@@ -135,9 +148,23 @@ def counting_store(path: Path, lengths: Sequence[int], size: tuple[int, int] = (
                 "global_step": 100 * k + np.arange(steps),
                 "version": np.full(steps, k),
                 "log_prob": np.full(steps, -0.5, np.float32),
-                "value": np.zeros(steps, np.float32),
+                "value": np.append(np.zeros(steps, np.float32), np.float32(LAST_VALUE)),
             }
-            writer.add_episode(Episode(columns, EpisodeInfo(uid=k + 1, seed=k), True, False))
+            writer.add_episode(Episode(columns, EpisodeInfo(uid=k + 1, seed=k), *ended))
+    return path
+
+
+def two_views(path: Path, steps: int) -> Path:
+    """An episode with two images: all pixels are the step, then 100 (left) or 200 (right), then 7."""
+    fields = tuple(Field(name, "uint8", (12, 16, 3)) for name in ("left", "right"))
+    schema = StoreSchema.for_env(EnvSpec("two", fields, ActionSpec("discrete", nvec=(3,), start=(0,))))
+    columns = {"action": np.zeros(steps, np.int64), "reward": np.zeros(steps, np.float32)}
+    columns |= {"global_step": np.arange(steps), "version": np.zeros(steps, np.int64)}
+    for name, mark in (("left", 100), ("right", 200)):
+        pixels = np.stack([np.arange(steps + 1), np.full(steps + 1, mark), np.full(steps + 1, 7)], -1).astype(np.uint8)
+        columns[f"obs:{name}"] = np.tile(pixels[:, None, None], (1, 12, 16, 1))
+    with StoreWriter(path, schema, sync="seal") as writer:
+        writer.add_episode(Episode(columns, EpisodeInfo(uid=1, seed=0), True, False))
     return path
 
 

@@ -144,3 +144,45 @@ def test_nothing_is_written_where_runs_live(root: Path) -> None:
     look(catalog)
     catalog.to_dict()
     assert files() == before
+
+
+def test_an_answer_is_of_one_look(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks while a look is under way is told of the one before, with its revision: nothing is missed by it."""
+    catalog, during = Catalog(root, Index(None)), []
+    first = look(catalog)
+    write_run(root / "sweep" / "late", online(0, learning={"gamma": 0.9, "epochs": 2}), [1.0])
+    save = catalog.index.save
+    monkeypatch.setattr(catalog.index, "save", lambda: (during.append(catalog.to_dict(first)), save()))
+    second = look(catalog)
+    (told,) = during
+    assert (told["revision"], told["runs"]) == (first, [])
+    assert "sweep/late" in {run["name"] for run in catalog.to_dict(told["revision"])["runs"]}
+    assert second == first + 1
+
+
+def test_what_is_not_looked_into_is_said(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linked folders, those far down, and those that may not be read; without saying where the root lies."""
+    write_run(tmp_path / "elsewhere" / "run", online(), [1.0])
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    write_run(root / "a" / "b" / "c" / "d" / "e" / "run", online(), [1.0])
+    write_run(root / "closed" / "run", online(), [1.0])
+    write_run(root / "sly" / "run", online(), [1.0])
+    (root / "sly" / "run" / "config.yaml").write_text("a: [")
+    closed, iterdir = root / "closed", Path.iterdir
+
+    def refusing(path: Path) -> object:  # root may read everything, so that modes say nothing in some places
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    catalog = Catalog(root, Index(None))
+    look(catalog)
+    found = catalog.to_dict()
+    told = dict(text.split(": ", 1) for text in found["refused"])
+    assert told.keys() == {"a/b/c/d/e", "closed", "linked"}
+    assert "more than 4 folders down" in told["a/b/c/d/e"]
+    assert told["closed"] == "Permission denied"
+    assert told["linked"].startswith("it is a link to a folder")
+    assert len(found["ids"]) == 7
+    assert str(tmp_path) not in json.dumps(found), "where the root lies is nobody's business"

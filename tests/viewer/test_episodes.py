@@ -16,11 +16,17 @@ import pytest
 from experimenting import online, write_run
 
 pytest.importorskip("uvicorn")
-from viewing import Answer, Serving, counting_store, serving
+from viewing import EXTRA, LAST_VALUE, Answer, Serving, counting_store, serving
 
+from rollmill.core.config.load import load_config
+from rollmill.core.errors import ConfigError
+from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.reports.store.report import write_report
+from rollmill.runs.settings.train import TrainConfig
+from rollmill.runs.train.recording import store_schema
 from rollmill.store.reader import Store
-from rollmill.viewer.episodes import MOST_FRAMES, MOST_ROWS, PIXELS
+from rollmill.viewer import episodes
+from rollmill.viewer.episodes import MOST_FRAMES, MOST_ROWS, PIXELS, Question, words_in
 
 LENGTHS = (5, 70, 200)
 
@@ -72,17 +78,20 @@ def test_the_table_has_the_filter_of_the_store(server: Serving) -> None:
 
 def test_points_of_all_episodes(server: Serving) -> None:
     head, numbers = unpacked(server.ask(f"/api/scatter?store={store_of(server)}"))
-    assert head["names"] == ["number", "global_step", "return", "length", "whole"]
+    assert head == {"names": ["number", "global_step", "return", "length", "whole"], "rows": 3, "fitting": 3}
     assert numbers.reshape(5, 3).tolist() == [[0, 1, 2], [4, 169, 399], [1, 2, 3], [5, 70, 200], [1, 1, 1]]
 
 
 def test_what_happened_step_by_step(server: Serving) -> None:
     head, numbers = unpacked(server.ask(f"/api/episode?store={store_of(server)}&episode=1"))
     assert (head["length"], head["return"], head["ended"], head["seed"]) == (70, 2.0, "terminated", "1")
-    tracks = dict(zip(head["tracks"], numbers.reshape(-1, 70)))
+    tracks = dict(zip(head["tracks"], np.split(numbers, np.cumsum(head["rows"])[:-1])))
+    assert tracks["value"].tolist() == [0.0] * 70 + [LAST_VALUE], "that of the final observation, too"
+    assert all(len(track) == 70 for name, track in tracks.items() if name != "value")
     assert tracks["reward"].argmax() == 35
     assert set(tracks) >= {"action", "reward", "log_prob", "value", "version", "global_step"}
     assert head["image"] == {"name": "image", "note": "", "height": 12, "width": 16, "portion": 16}
+    assert head["images"] == [head["image"]]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -194,3 +203,36 @@ def test_what_a_report_says_of_a_store(tmp_path: Path) -> None:
             assert ["good", "no damage in the 2 episodes that were read (of 2)"] in found["checks"]
         (root / "loose" / "report.json").write_text("{}")
         assert server.ask(f"/api/checks?store={loose}").code == 422
+
+
+def test_stores_of_these_tests_have_the_columns_that_trainings_record() -> None:
+    config = load_config(TrainConfig, [], ["env=CartPole-v1", "recording.columns=[log_prob, value]"])
+    spec = EnvSpec("x", (Field("x", "float32", (1,)),), ActionSpec("discrete", nvec=(2,), start=(0,)))
+    recorded = store_schema(config, spec)
+    assert [column for column in recorded.columns if column.name in ("log_prob", "value")] == list(EXTRA)
+
+
+def test_more_points_than_a_page_draws_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last, and those at even distances between them."""
+    monkeypatch.setattr(episodes, "MOST_POINTS", 4)
+    store = Store(counting_store(tmp_path / "store", (2,) * 10))
+    head, columns = episodes.scatter(store, Question())
+    assert (head["rows"], head["fitting"], columns[0].tolist()) == (4, 10, [0, 3, 6, 9])
+    monkeypatch.setattr(episodes, "MOST_POINTS", 10)
+    assert episodes.scatter(store, Question())[0]["rows"] == 10
+
+
+def test_returns_that_are_not_known_come_last(tmp_path: Path) -> None:
+    store = Store(counting_store(tmp_path / "store", (2, 3, 4)))
+    returns = store.table["return"]
+    returns.setflags(write=True)
+    returns[1] = math.nan  # as that of an episode without an end
+    assert Question(sort="-return").select(store).tolist() == [2, 0, 1]
+    assert Question(sort="return").select(store).tolist() == [0, 2, 1]
+
+
+def test_words_of_a_filter_may_stand_in_quotes() -> None:
+    assert words_in(' a  policy="b c" "d"e ') == ["a", "policy=b c", "de"]
+    assert words_in(r'x="a \" b \\" y\z ""') == ['x=a " b \\', r"y\z", ""]
+    with pytest.raises(ConfigError, match="not closed"):
+        words_in('policy="b')

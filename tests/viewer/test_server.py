@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +18,15 @@ import pytest
 from experimenting import online, write_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from running import wait_until
 
 pytest.importorskip("uvicorn")
+from starlette.requests import Request
 from viewing import Serving, cluster_run, counting_store, population_run, selfplay_run, serving
 
 from rollmill.reports.html.serving import Door, Pass
-from rollmill.viewer.server import MOST_RUNS, REQUESTS, STREAMS, Guard
+from rollmill.viewer import run
+from rollmill.viewer.server import MOST_RUNS, REQUESTS, STREAMS, Guard, Viewer
 
 SECRET = b"the secret of the house"
 
@@ -236,3 +241,49 @@ def test_a_run_that_vanishes_is_no_error_of_the_server(server: Serving, tmp_path
     assert answer.code == 200
     assert b'"rows":0' in answer.body
     assert "exp/gone" not in server.runs()
+
+
+def test_a_fault_of_ours_has_the_headers_of_all_answers(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(since: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.catalog, "to_dict", fails)
+    answer = server.ask("/api/runs")
+    assert answer.code == 500
+    for name in ("content-security-policy", "x-content-type-options", "cross-origin-resource-policy"):
+        assert answer.headers[name] == server.ask("/").headers[name]
+
+
+def test_tabs_that_come_together_are_counted_one_by_one(server: Serving) -> None:
+    """Each as it is let in, not when its first event is made; one that nobody reads gives its place back."""
+    viewer = Viewer(server.catalog)
+
+    async def scenario() -> list[int]:
+        answers = [await viewer._events(Request({"type": "http"})) for _ in range(STREAMS + 1)]
+        codes = [answer.status_code for answer in answers]
+
+        async def gone(_: object = None) -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        async def nobody(_: object) -> None:
+            raise OSError
+
+        for answer in answers[:-1]:
+            with contextlib.suppress(Exception):
+                await answer({"type": "http"}, gone, nobody)
+        return [*codes, (await viewer._events(Request({"type": "http"}))).status_code]
+
+    with ThreadPoolExecutor(1) as aside:
+        assert aside.submit(asyncio.run, scenario()).result() == [200] * STREAMS + [503, 200]
+
+
+def test_more_connections_than_the_server_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CONNECTIONS", 3)
+    (tmp_path / "runs").mkdir()
+    with serving(tmp_path / "runs") as few, contextlib.ExitStack() as held:
+        assert few.ask("/api/runs").code == 200
+        connections = [held.enter_context(socket.create_connection(("127.0.0.1", few.port))) for _ in range(3)]
+        wait_until(lambda: few.ask("/api/runs").code == 503, what="the server to be full")
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: few.ask("/api/runs").code == 200, what="room for one more")

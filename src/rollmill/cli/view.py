@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import sys
 from pathlib import Path
 
 from rollmill.cli.options import Json
@@ -44,6 +45,8 @@ def view(
         copied = copy(folder, export, episodes)
         words = f"{copied.path}: {copied.runs} runs and {copied.episodes} episodes, {bytes_text(copied.bytes)}"
         print(json.dumps(vars(copied) | {"path": str(copied.path)}) if json_ else words)
+        for problem in copied.problems:
+            print(f"warning: not in the copy: {problem}", file=sys.stderr)
         return 0
 
     def announce(link: str, port: int) -> None:

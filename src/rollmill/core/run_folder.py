@@ -356,7 +356,7 @@ def holder(path: Path) -> str:
     have folders, and locks, of their own."""
     for lock in (path / _LOCK, *path.glob(f"*/{_LOCK}")):
         try:
-            descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
         except OSError:  # none: nobody was ever there
             continue
         try:

@@ -80,15 +80,54 @@ def list_runs(root: Path, words: Sequence[str] = ()) -> list[RunRow]:
     return sorted(chosen, key=lambda row: -row.changed)
 
 
-def run_folders(folder: Path, deeper: int = DEEPEST, wanted: Callable[[Path], bool] = is_run) -> Iterator[Path]:
-    """Run folders below a folder; what lies in a run belongs to it. ``wanted``: look for others, or more."""
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not path.is_dir():
+Refuse = Callable[[Path, str], None]
+"""Told of a folder that is not looked into, and why."""
+
+
+def run_folders(
+    folder: Path, deeper: int = DEEPEST, wanted: Callable[[Path], bool] = is_run, refuse: Refuse | None = None
+) -> Iterator[Path]:
+    """Run folders below a folder; what lies in a run belongs to it. ``wanted``: look for others, or more.
+
+    ``refuse``: told of what is not looked into; without it a folder that cannot be read is an ``OSError``.
+    """
+    try:
+        paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    except OSError as error:
+        _refuse(folder, error, refuse)
+        return
+    for path in paths:
+        try:
+            is_folder = path.is_dir()
+            is_wanted = is_folder and wanted(path)
+        except OSError as error:
+            _refuse(path, error, refuse)
             continue
-        if wanted(path):
+        if is_wanted:
             yield path
-        elif deeper and not path.is_symlink():
-            yield from run_folders(path, deeper - 1, wanted)
+        elif is_folder and deeper and not path.is_symlink():
+            yield from run_folders(path, deeper - 1, wanted, refuse)
+        elif is_folder and refuse is not None:
+            words = _why_not_deeper(path)
+            if words:
+                refuse(path, words)
+
+
+def _refuse(path: Path, error: OSError, refuse: Refuse | None) -> None:
+    if refuse is None:
+        raise error
+    refuse(path, error.strerror or "it cannot be read")
+
+
+def _why_not_deeper(path: Path) -> str:
+    """Why nobody looks into a folder; empty where nothing can be missing for it."""
+    if path.is_symlink():
+        return "it is a link to a folder; links are followed to runs and stores alone"
+    try:
+        inner = any(entry.is_dir() and not entry.name.startswith(".") for entry in path.iterdir())
+    except OSError as error:
+        return error.strerror or "it cannot be read"
+    return f"runs more than {DEEPEST} folders down are not looked for" if inner else ""
 
 
 def fits(texts: Sequence[str], name: str, words: Sequence[str]) -> bool:

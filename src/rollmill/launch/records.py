@@ -155,7 +155,7 @@ class LaunchRecords:
         if value.get("version") != VERSION:
             raise LaunchError(f"{self.folder / 'plan.json'}: written by another version of rollmill")
         with _naming(self.folder / "plan.json"):
-            runs = tuple(RunRecord(**{**run, "command": tuple(run["command"])}) for run in value["runs"])
+            runs = tuple(_run_record(run) for run in value["runs"])
             fields = {key: value[key] for key in ("name", "cwd", "launch", "expect", "written", "host")}
             if not isinstance(fields["launch"], dict):
                 raise ValueError("launch must be settings by their names")
@@ -287,7 +287,7 @@ def try_lock(descriptor: int) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether a living process holds the lock of this file, which may be somebody else's: reading it is enough."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO in its place must not wait
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
@@ -316,6 +316,17 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except (TypeError, KeyError, ValueError) as error:
         raise LaunchError(f"{path}: not a record of this version of rollmill: {error}") from error
+
+
+def _run_record(value: Mapping[str, Any]) -> RunRecord:
+    """A run as a plan has it, whose values are what they must be: others may have written the file."""
+    run = RunRecord(**{**value, "command": tuple(value["command"])})
+    texts = (run.name, run.group, run.folder, *run.command)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(run.params, dict):
+        raise ValueError("a run's name, group, folder and command must be text, its params settings by their names")
+    if type(run.frames) is not int or run.frames < 0:
+        raise ValueError(f"a run's frames must be a number, 0 or more, not {run.frames!r}")
+    return run
 
 
 def _read(path: Path) -> dict[str, Any] | None:

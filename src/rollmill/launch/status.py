@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.steps import position
-from rollmill.launch.backends.base import BackEnd, JobStatus
+from rollmill.launch.backends.base import Jobs, JobStatus
 from rollmill.launch.progress import last_row, number_of
 from rollmill.launch.records import Attempt, Handle, LaunchRecords, PlanRecord, RunRecord, Submission
 from rollmill.launch.verbs import has_run_folder
@@ -72,24 +72,24 @@ class RunStatus:
         }
 
 
-def look(records: LaunchRecords, plan: PlanRecord, backend: BackEnd, retries: int) -> list[RunStatus]:
+def look(records: LaunchRecords, plan: PlanRecord, jobs: Jobs, retries: int) -> list[RunStatus]:
     """All runs, in the order of the plan. Only reads."""
     submissions = {run.name: records.submission(run.name) for run in plan.runs}
     asked = {name: s.handle for name, s in submissions.items() if s.count}
-    statuses = backend.status(records, asked)
+    statuses = jobs.status(records, asked)
     found = []
     for run in plan.runs:
         submission = submissions[run.name]
         job = statuses.get(run.name)
         if job is not None and job.stage == "ended" and records.job_alive(run.name):
-            job = _still_alive(records, run.name, backend)
+            job = _still_alive(records, run.name, jobs)
         found.append(run_status(records, run, submission, job, retries))
     return found
 
 
-def _still_alive(records: LaunchRecords, run: str, backend: BackEnd) -> JobStatus:
+def _still_alive(records: LaunchRecords, run: str, jobs: Jobs) -> JobStatus:
     """The run holds its lock though its job has ended: another job of it is alive, or its node was given up early."""
-    found = backend.status(records, {run: None})[run]
+    found = jobs.status(records, {run: None})[run]
     attempts = records.attempts(run)
     host = attempts[-1].process.host if attempts else ""
     return found if found.stage != "ended" else JobStatus("running", host, "alive, though its job has ended")

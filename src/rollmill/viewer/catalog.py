@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,22 @@ class RunEntry:
         return self.name.rpartition("/")[0]
 
 
+@dataclass(frozen=True)
+class Look:
+    """What a look has found."""
+
+    revision: int = 0
+    runs: Mapping[str, RunEntry] = field(default_factory=dict)
+    stores: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of stores by id, in runs and beside them."""
+    experiments: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of launched experiments by name."""
+    refused: tuple[str, ...] = ()
+    """Folders that are not shown, and why."""
+    launches: tuple[tuple[Stamp | None, ...], ...] = ()
+    """When anything was written down about launches."""
+
+
 class Catalog:
     """Runs by id. ``refresh`` looks for what has changed; everything else answers from memory."""
 
@@ -71,21 +87,25 @@ class Catalog:
             raise ConfigError(f"{root}: is a run; show the folder that it lies in: rollmill view {root.parent}")
         self.root = root.resolve()
         self.index = index
-        self.runs: Mapping[str, RunEntry] = {}
-        self.stores: Mapping[str, Path] = {}
-        """Folders of stores by id, in runs and beside them."""
-        self.experiments: Mapping[str, Path] = {}
-        """Folders of launched experiments by name."""
-        self.refused: tuple[str, ...] = ()
-        """Runs that are not shown, and why."""
-        self.revision = 0
-        self._launches: tuple[tuple[Stamp | None, ...], ...] = ()
-        """When anything was written down about launches."""
+        self.now = Look()
+        """Replaced as a whole: whoever answers takes it once, and tells of one look alone."""
         self._lock = threading.Lock()
         self._due = 0.0
 
     def __getitem__(self, id_: str) -> RunEntry:
         return self.runs[id_]
+
+    @property
+    def runs(self) -> Mapping[str, RunEntry]:
+        return self.now.runs
+
+    @property
+    def stores(self) -> Mapping[str, Path]:
+        return self.now.stores
+
+    @property
+    def experiments(self) -> Mapping[str, Path]:
+        return self.now.experiments
 
     def refresh(self) -> int:
         """Look again unless that was just done; returns the revision, which rises with every change."""
@@ -95,41 +115,47 @@ class Catalog:
                 self._look()
                 ended = time.monotonic()
                 self._due = ended + max(SECONDS, SHARE * (ended - begun))
-            return self.revision
+            return self.now.revision
 
     # -- looking ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        before, entries, stores, refused = self.runs, {}, {}, []
-        for folder in run_folders(self.root, wanted=_is_shown):
+        known, entries, stores, refused = self.now, {}, {}, list[str]()
+
+        def refuse(folder: Path, words: str) -> None:
+            refused.append(f"{folder.relative_to(self.root).as_posix()}: {words}")
+
+        for folder in run_folders(self.root, wanted=_is_shown, refuse=refuse):
             name = folder.relative_to(self.root).as_posix()
             try:
                 check_within(folder, self.root)
                 if not is_run(folder):
                     stores[id_of(name)] = folder
                     continue
-                entry = self._entry(folder, name, before)
+                entry = self._entry(folder, name, known.runs)
             except (RollmillError, OSError) as error:
-                refused.append(f"{name}: {error.strerror if isinstance(error, OSError) else error}")
+                refuse(folder, words_of(error, self.root))
                 continue
             entries[entry.id] = entry
             stores |= {self._store_id(folder): folder for folder in entry.stores}
-        gone = before.keys() - entries.keys()
-        changed = {id_ for id_, entry in entries.items() if before.get(id_) is not entry}
         experiments = self._launched()
         launches = tuple(_launch_stamps(folder) for folder in experiments.values())
-        told = (self.stores, self.experiments, self.refused, self._launches)
-        elsewhere = (stores, experiments, tuple(refused), launches) != told
-        if changed or gone or elsewhere:
-            self.revision += 1
-            entries |= {id_: replace(entries[id_], revision=self.revision) for id_ in changed}
+        self._publish(Look(known.revision, entries, stores, experiments, tuple(refused), launches))
+
+    def _publish(self, found: Look) -> None:
+        """Make a look the one that is told of; its revision rises where anything has changed."""
+        before, entries, revision = self.now.runs, dict(found.runs), self.now.revision
+        gone = before.keys() - entries.keys()
+        changed = {id_ for id_, entry in entries.items() if before.get(id_) is not entry}
+        if changed or gone or replace(found, runs=before) != self.now:
+            revision += 1
+            entries |= {id_: replace(entries[id_], revision=revision) for id_ in changed}
             if any(_settings_changed(before.get(id_), entries[id_]) for id_ in changed) or gone:
-                entries = self._grouped(entries)
+                entries = self._grouped(entries, revision)
         for id_ in gone:
             self.index.forget(before[id_].folder)
         self.index.save()
-        self.runs, self.stores, self.refused = entries, stores, tuple(refused)
-        self.experiments, self._launches = experiments, launches
+        self.now = replace(found, revision=revision, runs=entries)
 
     def _launched(self) -> dict[str, Path]:
         """Experiments that were launched, by name; those that a link leads out to are left out, as their runs are."""
@@ -163,9 +189,10 @@ class Catalog:
         metrics = self.index.recall(run.metrics, "metrics", facts.metrics_of, stamps[3]) or {}
         found = known.found if known and known.stamps[0] == stamps[0] else facts.found_in(folder, config)
         shown = _shown(config, saved, origin, metrics, state, stamps)
+        shown["reason"] = without(self.root, shown["reason"])
         return RunEntry(id_, name, folder, found, state, shown, stamps, tuple(store_folders(folder)))
 
-    def _grouped(self, entries: Mapping[str, RunEntry]) -> dict[str, RunEntry]:
+    def _grouped(self, entries: Mapping[str, RunEntry], revision: int) -> dict[str, RunEntry]:
         """Give every run its group: that of its experiment's plan, or of what differs in settings."""
         by_experiment: dict[str, list[RunEntry]] = {}
         for entry in entries.values():
@@ -176,7 +203,7 @@ class Catalog:
             for entry in members:
                 group = found[entry.folder]
                 if group.group != entry.found.group:
-                    result[entry.id] = replace(entry, found=group, revision=self.revision)
+                    result[entry.id] = replace(entry, found=group, revision=revision)
         return result
 
     def _groups(self, runs: list[Found], experiment: str) -> list[Found]:
@@ -188,11 +215,11 @@ class Catalog:
         except (RollmillError, OSError):  # a plan that cannot be read: every run is a group of its own
             return [replace(run, group=run.name, params={}) for run in runs]
 
-    def _stores_dict(self) -> list[dict[str, str]]:
+    def _stores_dict(self, now: Look) -> list[dict[str, str]]:
         """Every store by its id and name, and the id of the run that it lies in."""
-        owners = {folder: entry.id for entry in self.runs.values() for folder in entry.stores}
-        names = {id_: folder.relative_to(self.root).as_posix() for id_, folder in self.stores.items()}
-        return [{"id": id_, "name": names[id_], "run": owners.get(self.stores[id_], "")} for id_ in names]
+        owners = {folder: entry.id for entry in now.runs.values() for folder in entry.stores}
+        names = {id_: folder.relative_to(self.root).as_posix() for id_, folder in now.stores.items()}
+        return [{"id": id_, "name": names[id_], "run": owners.get(now.stores[id_], "")} for id_ in names]
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -201,17 +228,18 @@ class Catalog:
 
         Settings that are the same everywhere stand there once (``common``); a run has those that are not.
         """
-        runs = self.runs
+        now = self.now
+        runs = now.runs
         common = common_settings(entry.found.settings for entry in runs.values())
         return {
             "root": self.root.name,
-            "revision": self.revision,
+            "revision": now.revision,
             "common": common,
             "ids": list(runs),
-            "stores": self._stores_dict(),
-            "experiments": list(self.experiments),
-            "populations": [name for name, folder in self.experiments.items() if (folder / LEDGER).is_file()],
-            "refused": list(self.refused),
+            "stores": self._stores_dict(now),
+            "experiments": list(now.experiments),
+            "populations": [name for name, folder in now.experiments.items() if stamp_of(folder / LEDGER)],
+            "refused": list(now.refused),
             "rules": {"points": POINTS, "seeds": SEEDS, "t975": [t975(k) for k in range(1, _FREEDOMS)]},
             "runs": [_to_dict(entry, common) for entry in runs.values() if entry.revision > since],
         }
@@ -220,13 +248,24 @@ class Catalog:
 def _launch_stamps(experiment: Path) -> tuple[Stamp | None, ...]:
     """Of what changes whenever a run of a launch is handed in, begins, ends or is cancelled."""
     launch = experiment / _LAUNCH_FILE.parent
-    runs = sorted(path for path in (launch / "attempts").glob("*") if path.is_dir())
+    runs = sorted((launch / "attempts").glob("*"))
     places = (experiment / LEDGER, experiment / _LAUNCH_FILE, launch / "runs", launch / "cancelled")
     return tuple(map(stamp_of, (*places, *runs)))
 
 
 def _is_shown(folder: Path) -> bool:
     return is_run(folder) or (folder / STORE_FILE).is_file()
+
+
+def words_of(error: Exception, root: Path) -> str:
+    """What is wrong, without where the root lies: pages and copies are shown to others."""
+    words = (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
+    return without(root, words)
+
+
+def without(root: Path, words: str) -> str:
+    """A sentence whose paths begin at the root."""
+    return words.replace(f"{root}{os.sep}", "").replace(str(root), root.name)
 
 
 def id_of(name: str) -> str:

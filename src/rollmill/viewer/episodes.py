@@ -29,6 +29,8 @@ OPEN = 4
 """Stores that are kept open."""
 MOST_ROWS = 500
 """Of the table of episodes at a time."""
+MOST_POINTS = 100_000
+"""Episodes that are drawn at a time: browsers draw so many within a second."""
 MOST_STEPS = 200_000
 """Of an episode whose tracks are drawn."""
 PIXELS = 1_000_000
@@ -50,6 +52,11 @@ COLUMNS = (
     ),
 )
 """Of the table of episodes."""
+
+
+BLANKS = " \t\r\n"
+VALUE = "value"
+"""What the policy expected of an observation, the final one included."""
 
 
 def store_folders(run: Path) -> list[Path]:
@@ -83,6 +90,32 @@ class Stores:
             return store
 
 
+def words_in(text: str) -> list[str]:
+    """The words of a filter box, as ``filter.js`` splits them: at blanks, but for those between double quotes.
+
+    The quotes go; between them a backslash takes the next character as it is.
+    """
+    words: list[str] = []
+    inside, taken, begun = False, False, False
+    for character in text:
+        if not inside and character in BLANKS:
+            begun = False
+            continue
+        if not begun:
+            words.append("")
+            begun = True
+        if inside and character == "\\" and not taken:
+            taken = True
+        elif character == '"' and not taken:
+            inside = not inside
+        else:
+            words[-1] += character
+            taken = False
+    if inside:
+        raise ConfigError(f"{text}: a quotation mark is not closed")
+    return words
+
+
 @dataclass(frozen=True)
 class Question:
     """What is asked of the table of episodes. ``sort``: a column, with a hyphen in front for the highest first."""
@@ -96,7 +129,7 @@ class Question:
 
     def select(self, store: Store) -> Array:
         """Numbers of all episodes that fit, in the order that is asked for."""
-        found = Filter.parse(self.words.split()).select(store.table)
+        found = Filter.parse(words_in(self.words)).select(store.table)
         if self.near is not None:
             names = ("global_step_first", "global_step_last")
             first, last = (store.table[name][found].astype(np.float64) for name in names)
@@ -106,8 +139,13 @@ class Question:
         if column:
             if column not in COLUMNS:
                 raise ConfigError(f"sort: no column {column!r}")
-            order = np.argsort(store.table[column][found], kind="stable")
-            return np.asarray(found[order[::-1] if self.sort.startswith("-") else order])
+            values = store.table[column][found]
+            order = np.argsort(values, kind="stable")
+            if self.sort.startswith("-"):
+                order = order[::-1]
+                known = values[order] == values[order]  # what is not known comes last, in either order
+                order = np.concatenate([order[known], order[~known]])
+            return np.asarray(found[order])
         return found
 
 
@@ -143,24 +181,35 @@ def report_of(folder: Path, root: Path) -> dict[str, Any]:
     return {"made": "", "checks": []}
 
 
-def scatter(store: Store, question: Question) -> tuple[list[str], list[Array]]:
-    """Names and columns ``[episodes]`` of all episodes that fit: number, where they ended, return, length, whole."""
+def scatter(store: Store, question: Question) -> tuple[dict[str, Any], list[Array]]:
+    """Columns ``[rows]`` of all episodes that fit: number, where they ended, return, length, whole.
+
+    The head has their names, and how many episodes fit: of too many, some at even distances are taken.
+    """
     found = question.select(store)
+    fitting = len(found)
+    if fitting > MOST_POINTS:
+        found = found[np.linspace(0, fitting - 1, MOST_POINTS).round().astype(np.int64)]
     known = store.table
     taken = [found, *(known[name][found] for name in ("global_step_last", "return", "length"))]
     whole = ~(known["partial_start"][found].astype(bool) | known["partial_end"][found].astype(bool))
     columns = [np.asarray(column, np.float64) for column in (*taken, whole)]
-    return ["number", "global_step", "return", "length", "whole"], columns
+    names = ["number", "global_step", "return", "length", "whole"]
+    return {"names": names, "rows": len(found), "fitting": fitting}, columns
 
 
 def episode(store: Store, number: int) -> tuple[dict[str, Any], list[Array]]:
-    """What is known of an episode, and its tracks ``[steps]`` as float64 (NaN in the last row of nothing)."""
+    """What is known of an episode, and its tracks as float64, ``rows`` of each.
+
+    That is one for each step, and one more for ``value`` where that of the final observation was recorded, too.
+    """
     end = store.end_record(number)
     if end.length > MOST_STEPS:
         raise StoreError(f"the episode has {end.length:,} steps; at most {MOST_STEPS:,} are drawn")
     names = [name for name in store.schema.names if not name.startswith(OBS) and _is_track(store, name)]
-    read = store.read(number, 0, end.length, names)
+    read = store.read(number, 0, end.length, names, next_obs=True)
     tracks = {f"{name}{part}": column for name in names for part, column in _split(read[name])}
+    shown, known = shown_image(store), images(store.schema)
     head = {
         "number": number,
         "length": end.length,
@@ -172,14 +221,16 @@ def episode(store: Store, number: int) -> tuple[dict[str, Any], list[Array]]:
         "ended": "terminated" if end.terminated else "truncated" if end.truncated else "cut",
         "stats": written(dict(end.stats)),
         "tracks": list(tracks),
-        "image": _image_dict(store),
+        "rows": [len(column) for column in tracks.values()],
+        "image": None if shown is None else _image_dict(shown),
+        "images": [_image_dict(image) for image in known],
     }
     return head, [np.asarray(column, np.float64) for column in tracks.values()]
 
 
 def _is_track(store: Store, name: str) -> bool:
     column = store.schema[name]
-    return column.per == "step" and int(np.prod(column.shape, dtype=np.int64)) <= 8
+    return (column.per == "step" or name == VALUE) and int(np.prod(column.shape, dtype=np.int64)) <= 8
 
 
 def _split(column: Array) -> list[tuple[str, Array]]:
@@ -231,10 +282,7 @@ def _size(image: ImageColumn) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _image_dict(store: Store) -> dict[str, Any] | None:
-    image = shown_image(store)
-    if image is None:
-        return None
+def _image_dict(image: ImageColumn) -> dict[str, Any]:
     height, width = _size(image)
     return {
         "name": image.name,

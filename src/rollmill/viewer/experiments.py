@@ -2,51 +2,151 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.identity import Identity
 from rollmill.core.opening import check_within, plain_file
+from rollmill.core.run_folder import RunFolder
+from rollmill.launch.backends.base import JobStatus
 from rollmill.launch.compare.aggregate import Family, aggregate
-from rollmill.launch.launcher import make_backend, settings_of
-from rollmill.launch.records import LaunchRecords, PlanRecord
+from rollmill.launch.records import Handle, LaunchRecords, PlanRecord
+from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.status import look
 from rollmill.launch.table import summary
 from rollmill.launch.verbs import SEED
+from rollmill.pbt.ledger import NAME as LEDGER
 from rollmill.viewer.facts import written
+from rollmill.viewer.index import Stamp, stamp_of
 
+SECONDS = 1.0
+"""After which a page asks again, at least."""
+SHARE = 50
+"""Comparing the runs of an experiment takes at most one of so many parts of the time."""
+_ASK = "rollmill launch status asks there"
 _READ = ("config.yaml", "state.json", "metrics.jsonl")
 """Files of a run that are looked into."""
 LOG_BYTES = 60_000
 """Of the output of an attempt that are shown, its last ones."""
 
 
-def experiment(folder: Path, root: Path) -> dict[str, Any]:
-    """What ``rollmill launch status`` and ``rollmill report`` tell about an experiment."""
-    records, plan = _open(folder, root)
-    settings = settings_of(plan)
-    statuses = look(records, plan, make_backend(settings), settings.retries)
-    runs = [
-        {key: value for key, value in status.to_dict().items() if key not in ("folder", "attempts")}
-        | {"attempts": _attempts(records, status.run.name)}
-        for status in statuses
-    ]
-    families = _families(folder)
-    return {
-        "summary": summary(statuses),
-        "runs": written(runs),
-        "importance": [_importance(family) for family in families],
-        "scores": [_scores(family) for family in families],
-    }
+class RecordedJobs:
+    """Where jobs stand as their records, locks and processes of this machine say; implements ``Jobs``.
+
+    Nobody else is asked. Which program or address would tell stands in the plan, and whoever may write into a folder
+    of runs must not choose what the viewer starts.
+    """
+
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+        return {run: _recorded(records, run, handle) for run, handle in handles.items()}
+
+
+def _recorded(records: LaunchRecords, run: str, handle: Handle | None) -> JobStatus:
+    attempts, submission = records.attempts(run), records.submission(run)
+    last = attempts[-1] if attempts else None
+    host = last.process.host if last is not None else ""
+    if records.job_alive(run):
+        return JobStatus("running", host)
+    if last is not None and last.ended is None:
+        if last.process.is_here:
+            return JobStatus("running" if last.process.alive else "ended", host)
+        return JobStatus("running", host, f"as its records say; {_ASK}")
+    if handle is not None and handle.get("process"):
+        process = Identity.from_dict(handle["process"])  # of this machine, and about to write down its attempt
+        return JobStatus("running" if process.is_here and process.alive else "ended", host or process.host)
+    jobs = {attempt.job or attempt.number for attempt in attempts}
+    if handle is None or submission.cancelled or submission.submitted_count <= len(jobs):
+        return JobStatus("ended", host)
+    return JobStatus("queued", reason=f"handed in to {handle['kind']}; {_ASK}")
+
+
+class Experiments:
+    """Experiments of a folder, with what takes long to work out kept. Usable by several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._kept: dict[Path, _Compared] = {}
+
+    def __call__(self, folder: Path) -> dict[str, Any]:
+        """What ``rollmill launch status`` and ``rollmill report`` tell about an experiment.
+
+        ``again``: seconds after which there is more to tell, as comparing many runs all the time would cost too much.
+        """
+        with _saying_damage():
+            return self._told(folder)
+
+    def _told(self, folder: Path) -> dict[str, Any]:
+        records, plan = _open(folder, self._root)
+        statuses = look(records, plan, RecordedJobs(), _retries(plan))
+        runs = [
+            {key: value for key, value in status.to_dict().items() if key not in ("folder", "attempts")}
+            | {"attempts": _attempts(records, status.run.name)}
+            for status in statuses
+        ]
+        compared, again = self._compared(folder)
+        told = {"summary": summary(statuses), "runs": written(runs), "again": again}
+        return told | {"importance": compared.importance, "scores": compared.scores}
+
+    def _compared(self, folder: Path) -> tuple[_Compared, float | None]:
+        """What came of comparing the runs, and in how many seconds it is worth to be asked for again."""
+        with self._lock:
+            stamps, now = _stamps(folder), time.monotonic()
+            kept = self._kept.get(folder)
+            if kept is not None and (kept.stamps == stamps or now < kept.due):
+                return kept, None if kept.stamps == stamps else max(SECONDS, kept.due - now)
+            families = _families(folder)
+            importance, scores = [_importance(family) for family in families], [_scores(family) for family in families]
+            ended = time.monotonic()
+            self._kept[folder] = _Compared(stamps, ended + SHARE * (ended - now), importance, scores)
+            return self._kept[folder], None
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What came of comparing the runs of an experiment; ``stamps``: of the files that this was read from."""
+
+    stamps: tuple[Stamp | None, ...]
+    due: float
+    """On the clock of ``time.monotonic``: not compared again before."""
+    importance: Sequence[Mapping[str, Any]]
+    scores: Sequence[Mapping[str, Any]]
+
+
+def _stamps(folder: Path) -> tuple[Stamp | None, ...]:
+    runs = [RunFolder(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    files = (file for run in runs for file in (run.config, run.state, run.metrics))
+    return tuple(map(stamp_of, (folder / "launch" / "plan.json", folder / LEDGER, *files)))
+
+
+def _retries(plan: PlanRecord) -> int:
+    """Of the settings the only one that says how runs stand."""
+    found = plan.launch.get("retries")
+    return found if isinstance(found, int) else LaunchSettings().retries
+
+
+@contextlib.contextmanager
+def _saying_damage() -> Iterator[None]:
+    """Others may have written the records: whatever they hold is told of, or refused by a sentence."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise LaunchError(f"what is written about the launch is damaged: {error!r}") from error
 
 
 def attempt_log(folder: Path, root: Path, run: str, number: int) -> str:
     """The end of what an attempt has written; ``run``: a name of the plan, nothing else."""
-    records, plan = _open(folder, root)
-    if run not in {known.name for known in plan.runs} or number not in {a.number for a in records.attempts(run)}:
+    with _saying_damage():
+        records, plan = _open(folder, root)
+        known = run in {one.name for one in plan.runs} and number in {one.number for one in records.attempts(run)}
+    if not known:
         raise ConfigError("there is no such attempt")
     path = records.log_path(run, number)
     try:

@@ -25,7 +25,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.run_folder import RunFolder
 from rollmill.reports.html.serving import METHODS, Door, security_headers
 from rollmill.store.reader import Store
-from rollmill.viewer.catalog import Catalog, RunEntry
+from rollmill.viewer.catalog import Catalog, RunEntry, words_of
 from rollmill.viewer.clusters import cluster
 from rollmill.viewer.columns import Columns
 from rollmill.viewer.episodes import (
@@ -39,7 +39,7 @@ from rollmill.viewer.episodes import (
     shown_image,
     table,
 )
-from rollmill.viewer.experiments import attempt_log, experiment
+from rollmill.viewer.experiments import Experiments, attempt_log
 from rollmill.viewer.moment import checkpoint_steps, moment, played_at
 from rollmill.viewer.page import modules, page, policy
 from rollmill.viewer.populations import population
@@ -109,6 +109,7 @@ class Viewer:
     def __init__(self, catalog: Catalog, stopping: Callable[[], bool] = lambda: False) -> None:
         self.catalog = catalog
         self._columns, self._stores = Columns(catalog.root), Stores(catalog.root)
+        self._experiments = Experiments(catalog.root)
         self._stopping = stopping
         self._streams = 0
 
@@ -198,7 +199,7 @@ class Viewer:
         return folder
 
     def _experiment(self, request: Request) -> Response:
-        return as_json(experiment(self._launched(request), self.catalog.root))
+        return as_json(self._experiments(self._launched(request)))
 
     def _attempt(self, request: Request) -> Response:
         run, number = request.query_params.get("run", ""), _whole(request, "number", -1)
@@ -217,8 +218,8 @@ class Viewer:
         return as_json(report_of(self._place(request), self.catalog.root))
 
     def _scatter(self, request: Request) -> Response:
-        names, columns = scatter(self._store(request), question(request))
-        return binary(({"names": names, "rows": len(columns[0])}, [column.tobytes() for column in columns]))
+        head, columns = scatter(self._store(request), question(request))
+        return binary((head, [column.tobytes() for column in columns]))
 
     def _episode(self, request: Request) -> Response:
         store = self._store(request)
@@ -236,29 +237,49 @@ class Viewer:
     async def _events(self, request: Request) -> Response:
         if self._streams >= STREAMS:
             return PlainTextResponse(f"503: {STREAMS} tabs are open already\n", 503)
-        return StreamingResponse(self._news(request), media_type="text/event-stream")
+        self._streams += 1  # at once: of many that ask together none may pass unseen
+        return _Stream(self._news(request), self._let_go)
+
+    def _let_go(self) -> None:
+        self._streams -= 1
 
     async def _news(self, request: Request) -> AsyncIterator[str]:
         """The revision of the catalog whenever it has changed: a browser then asks for what is new."""
-        self._streams += 1
+        told = -1
+        while not (self._stopping() or await request.is_disconnected()):
+            revision = await run_in_threadpool(self.catalog.refresh)
+            yield f"data: {revision}\n\n" if revision != told else ": still here\n\n"
+            told = revision
+            await asyncio.sleep(POLL_SECONDS)
+
+
+class _Stream(StreamingResponse):
+    """Events, and what is to be called at their end, though nobody may ever have listened."""
+
+    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            told = -1
-            while not (self._stopping() or await request.is_disconnected()):
-                revision = await run_in_threadpool(self.catalog.refresh)
-                yield f"data: {revision}\n\n" if revision != told else ": still here\n\n"
-                told = revision
-                await asyncio.sleep(POLL_SECONDS)
+            await super().__call__(scope, receive, send)
         finally:
-            self._streams -= 1
+            self._ended()
 
 
-def make_app(viewer: Viewer, door: Door) -> Starlette:
-    """The application behind its guard."""
-    return Starlette(
+def make_app(viewer: Viewer, door: Door) -> ASGIApp:
+    """The application behind its guard, which stands before all of it: faults of ours have its headers, too."""
+
+    async def failed(_: Request, error: Exception) -> Response:
+        """What cannot be answered, a damaged file or wrong words: a sentence about it."""
+        return PlainTextResponse(f"422: {words_of(error, viewer.catalog.root)}\n", 422)
+
+    app = Starlette(
         routes=viewer.routes(),
-        middleware=[Middleware(Guard, door=door), Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1)],
-        exception_handlers={Refused: _refused, RollmillError: _failed, OSError: _failed},
+        middleware=[Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1)],
+        exception_handlers={Refused: _refused, RollmillError: failed, OSError: failed},
     )
+    return Guard(app, door)
 
 
 def columns_of(columns: Columns, runs: Sequence[RunEntry], names: Sequence[str]) -> tuple[Any, list[bytes]]:
@@ -329,9 +350,3 @@ def question(request: Request) -> Question:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     return PlainTextResponse(f"{error.code}: {error.words}\n", error.code)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    """What cannot be answered, a damaged file or wrong words: a sentence about it."""
-    words = (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
-    return PlainTextResponse(f"422: {words}\n", 422)

@@ -31,7 +31,18 @@ class JobStatus:
     """A job that was found again: its handle had not been written down."""
 
 
-class BackEnd(Protocol):
+class Jobs(Protocol):
+    """What says where jobs stand."""
+
+    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
+        """Where the job of every run stands, by the run's name.
+
+        None for a handle: its launcher was killed while it handed the job in. It is to be found, or ``ended``.
+        """
+        ...
+
+
+class BackEnd(Jobs, Protocol):
     """A place where jobs run. All it has to remember is in the handles, so any process can go on with them.
 
     A handle has ``kind``, the name in ``settings.BACKENDS``. A job is a process that runs ``rollmill.launch.job`` with
@@ -55,13 +66,6 @@ class BackEnd(Protocol):
 
     def submit(self, records: LaunchRecords, jobs: Sequence[JobRequest], active: Sequence[Handle]) -> list[Handle]:
         """Start the jobs, or hand them in, beside the ``active`` ones; one handle for each."""
-        ...
-
-    def status(self, records: LaunchRecords, handles: Mapping[str, Handle | None]) -> dict[str, JobStatus]:
-        """Where the job of every run stands, by the run's name.
-
-        None for a handle: its launcher was killed while it handed the job in. It is to be found, or ``ended``.
-        """
         ...
 
     def cancel(self, records: LaunchRecords, handles: Mapping[str, Handle], force: bool = False) -> None:

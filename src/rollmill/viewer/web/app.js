@@ -2,7 +2,7 @@
 
 import { h, replace } from "rollmill/dom";
 import { counted } from "rollmill/format";
-import { follow, isCopy } from "rollmill/source";
+import { follow, isCopy, notCopied } from "rollmill/source";
 import { refresh, state } from "rollmill/runs";
 import { RunsPage } from "rollmill/page_runs";
 import { CurvesPage } from "rollmill/page_curves";
@@ -35,8 +35,9 @@ function place() {
   return [name in PAGES ? name : "runs", new URLSearchParams(query ?? "")];
 }
 
-// Change what the address says about the page that is shown; null takes a word out.
-export function goTo(name, words) {
+// Change what the address says about the page that is shown; null takes a word out. ``quietly``: what changes with every
+// letter or pixel is no step of the browser's history.
+export function goTo(name, words, quietly = false) {
   const [now, query] = place();
   const next = new URLSearchParams(name === now ? query : "");
   for (const [key, value] of Object.entries(words)) {
@@ -44,10 +45,19 @@ export function goTo(name, words) {
     else next.set(key, value);
   }
   const text = next.toString();
-  location.hash = `${name}${text ? `?${text}` : ""}`;
+  const hash = `#${name}${text ? `?${text}` : ""}`;
+  if (quietly || hash === location.hash) {
+    history.replaceState(null, "", hash);
+    safely(show);
+  } else location.hash = hash;
 }
 
+// Pages wait for answers, and meanwhile something else may have been asked for: a page that finds its turn over after it
+// has waited draws nothing.
+let turn = 0;
 async function show() {
+  const own = (turn += 1);
+  const isOn = () => own === turn;
   const [name, query] = place();
   replace(tabs, Object.entries(PAGES).map(([key, [title]]) =>
     h("a", { href: `#${key}${[name, key].every((one) => FILTERED.includes(one)) && query.get("filter") ? `?${new URLSearchParams({ filter: query.get("filter") })}` : ""}`,
@@ -58,7 +68,11 @@ async function show() {
     shown = { name, page };
     replace(body, page.element);
   }
-  await shown.page.show(query);
+  try {
+    await shown.page.show(query, isOn);
+  } catch (error) {
+    if (isOn()) throw error;
+  }
 }
 
 async function safely(work) {
@@ -74,7 +88,8 @@ async function safely(work) {
 function tell(problem = "") {
   const refused = state.refused.length ? `; ${counted(state.refused.length, "folder")} not shown: ${state.refused.join("; ")}` : "";
   status.className = problem ? "note bad" : "note";
-  status.textContent = problem || `${counted(state.runs.size, "run")}${isCopy ? ", a copy without a server" : ""}${refused}`;
+  const lost = notCopied.length ? `; could not be copied: ${notCopied.join("; ")}` : "";
+  status.textContent = problem || `${counted(state.runs.size, "run")}${isCopy ? ", a copy without a server" : ""}${refused}${lost}`;
 }
 
 function forgetToken() {

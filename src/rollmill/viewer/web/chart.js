@@ -59,7 +59,7 @@ export class Chart {
     let from = null;
     let picking = null;
     const pixel = (event) => event.clientX - this.box.getBoundingClientRect().left;
-    const inside = (x) => this.plot !== null && x >= this.plot.left && x <= this.plot.right;
+    const inside = (x) => this.plot !== null && !this.plot.still && x >= this.plot.left && x <= this.plot.right;
     this.box.addEventListener("pointerdown", (event) => (from = inside(pixel(event)) ? pixel(event) : null));
     this.box.addEventListener("pointermove", (event) => {
       if (inside(pixel(event))) cursorAt(this.plot.at(pixel(event)), from === null ? null : this.plot.at(from), this);

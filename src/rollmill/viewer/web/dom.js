@@ -37,3 +37,16 @@ export function save(name, text, type) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // a busy browser takes its time to fetch it
 }
+
+// Put text on the clipboard. Pages that come over http from another machine have none of their own: there, a field that is
+// selected is copied, as a key would.
+export async function toClipboard(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = h("textarea", { "aria-hidden": "true" });
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  if (!done) throw new Error("the browser does not let pages copy");
+}

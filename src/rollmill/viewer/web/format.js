@@ -37,11 +37,22 @@ export function counted(count, what) {
   return `${fixed(count, 0)} ${what}${count === 1 ? "" : "s"}`;
 }
 
+// Frames per second.
+export function rate(value) {
+  return value === null || value === undefined ? "-" : whole(Math.round(value));
+}
+
+// 2026-11-19 13:41:36 UTC, as in the reports; what is no time stays as it is.
+export function when(time) {
+  const found = new Date(time);
+  return Number.isNaN(found.getTime()) ? String(time) : `${found.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+}
+
 // 45 s, 12 min, 3.5 h, 2.1 days
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "-";
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  if (Math.round(seconds) < 60) return `${Math.round(seconds)} s`;
+  if (Math.round(seconds / 60) < 60) return `${Math.round(seconds / 60)} min`;
   return seconds < 172800 ? `${threeDigits(seconds / 3600)} h` : `${threeDigits(seconds / 86400)} days`;
 }
 

@@ -1,9 +1,9 @@
 // A place of a curve: the episodes that were recorded there, the checkpoint nearest to who played them, and what the log said.
 
 import { h, replace } from "rollmill/dom";
-import { counted, number, whole } from "rollmill/format";
+import { counted, number, when, whole } from "rollmill/format";
 import { ask } from "rollmill/source";
-import { state } from "rollmill/runs";
+import { state, unitsOf } from "rollmill/runs";
 
 const MOST_RUNS = 20;
 
@@ -15,7 +15,8 @@ export class Moment {
   // [[run, frames], ...]
   show(places) {
     const left = places.length - MOST_RUNS;
-    replace(this.element, places.length ? h("h2", {}, `At ${number(places[0][1])} ${places[0][0].unit}`) : "",
+    const units = unitsOf(places.map(([run]) => run));
+    replace(this.element, places.length ? h("h2", {}, units.length > 1 ? "There" : `At ${number(places[0][1])} ${units[0]}`) : "",
       places.slice(0, MOST_RUNS).map(([run, frames]) => this.run(run, frames, places.length === 1)),
       left > 0 ? h("p", { class: "note" }, `${counted(left, "more run")}: hide groups to see them.`) : "");
     this.element.scrollIntoView({ block: "nearest" });
@@ -36,7 +37,7 @@ export class Moment {
     try {
       const found = await ask(`/api/moment?run=${run.id}&frames=${Math.round(frames)}`);
       const watch = () => [h("code", {}, `rollmill watch ${state.root}/${run.name}@${found.checkpoint}`), `. All that are left: ${found.checkpoints.map(whole).join(", ")}.`];
-      replace(body, h("p", {}, played(found), " ", found.checkpoint === null ? "No checkpoint of that time is left." : [nearest(found), watch()]), found.time === null ? "" : h("p", { class: "note" }, `about ${new Date(1000 * found.time).toLocaleString()}; the log of two minutes:`),
+      replace(body, h("p", {}, played(found), " ", found.checkpoint === null ? "No checkpoint of that time is left." : [nearest(found), watch()]), found.time === null ? "" : h("p", { class: "note" }, `about ${when(1000 * found.time)}; the log of two minutes:`),
         h("pre", {}, found.log.join("\n") || "(the log says nothing then)"), found.more ? h("p", { class: "note" }, `${counted(found.more, "more line")} in log.txt`) : "");
     } catch (error) {
       replace(body, h("p", { class: "bad" }, error.message));

@@ -2,11 +2,12 @@
 
 import { Chart, valueAt } from "rollmill/chart";
 import { h, replace } from "rollmill/dom";
-import { duration, number, short, whole } from "rollmill/format";
+import { duration, number, rate, whole } from "rollmill/format";
 import { choice, table } from "rollmill/parts";
 import { look, Plot, stairs } from "rollmill/plot";
 import { ask } from "rollmill/source";
 import { metrics, state } from "rollmill/runs";
+import { extremes } from "rollmill/stats";
 
 const OF_NODE = /^cluster\/node(\d+)\/(\w+)$/;
 const PER_NODE = [["frames_per_s", "Frames per second of every node"], ["lag", "Updates that segments are behind"], ["mb_per_s", "Megabytes per second of every node"]];
@@ -35,7 +36,7 @@ export class ClustersPage {
     this.charts.forEach((chart) => chart.remove());
   }
 
-  async show(query) {
+  async show(query, isOn) {
     const runs = clusters();
     this.content.hidden = !runs.length;
     this.empty.hidden = !!runs.length;
@@ -45,7 +46,7 @@ export class ClustersPage {
     this.run.select.value = run.id;
     const found = await ask(`/api/cluster?run=${run.id}`);
     const table_ = (await metrics(["frames", ...found.metrics, ...LOST.map(([name]) => name)], [run])).get(run.id);
-    this.draw(run, found, table_);
+    if (isOn()) this.draw(run, found, table_);
   }
 
   draw(run, found, table_) {
@@ -69,8 +70,8 @@ export class ClustersPage {
       const node = known.get(seat);
       const of = (key) => lastOf(table_[`cluster/node${seat}/${key}`] ?? []);
       const stage = node?.stage ?? "not there";
-      return [String(seat), node?.node ?? "-", h("span", { class: FACES[stage] ?? "" }, stage), node?.reason || "-", whole(node?.incarnation ?? of("incarnation")), whole(starts(table_[`cluster/node${seat}/incarnation`] ?? [])),
-        rounded(of("frames_per_s")), number(of("mb_per_s")), number(of("lag")), whole(node?.steps), whole(node?.lost), node?.pack_ratio ? number(node.pack_ratio) : "-", running && node ? duration(node.heard) : "-"];
+      return [String(seat), node?.node ?? "-", h("span", { class: FACES[stage] ?? "" }, stage), node?.reason || "-", String(node?.incarnation ?? of("incarnation") ?? "-"), whole(starts(table_[`cluster/node${seat}/incarnation`] ?? [])),
+        rate(of("frames_per_s")), number(of("mb_per_s")), number(of("lag")), whole(node?.steps), whole(node?.lost), node?.pack_ratio ? number(node.pack_ratio) : "-", running && node ? duration(node.heard) : "-"];
     });
     const head = ["seat", "node", "stage", "reason", "incarnation", "starts seen", "frames/s", "MB/s", "lag", "steps", "lost", "packed 1 to", "last heard"];
     return h("section", {}, h("h2", {}, "Nodes"), table(head, rows, 4), h("p", { class: "note" }, "Rates and lag: of the last row of metrics in which a node sampled. Steps: of this incarnation; lost segments: of all of its node's."));
@@ -79,7 +80,7 @@ export class ClustersPage {
   count(table_) {
     const { x, y } = points(table_, "cluster/nodes");
     const chart = new Chart({ title: "Nodes that sample" });
-    chart.show(new Plot({ lines: [{ ...stairs(x, y, x.at(-1)), hue: "--accent" }], xTitle: "frames", yRange: [0, Math.max(1, ...y) * 1.1] }), [], () => csv([["nodes", x, y]]));
+    chart.show(new Plot({ lines: [{ ...stairs(x, y, x.at(-1)), hue: "--accent" }], xTitle: "frames", yRange: [0, Math.max(1, extremes(y)[1]) * 1.1], yWhole: true }), [], () => csv([["nodes", x, y]]));
     return chart;
   }
 
@@ -87,7 +88,7 @@ export class ClustersPage {
   perNode(key, title, seats, table_) {
     const lines = seats.map((seat, k) => ({ ...points(table_, `cluster/node${seat}/${key}`), ...look(k), seat })).filter(({ x }) => x.length);
     const marks = seats.flatMap((seat) => restarts(table_, seat)).map(([x, seat]) => ({ x, text: `${seat} anew`, hue: "--warn" }));
-    const high = Math.max(0, ...lines.flatMap(({ y }) => y));
+    const high = highest(lines);
     const chart = new Chart({ title });
     chart.show(new Plot({ lines, marks, xTitle: "frames", yRange: [0, high * 1.05 || 1] }), lines.map(({ seat, hue, dash, x, y }) => ({ text: `seat ${seat}`, hue, dash, value: (at) => number(valueAt(x, y, at)) })),
       () => csv(lines.map(({ seat, x, y }) => [`seat ${seat}`, x, y])));
@@ -96,12 +97,16 @@ export class ClustersPage {
 
   losses(table_) {
     const lines = LOST.map(([name, text], k) => ({ ...points(table_, name), ...look(k), text })).filter(({ x }) => x.length);
-    const high = Math.max(0, ...lines.flatMap(({ y }) => y));
+    const high = highest(lines);
     const chart = new Chart({ title: "Lost, refused, restarted", note: "Counted since the run (segments: the session) began." });
-    chart.show(new Plot({ lines: lines.map((line) => ({ ...line, ...stairs(line.x, line.y, line.x.at(-1)) })), xTitle: "frames", yRange: [0, high * 1.05 || 1] }),
+    chart.show(new Plot({ lines: lines.map((line) => ({ ...line, ...stairs(line.x, line.y, line.x.at(-1)) })), xTitle: "frames", yRange: [0, Math.max(1, high * 1.05)], yWhole: true }),
       lines.map(({ text, hue, dash, y }) => ({ text: `${text}: ${whole(y.at(-1))}`, hue, dash })), () => csv(lines.map(({ text, x, y }) => [text, x, y])));
     return chart;
   }
+}
+
+function highest(lines) {
+  return Math.max(0, ...lines.map(({ y }) => extremes(y)[1]));
 }
 
 // [xs, ys] of the rows in which a metric has a value.
@@ -122,10 +127,6 @@ function starts(incarnations) {
 
 function lastOf(column) {
   return [...(column ?? [])].findLast((value) => !Number.isNaN(value)) ?? null;
-}
-
-function rounded(value) {
-  return value === null ? "-" : short(Math.round(value));
 }
 
 function csv(lines) {

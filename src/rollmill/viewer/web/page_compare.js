@@ -2,20 +2,20 @@
 
 import { h, replace } from "rollmill/dom";
 import { text, valueOf } from "rollmill/filter";
-import { duration, number, whole } from "rollmill/format";
-import { textClass } from "rollmill/parts";
+import { duration, number, rate, whole } from "rollmill/format";
+import { choice, textClass } from "rollmill/parts";
 import { key, look, Plot } from "rollmill/plot";
 import { Chart } from "rollmill/chart";
 import { ask } from "rollmill/source";
-import { differing, metrics, state } from "rollmill/runs";
+import { differing, metrics, state, unitsOf } from "rollmill/runs";
 import { band, mean } from "rollmill/stats";
 
 const MOST = 6;
 const MOST_PAIRED = 500; // as many as the server tells at a time
 const CURVES = ["episode/return", "eval/return", "learn/loss", "validation/loss"];
 const FACTS = [["state", (run) => `${run.state}${run.reason ? `: ${run.reason}` : ""}`], ["kind", (run) => run.kind], ["environment", (run) => run.env],
-  ["frames", (run) => `${whole(run.frames)} ${run.unit}`], ["return", (run) => number(run.return)], ["seconds of training", (run) => duration(run.seconds)],
-  ["frames/s", (run) => number(run.frames_per_s)], ["faults", (run) => whole(run.faults)], ["seed", (run) => text(valueOf(run, "seed", state.common))],
+  ["reached", (run) => `${whole(run.frames)} ${run.unit}`], ["return", (run) => number(run.return)], ["seconds of training", (run) => duration(run.seconds)],
+  ["frames/s", (run) => rate(run.frames_per_s)], ["faults", (run) => whole(run.faults)], ["seed", (run) => text(valueOf(run, "seed", state.common))],
   ["host", (run) => run.host], ["commit", (run) => run.commit],
   ["version", (run) => run.version], ...["python", "torch", "numpy", "gymnasium"].map((name) => [name, (run) => run.libraries?.[name] ?? ""]), ["command", (run) => run.command], ["parent", (run) => run.parent]];
 
@@ -37,7 +37,7 @@ export class ComparePage {
     this.charts.forEach((chart) => chart.remove());
   }
 
-  async show(query) {
+  async show(query, isOn) {
     this.ids = (query.get("runs") ?? "").split(",").filter((id) => state.runs.has(id)).slice(0, MOST);
     const runs = this.ids.map((id) => state.runs.get(id));
     replace(this.names, [...state.runs.values()].map((run) => h("option", { value: run.name })));
@@ -45,8 +45,8 @@ export class ComparePage {
       key(look(k)), `${run.name} ×`)));
     this.note.textContent = runs.length < 2 ? "Choose two to six runs." : "";
     replace(this.tables, runs.length ? [this.settings(runs), this.facts(runs), this.code(runs)] : "");
-    await this.curves(runs);
-    await this.evaluations(runs);
+    await this.curves(runs, isOn);
+    if (isOn()) await this.evaluations(runs, query.get("eval"), isOn);
   }
 
   set(ids) {
@@ -80,44 +80,56 @@ export class ComparePage {
       runs.length > 1 && !commits.length ? h("p", {}, "No run was started in a git repository, so code is known by its version alone.") : "");
   }
 
-  async curves(runs) {
-    this.charts.forEach((chart) => chart.remove());
+  async curves(runs, isOn) {
     const names = CURVES.filter((name) => runs.some((run) => run.metrics.includes(name))).slice(0, 2);
     const tables = await metrics(["frames", "step", ...names], runs);
-    this.charts = runs.length ? names.map((name) => this.chart(name, runs, tables)) : [];
+    if (!isOn()) return;
+    this.charts.forEach((chart) => chart.remove());
+    const units = unitsOf(runs);
+    const of = (unit, name) => runs.map((run, k) => ({ run, k })).filter(({ run }) => run.unit === unit && run.metrics.includes(name));
+    const wanted = names.flatMap((name) => units.map((unit) => [name, unit, of(unit, name)])).filter(([, , own]) => own.length);
+    this.charts = wanted.map(([name, unit, own]) => this.chart(name, unit, own, tables));
     replace(this.plots, this.charts.map((chart) => chart.element));
   }
 
-  chart(name, runs, tables) {
-    const lines = runs.map((run, k) => {
+  // Of runs that count the same: frames of one and updates of another have no axis in common.
+  chart(name, unit, own, tables) {
+    const lines = own.map(({ run, k }) => {
       const table = tables.get(run.id);
       const over = table.frames.some((value) => !Number.isNaN(value)) ? table.frames : table.step;
       const rows = [...over.keys()].filter((row) => !Number.isNaN(table[name][row]) && !Number.isNaN(over[row]));
       return { x: rows.map((row) => over[row]), y: rows.map((row) => table[name][row]), ...look(k), run };
     });
     const chart = new Chart({ title: name });
-    const csv = () => ["run,frames,value", ...lines.flatMap(({ run, x, y }) => x.map((at, k) => `"${run.name.replaceAll('"', '""')}",${at},${y[k]}`))].join("\n");
-    chart.show(new Plot({ lines, xTitle: "frames" }), lines.map(({ run, hue, dash }) => ({ text: run.name, hue, dash })), csv);
+    const csv = () => [`run,${unit},value`, ...lines.flatMap(({ run, x, y }) => x.map((at, k) => `"${run.name.replaceAll('"', '""')}",${at},${y[k]}`))].join("\n");
+    chart.show(new Plot({ lines, xTitle: unit }), lines.map(({ run, hue, dash }) => ({ text: run.name, hue, dash })), csv);
     return chart;
   }
 
-  // Recorded evaluations, episode by episode of the same seed.
-  async evaluations(runs) {
-    const stores = runs.map((run) => state.stores.filter((store) => store.run === run.id && store.name.includes("/eval/")).pop());
-    if (runs.length < 2 || stores.some((store) => !store)) {
-      replace(this.pairs, runs.length < 2 ? "" : h("p", { class: "note" }, "Episodes are paired by seed where every run has a recorded evaluation (rollmill eval RUN --record)."));
+  // Recorded evaluations of the same name, episode by episode of the same seed: a best checkpoint is not held against a newest.
+  async evaluations(runs, asked, isOn) {
+    const known = runs.map((run) => new Map(state.stores.filter((store) => store.run === run.id && store.name.includes("/eval/")).map((store) => [store.name.split("/eval/").pop(), store])));
+    const shared = [...known[0]?.keys() ?? []].filter((name) => known.every((own) => own.has(name)));
+    if (runs.length < 2 || !shared.length) {
+      replace(this.pairs, runs.length < 2 ? "" : h("p", { class: "note" }, "Episodes are paired by seed where every run has a recorded evaluation of the same name (rollmill eval RUN --record).",
+        known.some((own) => own.size) ? ` There are: ${runs.map((run, k) => `${run.name}: ${[...known[k].keys()].join(", ") || "none"}`).join("; ")}.` : ""));
       return;
     }
+    const name = shared.includes(asked) ? asked : shared.at(-1);
+    const chooser = choice("evaluation", shared.map((one) => [one, one]), (one) => this.go({ eval: one }));
+    chooser.select.value = name;
+    const stores = known.map((own) => own.get(name));
     const tables = await Promise.all(stores.map((store) => ask(`/api/episodes?${new URLSearchParams({ store: store.id, count: MOST_PAIRED })}`)));
+    if (!isOn()) return;
     const returns = tables.map(({ columns }) => new Map(columns.seed.map((seed, k) => [seed, columns.return[k]]).filter((_, k) => columns.has_seed[k])));
     const seeds = [...returns[0].keys()].filter((seed) => returns.every((found) => found.has(seed)));
     const rows = seeds.map((seed) => [seed, ...returns.map((found) => number(found.get(seed)))]);
     const means = returns.map((found) => number(mean(seeds.map((seed) => found.get(seed)))));
     const gaps = returns.map((found, k) => (k ? gap(seeds.map((seed) => found.get(seed) - returns[0].get(seed)), state.rules) : "-"));
     const cut = tables.map((found, k) => (found.fitting > found.numbers.length ? runs[k].name : "")).filter(Boolean);
-    replace(this.pairs, seeds.length ? [section(`Evaluations, ${whole(seeds.length)} seeds that all have`, runs, [["mean", ...means], ["difference to the first, 95 %", ...gaps], ...rows]),
+    replace(this.pairs, shared.length > 1 ? h("p", { class: "controls" }, chooser.element) : "", seeds.length ? [section(`Evaluation ${name}, ${whole(seeds.length)} seeds that all have`, runs, [["mean", ...means], ["difference to the first, 95 %", ...gaps], ...rows]),
       h("p", { class: "note" }, "The difference is taken seed by seed; its interval (Student's t) is that of the mean difference.", cut.length ? ` Only the first ${whole(MOST_PAIRED)} episodes of ${cut.join(", ")} are looked at.` : "")]
-      : h("p", { class: "note" }, "The recorded evaluations have no seed in common."));
+      : h("p", { class: "note" }, `The recorded evaluations ${name} have no seed in common.`));
   }
 }
 

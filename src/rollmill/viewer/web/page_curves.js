@@ -1,13 +1,13 @@
 // Curves of metrics beside each other: groups with a band, single runs on demand.
 
 import { Chart, valueAt } from "rollmill/chart";
-import { h, replace } from "rollmill/dom";
+import { h, replace, toClipboard } from "rollmill/dom";
 import { parse } from "rollmill/filter";
 import { counted, number, whole } from "rollmill/format";
 import { choice, filterBox, tick } from "rollmill/parts";
 import { key, look, Plot } from "rollmill/plot";
 import { Moment } from "rollmill/moment";
-import { grouped, metrics, state } from "rollmill/runs";
+import { grouped, metrics, state, unitsOf } from "rollmill/runs";
 import { checkpoints } from "rollmill/source";
 import { band, common, smoothed } from "rollmill/stats";
 
@@ -20,14 +20,14 @@ export class CurvesPage {
   constructor(goTo) {
     this.go = (words) => goTo("curves", words);
     this.charts = new Map();
-    this.box = filterBox((words) => this.go({ filter: words }));
+    this.box = filterBox((words) => goTo("curves", { filter: words }, true));
     this.metric = h("input", { list: "metric-names", placeholder: "add a metric", "aria-label": "add a metric",
       onchange: () => this.addMetric() });
     this.names = h("datalist", { id: "metric-names" });
     this.axis = choice("over", AXES, (value) => this.go({ x: value === "frames" ? null : value }));
     this.middle = choice("groups as", [["mean", "mean"], ["iqm", "IQM"]], (value) => this.go({ stat: value === "mean" ? null : value }));
     this.smooth = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", "aria-label": "smoothing",
-      oninput: () => this.go({ smooth: Number(this.smooth.value) || null }) });
+      oninput: () => goTo("curves", { smooth: Number(this.smooth.value) || null }, true) });
     this.single = tick("single runs", (on) => this.go({ single: on ? "1" : null }));
     this.logX = tick("log x", (on) => this.go({ logx: on ? "1" : null }));
     this.logY = tick("log y", (on) => this.go({ logy: on ? "1" : null }));
@@ -47,7 +47,7 @@ export class CurvesPage {
     this.charts.forEach((chart) => chart.remove());
   }
 
-  async show(query) {
+  async show(query, isOn) {
     this.read(query);
     const every = [...state.runs.values()];
     const runs = every.filter(this.box.use(this.filter, (words) => parse(words, every, state.common)));
@@ -57,7 +57,7 @@ export class CurvesPage {
     this.chosenNow = names;
     const shown = groups.filter((group) => this.all || groups.indexOf(group) < MOST_GROUPS).filter((group) => !this.hidden.has(group.key));
     this.fill(known, groups, shown);
-    await this.draw(names, shown);
+    await this.draw(names, shown, isOn);
   }
 
   read(query) {
@@ -66,7 +66,7 @@ export class CurvesPage {
     this.x = AXES.some(([key]) => key === query.get("x")) ? query.get("x") : "frames";
     this.stat = query.get("stat") === "iqm" ? "iqm" : "mean";
     this.weight = Math.min(0.99, Math.max(0, Number(query.get("smooth")) || 0));
-    this.hidden = new Set(query.get("hidden")?.split(",") ?? []);
+    this.hidden = new Set(query.get("hidden")?.split(",").map(joinable.back) ?? []);
     this.all = query.get("all") === "1";
     const range = query.get("range")?.split(":").map(Number) ?? [];
     this.range = range.length === 2 && range[0] < range[1] ? range : null;
@@ -76,6 +76,7 @@ export class CurvesPage {
   // The controls say what the address says.
   fill(known, groups, shown) {
     replace(this.names, known.map((name) => h("option", { value: name })));
+    this.axis.select.options[0].textContent = unitsOf(groups.flatMap((group) => group.runs)).join(" or ") || "frames";
     [this.axis.select.value, this.middle.select.value] = [this.x, this.stat];
     if (document.activeElement !== this.smooth) this.smooth.value = this.weight;
     for (const [name, box] of [["single", this.single], ["logx", this.logX], ["logy", this.logY], ["marks", this.marks]]) {
@@ -94,7 +95,7 @@ export class CurvesPage {
   hide(key, hidden) {
     if (hidden) this.hidden.add(key);
     else this.hidden.delete(key);
-    this.go({ hidden: [...this.hidden].join(",") || null });
+    this.go({ hidden: [...this.hidden].map(joinable.forth).join(",") || null });
   }
 
   addMetric() {
@@ -103,43 +104,57 @@ export class CurvesPage {
     if (name && !this.chosenNow.includes(name)) this.go({ metrics: [...this.chosenNow, name].join(",") });
   }
 
-  async draw(names, groups) {
+  async draw(names, groups, isOn) {
     const runs = groups.flatMap((group) => group.runs);
     const tables = await metrics(["frames", "step", "time/seconds", "learn/batches", ...(this.flags.marks ? MARKS : []), ...names], runs);
-    for (const [name, chart] of this.charts) {
-      if (!names.includes(name)) {
-        chart.remove();
-        this.charts.delete(name);
-      }
+    const saved = this.flags.marks ? await checkpoints(runs.map((run) => run.id)) : new Map();
+    if (!isOn()) return;
+    [this.saved, this.tables] = [saved, tables];
+    const wanted = names.flatMap((name) => this.axes(name, groups));
+    const keys = wanted.map(({ key }) => key);
+    for (const [known, chart] of this.charts) {
+      if (keys.includes(known)) continue;
+      chart.remove();
+      this.charts.delete(known);
     }
-    this.saved = this.flags.marks ? await checkpoints(runs.map((run) => run.id)) : new Map();
-    [this.shownGroups, this.tables] = [groups, tables];
-    for (const name of names) this.drawOne(name, groups, tables);
+    for (const one of wanted) this.drawOne(one, tables);
     if (!names.length) replace(this.plots, h("p", { class: "muted" }, "No run has metrics yet."));
   }
 
-  drawOne(name, groups, tables) {
-    if (!this.charts.has(name)) {
-      const chart = new Chart({ title: name, onPick: (x) => this.pick(x), onRange: (low, high) => this.go({ range: low === null ? null : `${low}:${high}` }) });
+  // A plot of a metric for each unit in which runs count how far they are: these have no axis in common.
+  axes(name, groups) {
+    const plain = { key: name, name, groups, every: groups, xTitle: AXES.find(([key]) => key === this.x)[1], unit: this.x };
+    if (this.x !== "frames") return [plain];
+    const known = unitsOf(groups.flatMap((group) => group.runs));
+    const split = known.map((unit) => ({ ...plain, key: `${name} ${unit}`, xTitle: unit, unit,
+      groups: groups.map((group) => ({ ...group, runs: group.runs.filter((run) => run.unit === unit) })).filter((group) => group.runs.length) }));
+    const valued = split.filter(({ groups: own }) => own.some((group) => group.runs.some((run) => run.metrics.includes(name))));
+    return valued.length ? valued : [plain];
+  }
+
+  drawOne({ key: id, name, groups, every, xTitle, unit }, tables) {
+    if (!this.charts.has(id)) {
+      const chart = new Chart({ title: name, onPick: (x) => this.pick(x, chart.shownGroups), onRange: (low, high) => this.go({ range: low === null ? null : `${low}:${high}` }) });
       chart.element.querySelector(".tools").append(h("button", { type: "button", title: "take this plot away",
         onclick: () => this.go({ metrics: this.chosenNow.filter((other) => other !== name).join(",") || null }) }, "×"));
       if (!this.charts.size) replace(this.plots);
-      this.charts.set(name, chart);
+      this.charts.set(id, chart);
       this.plots.append(chart.element);
     }
-    const chart = this.charts.get(name);
+    const chart = this.charts.get(id);
+    chart.shownGroups = groups;
     const drawn = groups.map((group) => this.group(name, group, tables)).filter((group) => group.curves.length);
     const parts = { lines: [], bands: [], marks: this.flags.marks ? this.marksOf(groups, tables) : [] };
     for (const group of drawn) this.shapes(group, parts);
-    const options = { xTitle: AXES.find(([key]) => key === this.x)[1], xRange: this.range, logX: this.flags.logx, logY: this.flags.logy };
+    const options = { xTitle, xRange: this.range, logX: this.flags.logx, logY: this.flags.logy };
     const legend = drawn.map((group) => ({ text: words(group), ...group.look, value: (x) => number(valueAt(group.x, group.middle, x)) }));
-    chart.show(new Plot({ ...parts, ...options }), legend, () => csv(drawn, name, this.x));
-    chart.note.textContent = this.honesty(name, groups, drawn);
+    chart.show(new Plot({ ...parts, ...options }), legend, () => csv(drawn, name, unit));
+    chart.note.textContent = this.honesty(name, every, drawn, tables);
   }
 
   // What was going on at a place of the axis, in every run that is drawn.
-  pick(x) {
-    const runs = this.shownGroups.flatMap((group) => group.runs);
+  pick(x, groups) {
+    const runs = groups.flatMap((group) => group.runs);
     this.moment.show(runs.map((run) => [run, this.framesAt(this.tables.get(run.id), x)]).filter(([, frames]) => frames !== null));
   }
 
@@ -211,7 +226,7 @@ export class CurvesPage {
   }
 
   // What a reader has to know about what is drawn.
-  honesty(name, groups, drawn) {
+  honesty(name, groups, drawn, tables) {
     const notes = [];
     const kinds = new Set(drawn.map((group) => group.kind).filter(Boolean));
     if (kinds.has("95 %")) notes.push(`Bands of ${state.rules.seeds} and more runs: 95 % interval of the ${this.stat === "iqm" ? "IQM" : "mean"}.`);
@@ -219,7 +234,7 @@ export class CurvesPage {
     if (kinds.size) notes.push("A group's line ends where its first run ends.");
     const apart = drawn.filter((group) => group.curves.length > 1 && !group.x.length);
     if (apart.length) notes.push(`No line where runs do not overlap: ${apart.map((group) => group.name).join(", ")}.`);
-    const without = groups.reduce((sum, group) => sum + group.runs.length, 0) - drawn.reduce((sum, group) => sum + group.curves.length, 0);
+    const without = groups.flatMap((group) => group.runs).filter((run) => !this.curve(tables.get(run.id), name)[0].length).length;
     if (without) notes.push(`${counted(without, "run")} without values of ${name}.`);
     if (this.weight) notes.push(`Smoothed (${this.weight}); thin lines are as measured.`);
     if (this.flags.logy && drawn.some((group) => group.middle.some((value) => value <= 0))) notes.push("Values of 0 and below have no place on a logarithmic axis.");
@@ -227,11 +242,16 @@ export class CurvesPage {
   }
 
   async copyLink(button) {
-    await navigator.clipboard.writeText(location.href);
-    button.textContent = "copied";
+    button.textContent = await toClipboard(location.href).then(() => "copied", () => "copy it from the address bar");
     setTimeout(() => (button.textContent = "copy link"), 1500);
   }
 }
+
+// Keys that stand in a list with commas, whatever is in them.
+const joinable = {
+  forth: (key) => key.replaceAll("%", "%25").replaceAll(",", "%2C"),
+  back: (text) => text.replaceAll("%2C", ",").replaceAll("%25", "%"),
+};
 
 // How far a run was in each row, in its own unit.
 function stepsOf(table) {

@@ -2,7 +2,8 @@
 
 import { Chart } from "rollmill/chart";
 import { h, replace } from "rollmill/dom";
-import { bytes, counted, number, whole } from "rollmill/format";
+import { split } from "rollmill/filter";
+import { bytes, counted, number, when, whole } from "rollmill/format";
 import { choice, filterBox } from "rollmill/parts";
 import { Plot } from "rollmill/plot";
 import { ask, numbersOf } from "rollmill/source";
@@ -20,7 +21,7 @@ export class DataPage {
     this.go = (words) => goTo("data", words);
     this.chosen = new Set();
     this.store = choice("store", [], (id) => goTo("data", { store: id, filter: null, start: null, near: null, sort: null }));
-    this.box = filterBox((words) => this.go({ filter: words, start: null }), "return_min=10 partial=no top=10%");
+    this.box = filterBox((words) => goTo("data", { filter: words, start: null }, true), "return_min=10 partial=no top=10%");
     this.chart = new Chart({ title: "Return of every episode", onPick: (x, y) => this.pick(x, y), onRange: (low, high) => this.range(low, high) });
     this.play = h("button", { type: "button", onclick: () => this.playChosen() }, "play");
     this.note = h("span", { class: "note" });
@@ -37,22 +38,26 @@ export class DataPage {
     this.chart.remove();
   }
 
-  async show(query) {
-    this.query = query;
+  async show(query, isOn) {
     this.content.hidden = !state.stores.length;
     this.empty.hidden = !!state.stores.length;
     if (!state.stores.length) return;
     const id = query.get("store") ?? state.stores[0].id;
     replace(this.store.select, state.stores.map((store) => h("option", { value: store.id }, store.name)));
     this.store.select.value = id;
+    if (id !== this.id) this.chosen.clear(); // numbers are those of another store
+    if (id !== this.id) this.unfolded = false;
     this.id = id;
+    this.query = query;
     this.box.use(query.get("filter") ?? "", () => () => true);
     const words = new URLSearchParams({ store: id });
     for (const name of ["filter", "near", "sort"]) if (query.get(name)) words.set(name, query.get(name));
-    const points = await numbersOf(`/api/scatter?${scattered(words)}`);
+    const scatter = `/api/scatter?${scattered(words)}`;
     words.set("start", query.get("start") ?? 0);
     words.set("count", PAGE);
-    const [found, report] = await Promise.all([ask(`/api/episodes?${words}`), ask(`/api/checks?store=${id}`)]);
+    const [found, points, report] = await Promise.all([ask(`/api/episodes?${words}`), numbersOf(scatter),
+      ask(`/api/checks?store=${id}`).catch((error) => ({ problem: error.message }))]);
+    if (!isOn()) return;
     this.draw(found, points);
     this.drawChecks(report);
   }
@@ -69,7 +74,8 @@ export class DataPage {
     const marks = near ? [{ x: Number(near), text: "here" }] : [];
     this.chart.show(new Plot({ points: parts, marks, xTitle: "frames" }), parts.length > 1 ? parts : [],
       () => `number,global_step,return,whole\n${Array.from(this.points.number, (n, k) => [n, this.points.x[k], this.points.y[k], all[k]].join(",")).join("\n")}\n`);
-    this.chart.note.textContent = `Click a point to play it, drag to choose a part of the training. ${counted(head.rows, "episode")}.`;
+    this.chart.note.textContent = `Click a point to play it, drag to choose a part of the training. `
+      + (head.fitting > head.rows ? `${whole(head.rows)} of ${counted(head.fitting, "episode")} are drawn, at even distances: the filter chooses among all.` : `${counted(head.rows, "episode")}.`);
     this.note.textContent = near ? `${whole(found.fitting)} of ${counted(found.episodes, "episode")}, those nearest to ${whole(Number(near))} frames first`
       : `${whole(found.fitting)} of ${counted(found.episodes, "episode")}`;
     const harm = found.damaged ? h("div", { class: "card" }, h("p", { class: "bad" }, `${counted(found.damaged, "problem")} with the store; what is listed is good.`),
@@ -80,14 +86,18 @@ export class DataPage {
   }
 
   // What the store's report says of its soundness; what is not good is unfolded.
-  drawChecks({ made, checks }) {
+  drawChecks({ made, checks, problem }) {
+    if (problem) {
+      replace(this.checks, h("p", { class: "note bad" }, problem));
+      return;
+    }
     if (!made) {
       replace(this.checks, h("p", { class: "note" }, "Nobody has looked whether this store is sound: ", h("code", {}, "rollmill data report"), " does, and this page then shows what it finds."));
       return;
     }
     const bad = checks.filter(([level]) => level !== "good").length;
-    replace(this.checks, h("details", { class: "checks" }, h("summary", { class: bad ? "warn" : "good" }, `${whole(checks.length - bad)} of ${counted(checks.length, "check")} good`,
-      h("span", { class: "note" }, ` by the report of ${new Date(made).toLocaleString()}`)),
+    replace(this.checks, h("details", { class: "checks", open: this.unfolded, ontoggle: (event) => (this.unfolded = event.target.open) }, h("summary", { class: bad ? "warn" : "good" }, `${whole(checks.length - bad)} of ${counted(checks.length, "check")} good`,
+      h("span", { class: "note" }, ` by the report of ${when(made)}`)),
     h("ul", { class: "checks" }, checks.map(([level, words]) => h("li", {}, h("span", { class: level }, level === "unknown" ? "not known" : level), h("span", {}, words))))));
   }
 
@@ -109,7 +119,7 @@ export class DataPage {
       if (!this.chosen.delete(number_)) this.chosen.add(number_);
       this.tellChosen();
     } });
-    const cells = [whole(number_), number(typeof row.return === "number" ? row.return : NaN), whole(row.length), whole(row.global_step_last), whole(row.version_max), ended, row.has_seed ? row.seed : "-", row.policy || "-", bytes(row.bytes)];
+    const cells = [String(number_), number(typeof row.return === "number" ? row.return : NaN), whole(row.length), whole(row.global_step_last), whole(row.version_max), ended, row.has_seed ? row.seed : "-", row.policy || "-", bytes(row.bytes)];
     return h("tr", {}, h("td", {}, box), cells.map((text, k) => h("td", {}, k === 0 ? h("a", { href: this.address([number_]) }, text) : text)));
   }
 
@@ -140,7 +150,7 @@ export class DataPage {
 
   // A part of the training becomes two words of the filter.
   range(low, high) {
-    const others = (this.query.get("filter") ?? "").split(/\s+/).filter((word) => word && !word.startsWith("global_step_"));
+    const others = split(this.query.get("filter") ?? "").map(({ raw }) => raw).filter((word) => !word.startsWith("global_step_"));
     const own = low === null ? [] : [`global_step_min=${Math.floor(low)}`, `global_step_max=${Math.ceil(high)}`];
     this.go({ filter: [...others, ...own].join(" "), start: null });
   }

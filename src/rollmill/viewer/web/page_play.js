@@ -5,7 +5,7 @@ import { h, replace } from "rollmill/dom";
 import { number, whole } from "rollmill/format";
 import { choice } from "rollmill/parts";
 import { Plot, stairs } from "rollmill/plot";
-import { numbersOf, picture } from "rollmill/source";
+import { isCopy, numbersOf, picture } from "rollmill/source";
 import { state } from "rollmill/runs";
 
 const RATES = [[4, "4 steps/s"], [15, "15 steps/s"], [30, "30 steps/s"], [60, "60 steps/s"]];
@@ -25,9 +25,11 @@ export class PlayPage {
     this.rate = choice("at", RATES, () => this.timer && (this.toggle(), this.toggle()));
     this.rate.select.value = "15";
     this.where = h("span", { class: "note", role: "status" });
-    const jump = (words, find) => h("button", { type: "button", onclick: () => this.episodes.length && this.seek(find(this.episodes[0])) }, words);
+    const jump = (words, find) => h("button", { type: "button", onclick: () => this.episodes.length && this.seek(find()) }, words);
+    this.image = choice("image", [], (name) => this.go({ image: name, t: this.step }));
     this.bar = h("div", { class: "controls" }, this.button, this.rate.element,
-      jump("largest reward", (episode) => episode.peak("reward")), jump("largest surprise", (episode) => episode.peak("surprise")), jump("end", (episode) => episode.length), this.where);
+      jump("largest reward", () => this.peak("reward")), jump("largest surprise", () => this.peak("surprise")), jump("end", () => this.last), this.image.element, this.where);
+    this.image.element.hidden = true;
     this.panes = h("div", { class: "panes" });
     this.hint = h("p", { class: "note" }, "Space plays and stops, arrows go a step, j and k ten, Home and End to the ends.");
     this.element = h("div", { class: "player" }, this.bar, this.slider, this.panes, this.hint);
@@ -37,21 +39,37 @@ export class PlayPage {
 
   close() {
     clearInterval(this.timer);
+    clearTimeout(this.remembering); // the address is that of another page by then
     window.removeEventListener("keydown", this.onKey);
     this.episodes.forEach((episode) => episode.close());
   }
 
-  async show(query) {
+  async show(query, isOn) {
     const wanted = (query.get("e") ?? "").split(",").filter(Boolean).slice(0, 4);
-    const text = wanted.join(",");
-    if (text !== this.text) {
-      this.text = text;
+    const [text, image] = [wanted.join(","), query.get("image")];
+    if (text !== this.text || image !== this.shownImage) {
+      const opened = await Promise.all(wanted.map((word) => Episode.open(...word.split(":"), image, (step) => this.seek(step))));
+      if (!isOn()) {
+        opened.forEach((episode) => episode.close());
+        return;
+      }
+      [this.text, this.shownImage] = [text, image];
       this.episodes.forEach((episode) => episode.close());
-      this.episodes = await Promise.all(wanted.map((word) => Episode.open(...word.split(":"), (step) => this.seek(step))));
+      this.episodes = opened;
       replace(this.panes, this.episodes.length ? this.episodes.map((episode) => episode.element) : h("p", { class: "muted" }, "Choose episodes on the page Data."));
+      const names = [...new Set(opened.flatMap(({ head }) => head.images.map(({ name }) => name)))];
+      this.image.element.hidden = isCopy || names.length < 2;
+      replace(this.image.select, names.map((name) => h("option", { value: name }, name)));
+      this.image.select.value = opened.find((episode) => episode.image)?.image.name ?? "";
       this.slider.max = Math.max(0, ...this.episodes.map((episode) => episode.length));
       this.seek(Number(query.get("t")) || 0);
     }
+  }
+
+  // The step at which a track is highest in any of the episodes.
+  peak(name) {
+    const peaks = this.episodes.map((episode) => episode.peak(name)).filter((peak) => peak !== null);
+    return peaks.reduce((best, peak) => (peak.value > best.value ? peak : best), { step: 0, value: -Infinity }).step;
   }
 
   get last() {
@@ -69,7 +87,7 @@ export class PlayPage {
   // The address says where one stands; the page does not move for it.
   remember() {
     clearTimeout(this.remembering);
-    this.remembering = setTimeout(() => history.replaceState(null, "", `#play?${new URLSearchParams({ e: this.text, t: this.step })}`), 200);
+    this.remembering = setTimeout(() => history.replaceState(null, "", `#play?${new URLSearchParams({ e: this.text, t: this.step, ...(this.shownImage ? { image: this.shownImage } : {}) })}`), 200);
   }
 
   toggle() {
@@ -95,24 +113,26 @@ export class PlayPage {
 }
 
 class Episode {
-  static async open(store, number_, seek) {
+  static async open(store, number_, image, seek) {
     const { head, numbers } = await numbersOf(`/api/episode?store=${encodeURIComponent(store)}&episode=${encodeURIComponent(number_)}`);
-    return new Episode(store, head, numbers, seek);
+    return new Episode(store, head, numbers, head.images.find(({ name }) => name === image) ?? head.image, seek);
   }
 
-  constructor(store, head, numbers, seek) {
-    Object.assign(this, { store, head, length: head.length, step: 0, portions: new Map() });
-    this.values = Object.fromEntries(head.tracks.map((name, k) => [name, numbers.subarray(k * head.length, (k + 1) * head.length)]));
+  // ``image``: what is known of the images that are shown; null where there are none.
+  constructor(store, head, numbers, image, seek) {
+    Object.assign(this, { store, head, image, length: head.length, step: 0, portions: new Map() });
+    let place = 0;
+    this.values = Object.fromEntries(head.tracks.map((name, k) => [name, numbers.subarray(place, (place += head.rows[k]))]));
     this.derive();
-    const { image } = head;
     this.canvas = image && h("canvas", { class: "frame", width: image.width, height: image.height, role: "img", "aria-label": `frame of episode ${head.number}` });
     this.facts = h("p", { class: "note" });
+    this.trouble = h("p", { class: "note bad", role: "alert" });
     this.tracks = h("div", { class: "tracks" });
-    const place = state.stores.find((one) => one.id === store)?.name ?? "";
+    const name = state.stores.find((one) => one.id === store)?.name ?? "";
     const note = image?.note ? h("p", { class: "note" }, `${image.name}: ${image.note}`) : "";
-    this.element = h("div", { class: "card pane" }, h("h3", {}, `${place} episode ${whole(head.number)}`),
+    this.element = h("div", { class: "card pane" }, h("h3", {}, `${name} episode ${head.number}`),
       h("p", { class: "note" }, `return ${number(Number(head.return))}, ${whole(head.length)} steps, ${head.ended}${head.seed === null ? "" : `, seed ${head.seed}`}`),
-      this.canvas ?? h("p", { class: "muted" }, "This store holds no images."), note, this.facts, this.tracks);
+      this.canvas ?? h("p", { class: "muted" }, "This store holds no images."), this.trouble, note, this.facts, this.tracks);
     this.draw(seek);
   }
 
@@ -120,23 +140,27 @@ class Episode {
     this.resized.disconnect();
   }
 
-  // Sums and surprises that follow from what was recorded.
+  // Sums and surprises that follow from what was recorded. What was got before a frame counts for it, so that there is one
+  // sum more than there are steps. Nothing is to come after a terminated episode; else the value of the last observation.
   derive() {
     const { reward, value } = this.values;
-    let sum = 0;
-    this.values["so far"] = Float64Array.from(reward, (one) => (sum += one));
-    if (value) this.values.surprise = Float64Array.from(value, (one, t) => Math.abs(reward[t] + (value[t + 1] ?? 0) - one));
+    const sums = new Float64Array(this.length + 1);
+    reward.forEach((one, t) => (sums[t + 1] = sums[t] + one));
+    this.values["so far"] = sums;
+    const next = (t) => (t + 1 === this.length && this.head.ended === "terminated" ? 0 : value[t + 1] ?? NaN);
+    if (value) this.values.surprise = Float64Array.from(reward, (one, t) => Math.abs(one + next(t) - value[t]));
     else if (this.values.log_prob) this.values.surprise = Float64Array.from(this.values.log_prob, (one) => -one);
   }
 
-  // The step at which a track is highest; the first one where there is none.
+  // {step, value} where a track is highest; null where there is no such track.
   peak(name) {
     const values = this.values[name] ?? [];
-    return values.reduce((best, value, t) => (value > values[best] ? t : best), 0);
+    const step = values.reduce((best, value, t) => (value > (values[best] ?? -Infinity) ? t : best), -1);
+    return step < 0 ? null : { step, value: values[step] };
   }
 
   draw(seek) {
-    const steps = Float64Array.from({ length: this.length }, (_, t) => t);
+    const steps = Float64Array.from({ length: this.length + 1 }, (_, t) => t);
     this.plots = [];
     for (const [key, title] of TRACKS) {
       for (const name of Object.keys(this.values).filter((one) => one === key || one.startsWith(`${key}[`))) {
@@ -153,7 +177,8 @@ class Episode {
 
   // What belongs to a step holds for all of it; sums and values are drawn from step to step.
   line(key, steps, values) {
-    return ["value", "so far"].includes(key) ? { x: steps, y: values } : stairs(steps, values, this.length);
+    const x = steps.subarray(0, values.length);
+    return ["value", "so far"].includes(key) ? { x, y: values } : stairs(x, values, this.length);
   }
 
   redraw() {
@@ -164,9 +189,9 @@ class Episode {
   seek(step) {
     this.step = Math.min(step, this.length);
     this.point();
-    const row = Math.min(this.step, this.length - 1);
-    const shown = Object.entries(this.values).filter(([name]) => name !== "surprise" && name !== "global_step").map(([name, values]) => `${name} ${number(values[row])}`);
-    this.facts.textContent = this.step < this.length ? shown.join(", ") : `the end: ${this.head.ended}`;
+    const known = Object.entries(this.values).filter(([name, values]) => name !== "surprise" && name !== "global_step" && this.step < values.length);
+    const shown = known.map(([name, values]) => `${name === "so far" ? "return so far" : name} ${number(values[this.step])}`);
+    this.facts.textContent = [...(this.step < this.length ? [] : [`the end: ${this.head.ended}`]), ...shown].join(", ");
     if (this.canvas) this.paint();
   }
 
@@ -176,12 +201,18 @@ class Episode {
 
   // The frame of this very step; one that came too late is not drawn.
   async paint() {
-    const { portion, width, height } = this.head.image;
+    const { portion, width, height } = this.image;
     const part = Math.floor(this.step / portion);
     const wanted = this.step;
     const image = await this.fetch(part);
-    if (this.step !== wanted || !image) return;
+    if (this.step !== wanted) return;
     const pen = this.canvas.getContext("2d");
+    this.trouble.textContent = image ? "" : "these frames cannot be read";
+    if (!image) {
+      pen.clearRect(0, 0, width, height); // what stood there is of another step
+      delete this.canvas.dataset.step;
+      return;
+    }
     pen.drawImage(image, 0, (wanted - part * portion) * height, width, height, 0, 0, width, height);
     this.canvas.dataset.step = wanted;
     for (let next = part + 1; next <= Math.min(part + AHEAD, Math.floor(this.length / portion)); next += 1) this.fetch(next);
@@ -190,9 +221,10 @@ class Episode {
   fetch(part) {
     if (!this.portions.has(part)) {
       const image = new Image();
-      image.src = picture(`/api/frames?store=${this.store}&episode=${this.head.number}&part=${part}`);
+      const asked = this.image.name === this.head.image.name ? "" : `&image=${encodeURIComponent(this.image.name)}`;
+      image.src = picture(`/api/frames?store=${this.store}&episode=${this.head.number}&part=${part}${asked}`);
       this.portions.set(part, image.decode().then(() => image, () => {
-        this.facts.textContent = "these frames cannot be read";
+        this.portions.delete(part); // they may be readable the next time
         return null;
       }));
       if (this.portions.size > PORTIONS) this.portions.delete(this.portions.keys().next().value);

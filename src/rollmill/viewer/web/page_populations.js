@@ -10,6 +10,7 @@ import { choice, table } from "rollmill/parts";
 import { look, Plot, stairs } from "rollmill/plot";
 import { ask } from "rollmill/source";
 import { state } from "rollmill/runs";
+import { extremes } from "rollmill/stats";
 
 const MOST_DECISIONS = 200;
 const NEAR = 0.012; // of the axis, between two copies of a round
@@ -44,7 +45,7 @@ export class PopulationsPage {
     this.games.close();
   }
 
-  async show(query) {
+  async show(query, isOn) {
     const every = populations();
     this.content.hidden = !every.length;
     this.empty.hidden = !!every.length;
@@ -53,6 +54,7 @@ export class PopulationsPage {
     replace(this.run.select, every.map(({ key, name }) => h("option", { value: key }, name)));
     this.run.select.value = own.key;
     const [found, games] = await Promise.all([own.told ? ask(`/api/population?${own.key}`) : null, own.plays ? ask(`/api/selfplay?${own.key}`) : null]);
+    if (!isOn()) return;
     this.close();
     this.charts = [];
     replace(this.facts);
@@ -107,7 +109,8 @@ export class PopulationsPage {
     const lines = found.members.map(({ way }, k) => ({ ...stairs(way.map(([, at]) => at), way.map(([, , settings]) => settings[key]), found.end),
       ...(k === found.best ? { hue: "--ink", width: 3 } : { ...look(k), width: 1, alpha: 0.7 }) }));
     const values = lines.flatMap((line) => line.y);
-    const logY = Math.min(...values) > 0 && Math.max(...values) > 20 * Math.min(...values);
+    const [low, high] = extremes(values);
+    const logY = low > 0 && high > 20 * low;
     const chart = new Chart({ title: key, note: `What the weights of every member were trained with; bold: those of member ${found.best}.${logY ? " Logarithmic axis." : ""}` });
     const order = [...lines.keys()].sort((a, b) => (a === found.best) - (b === found.best));
     chart.show(new Plot({ lines: order.map((k) => lines[k]), xTitle: OF_MEMBER, logY }), lines.map(({ hue, dash }, k) => ({ text: `member ${k}`, hue, dash })),

@@ -1,10 +1,11 @@
 // The table of runs: a row for each group, which unfolds; columns of settings only where they differ.
 
 import { h, replace, svg } from "rollmill/dom";
-import { parse, text, valueOf } from "rollmill/filter";
-import { counted, duration, number, short, whole } from "rollmill/format";
-import { differing, grouped, state } from "rollmill/runs";
+import { parse, quoted, text, valueOf } from "rollmill/filter";
+import { counted, duration, number, rate, whole } from "rollmill/format";
+import { differing, grouped, state, unitsOf } from "rollmill/runs";
 import { filterBox } from "rollmill/parts";
+import { extremes } from "rollmill/stats";
 
 const ROW = 30; // pixels
 const AHEAD = 20; // rows above and below those that are seen
@@ -22,14 +23,15 @@ export class RunsPage {
     this.open = new Set();
     this.chosen = new Set();
     this.compare = h("button", { type: "button", hidden: true, onclick: () => (location.hash = `compare?runs=${[...this.chosen].join(",")}`) });
-    this.box = filterBox((words) => goTo("runs", { filter: words }));
+    this.box = filterBox((words) => goTo("runs", { filter: words }, true));
     this.head = h("thead", {});
     this.body = h("tbody", {});
     this.columns = h("colgroup", {});
     this.table = h("table", { class: "runs" }, this.columns, this.head, this.body);
     this.scroll = h("div", { class: "card rows", onscroll: () => this.draw(), tabindex: "0" }, this.table);
     this.note = h("span", { class: "note" });
-    this.element = h("div", {}, this.box.element, h("p", { class: "controls" }, this.note, this.compare), this.scroll);
+    this.more = h("details", { class: "note more", hidden: true });
+    this.element = h("div", {}, this.box.element, h("div", { class: "controls" }, this.note, this.more, this.compare), this.scroll);
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(this.scroll);
   }
@@ -45,11 +47,12 @@ export class RunsPage {
     const runs = every.filter(fits);
     const rank = (key) => (FIRST.findIndex((start) => key.startsWith(start)) + FIRST.length + 1) % (FIRST.length + 1);
     const keys = differing(runs).filter((key) => !SHOWN_ANYWAY.includes(key)).sort((a, b) => rank(a) - rank(b));
-    this.shownColumns = columnsOf(keys.slice(0, MOST_SETTINGS));
+    this.shownColumns = columnsOf(keys.slice(0, MOST_SETTINGS), unitsOf(runs));
     this.lines = this.sorted(grouped(runs)).flatMap((group) => this.linesOf(group));
-    const more = keys.length - MOST_SETTINGS;
-    const left = more > 0 ? `; ${counted(more, "more setting")} differ: ${keys.slice(MOST_SETTINGS).join(", ")}` : "";
-    this.note.textContent = `${counted(runs.length, "run")} of ${whole(every.length)} in ${counted(grouped(runs).length, "group")}${left}`;
+    this.note.textContent = `${counted(runs.length, "run")} of ${whole(every.length)} in ${counted(grouped(runs).length, "group")}`;
+    const left = keys.slice(MOST_SETTINGS);
+    this.more.hidden = !left.length;
+    replace(this.more, h("summary", {}, `${counted(left.length, "more setting")} differ`), h("span", { class: "note" }, left.join(", ")));
     this.drawHead();
     this.draw();
   }
@@ -119,7 +122,9 @@ export class RunsPage {
   }
 
   name(line) {
-    const curves = h("a", { href: `#curves?${new URLSearchParams({ filter: line.key ? `group=${line.runs[0].group}` : `name=${line.runs[0].name}` })}` }, line.name);
+    const [run] = line.runs;
+    const filter = line.key ? `experiment=${quoted(run.experiment)} group=${quoted(run.group)}` : `name=${quoted(run.name)}`;
+    const curves = h("a", { href: `#curves?${new URLSearchParams({ filter })}` }, line.name);
     if (!line.key) return h("span", { class: `level${line.level}` }, this.chooser(line.runs[0]), curves);
     const isOpen = this.open.has(line.key);
     const toggle = () => {
@@ -134,7 +139,8 @@ export class RunsPage {
 
 // -- columns: {key, title, left, shape: (runs, line) -> text, cell: runs -> element, order: runs -> value} -----------
 
-function columnsOf(settings) {
+// What every run has stands before the settings that differ, of which there may be many.
+function columnsOf(settings, units) {
   const one = (runs, get) => [...new Set(runs.map(get).filter((value) => value !== null && value !== undefined && value !== ""))];
   const same = (key, title, left = true) => ({ key, title, left, order: (runs) => one(runs, (run) => run[key])[0],
     shape: (runs) => { const found = one(runs, (run) => run[key]); return found.length > 1 ? `${found.length} of them` : found[0] ?? "-"; },
@@ -146,12 +152,10 @@ function columnsOf(settings) {
     { key: "state", title: "state", left: true, order: (runs) => runs[0].state, shape: states, cell: stateCell,
       hintOf: (runs) => runs.map((run) => `${run.name}: ${run.state} ${run.reason}`).join("\n") },
     same("env", "env"),
-    numeric("frames", "frames", highest, whole, "of the run that is farthest"),
+    { ...numeric("frames", units.length > 1 ? "steps" : units[0] ?? "frames", highest, whole, "of the run that is farthest"), ...(units.length > 1 ? { shape: farthest } : {}) },
     { key: "return", title: "return", order: (runs) => average(values(runs, "return")), cell: returnCell,
       hint: "mean over the group's runs of their last value", shape: (runs) => (values(runs, "return").length ? number(average(values(runs, "return"))) : "-") },
-    ...settings.map((key) => ({ key, title: key, left: false, order: (runs) => valueOf(runs[0], key, state.common),
-      shape: (runs) => { const found = [...new Set(runs.map((run) => text(valueOf(run, key, state.common))))]; return found.length > 1 ? `${found.length} values` : found[0]; } })),
-    numeric("frames_per_s", "frames/s", average, (value) => short(Math.round(value)), "mean of the group's runs"),
+    numeric("frames_per_s", "frames/s", average, rate, "mean of the group's runs"),
     numeric("share", "of simulator", average, (value) => `${Math.round(100 * value)} %`, "share of the bare simulator's rate (report.sim_rate)"),
     numeric("faults", "faults", total, whole, "environments and workers that were restarted"),
     same("host", "host"),
@@ -159,13 +163,21 @@ function columnsOf(settings) {
       shape: (runs) => { const found = one(runs, (run) => run.created).sort().pop(); return found ? duration((Date.now() - Date.parse(found)) / 1000) : "-"; },
       hintOf: (runs) => one(runs, (run) => run.created).sort().join(", ") },
     { ...same("commit", "commit"), shape: (runs) => { const found = one(runs, (run) => run.commit); return found.length > 1 ? `${found.length} of them` : found[0]?.replace(/^(\w{8})\w*/, "$1") ?? "-"; } },
+    ...settings.map((key) => ({ key, title: key, left: false, order: (runs) => valueOf(runs[0], key, state.common),
+      shape: (runs) => { const found = [...new Set(runs.map((run) => text(valueOf(run, key, state.common))))]; return found.length > 1 ? `${found.length} values` : found[0]; } })),
   ].filter((column) => !["share", "commit", "host"].includes(column.key) || [...state.runs.values()].some((run) => run[column.key]));
 }
 
 const values = (runs, key) => runs.map((run) => run[key]).filter((value) => typeof value === "number");
 const average = (found) => (found.length ? found.reduce((sum, value) => sum + value, 0) / found.length : null);
 const total = (found) => (found.length ? found.reduce((sum, value) => sum + value, 0) : null);
-const highest = (found) => (found.length ? Math.max(...found) : null);
+const highest = (found) => (found.length ? extremes(found)[1] : null);
+
+// How far runs are that do not all count the same.
+function farthest(runs) {
+  const known = unitsOf(runs).map((unit) => [unit, values(runs.filter((run) => run.unit === unit), "frames")]).filter(([, found]) => found.length);
+  return known.map(([unit, found]) => `${whole(highest(found))} ${unit}`).join(", ") || "-";
+}
 
 function states(runs) {
   const counts = new Map();
@@ -183,8 +195,8 @@ function returnCell(runs) {
   const found = values(runs, "return");
   const points = runs.flatMap((run) => run.spark);
   const picture = svg("svg", { class: "spark", viewBox: "0 0 80 20", preserveAspectRatio: "none", "aria-hidden": "true" });
-  const [lowX, highX] = [Math.min(...points.map(([x]) => x)), Math.max(...points.map(([x]) => x))];
-  const [low, high] = [Math.min(...points.map(([, y]) => y)), Math.max(...points.map(([, y]) => y))];
+  const [lowX, highX] = extremes(points.map(([x]) => x));
+  const [low, high] = extremes(points.map(([, y]) => y));
   for (const run of points.length > 1 ? runs.slice(0, 10) : []) {
     const places = run.spark.map(([x, y]) => `${((80 * (x - lowX)) / (highX - lowX || 1)).toFixed(1)},${(19 - (18 * (y - low)) / (high - low || 1)).toFixed(1)}`);
     picture.append(svg("polyline", { points: places.join(" ") }));

@@ -11,6 +11,7 @@ export class Parallel extends Plot {
   // ``runs``: [{params, score}], params in the order of ``keys``.
   constructor(keys, runs, lower) {
     super({ xRange: [0, keys.length], yRange: [0, 1] });
+    this.still = true; // between its axes there are no values that a cursor could tell
     this.axes = keys.map((key, k) => axis(key, runs.map((run) => run.params[k])));
     this.axes.push(axis("score", runs.map((run) => run.score)));
     const scores = runs.map((run) => run.score).sort((a, b) => (lower ? b - a : a - b));

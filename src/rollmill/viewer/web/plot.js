@@ -37,10 +37,11 @@ export function colour(name, on = document.documentElement) {
 
 export class Plot {
   // lines: [{x, y, hue, dash, width, alpha}], bands: [{x, low, high, hue}], points: [{x, y, hue, mark}], marks: [{x, text}];
-  // xNames, yNames: [[value, words], ...] instead of numbers.
-  constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, yRange = null, xNames = null, yNames = null, logX = false, logY = false }) {
-    Object.assign(this, { lines, bands, points, marks, xTitle, xNames, yNames, logX, logY });
-    this.xs = scale(xRange ?? extent([...lines, ...bands, ...points].map((part) => part.x), logX), logX, xRange ? 0 : 0.01);
+  // xNames, yNames: [[value, words], ...] instead of numbers; yWhole: of things that are counted, without ticks between.
+  constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, yRange = null, xNames = null, yNames = null, logX = false, logY = false, yWhole = false }) {
+    Object.assign(this, { lines, bands, points, marks, xTitle, xNames, yNames, logX, logY, yWhole });
+    const every = extent([...lines, ...bands, ...points].map((part) => part.x), logX);
+    this.xs = scale(xRange ? (logX ? positive(xRange, every) : xRange) : every, logX, xRange ? 0 : 0.01);
     this.ys = scale(yRange ?? this.heights(), logY, yRange ? 0 : 0.05);
   }
 
@@ -60,7 +61,8 @@ export class Plot {
   }
 
   layout(width, height) {
-    this.yTicks = this.yNames ?? named(this.ys.ticks(Math.max(2, Math.floor(height / 45))));
+    const levels = this.ys.ticks(Math.max(2, Math.floor(height / 45)));
+    this.yTicks = this.yNames ?? named(this.yWhole ? levels.filter((value) => Number.isInteger(value)) : levels);
     this.left = Math.min(0.4 * width, Math.max(46, 10 + 7 * Math.max(...this.yTicks.map(([, words]) => words.length))));
     [this.right, this.top, this.bottom] = [width - 12, 10, height - (this.xTitle ? 36 : 22)];
     [this.width, this.height] = [width, height];
@@ -305,6 +307,12 @@ function extent(columns, log) {
     }
   }
   return [low, high];
+}
+
+// The part of a range that a logarithmic axis has: from the lowest value above 0 on; all values where nothing is left of it.
+function positive([low, high], every) {
+  if (low > 0) return [low, high];
+  return high > every[0] ? [every[0], high] : every;
 }
 
 // How values become shares of an axis; ``room``: share of the range that stays free at either end. From here on the rules

@@ -8,9 +8,11 @@ const cache = new Map(); // run id -> {changed, table}
 export async function refresh() {
   const found = await ask(state.revision < 0 ? "/api/runs" : `/api/runs?since=${state.revision}`);
   for (const run of found.runs) state.runs.set(run.id, run);
-  // A key that has become common, or ceased to be, is written in the runs that have changed; others hold it too.
+  // A key that has ceased to be common is written in the runs that have changed; the others had its value.
+  const changed = new Set(found.runs.map((run) => run.id));
+  const others = [...state.runs.values()].filter((run) => !changed.has(run.id));
   for (const [key, value] of Object.entries(state.common)) {
-    if (!(key in found.common)) for (const run of state.runs.values()) run.settings[key] ??= value;
+    if (!(key in found.common)) for (const run of others) if (!(key in run.settings)) run.settings[key] = value;
   }
   state.runs = new Map(found.ids.filter((id) => state.runs.has(id)).map((id) => [id, state.runs.get(id)]));
   const { root, revision, common, rules, refused, stores, experiments, populations } = found;
@@ -34,7 +36,7 @@ export function grouped(runs) {
 export function differing(runs) {
   const keys = new Set(runs.flatMap((run) => Object.keys(run.settings)));
   const aside = /^(run\.(dir|experiment|name|seed)|report\.|wandb\.|checkpoints\.|profile\.)/;
-  const text = (run, key) => JSON.stringify(run.settings[key] ?? state.common[key]);
+  const text = (run, key) => JSON.stringify(key in run.settings ? run.settings[key] : state.common[key]);
   return [...keys].filter((key) => !aside.test(key) && runs.some((run) => text(run, key) !== text(runs[0], key))).sort();
 }
 
@@ -50,4 +52,9 @@ export async function metrics(names, runs) {
     cache.set(run.id, { changed: run.changed, table: { ...kept, ...found.get(run.id) } });
   }
   return new Map(runs.map((run) => [run.id, cache.get(run.id).table]));
+}
+
+// The units in which these runs count how far they are: frames, updates, generations.
+export function unitsOf(runs) {
+  return [...new Set(runs.map((run) => run.unit))];
 }

@@ -4,14 +4,15 @@ const recorded = document.getElementById("recorded");
 const answers = recorded === null ? null : JSON.parse(recorded.textContent);
 
 export const isCopy = answers !== null;
-const MISSING = "this is a copy without a server, and what you ask for is not in it";
+export const notCopied = isCopy ? answers.missing : []; // what could not be read when the copy was made, and why
+const missing = (path) => answers.problems[path] ?? "this is a copy without a server, and what you ask for is not in it";
 const BATCH = 200; // runs of one question about columns
 const NAMES = 16; // columns of one question
 const AGAIN = 2000; // ms until a tab that was refused asks again
 
 export async function ask(path) {
   if (isCopy) {
-    if (!(path in answers.json)) throw new Error(MISSING);
+    if (!(path in answers.json)) throw new Error(missing(path));
     return answers.json[path];
   }
   return (await get(path)).json();
@@ -48,7 +49,7 @@ export async function checkpoints(ids) {
 // {head, numbers: Float64Array}: an answer that is not about runs.
 export async function numbersOf(path) {
   if (isCopy) {
-    if (!(path in answers.binary)) throw new Error(MISSING);
+    if (!(path in answers.binary)) throw new Error(missing(path));
     return { head: answers.binary[path].head, numbers: numbers(answers.binary[path].numbers) };
   }
   const buffer = await (await get(path)).arrayBuffer();

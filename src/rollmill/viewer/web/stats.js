@@ -24,6 +24,16 @@ function interpolated(xs, ys, at) {
   });
 }
 
+// [lowest, highest] of any number of values; not by Math.max(...values), whose arguments lie on the stack. NaN is passed over.
+export function extremes(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [low, high];
+}
+
 // {middle, low, high, kind}: over the rows at each place; kind: "95 %", "lowest to highest" or "" (a single run).
 export function band(rows, statistic, rules) {
   const places = rows[0]?.length ?? 0;
