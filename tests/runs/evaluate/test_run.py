@@ -47,6 +47,14 @@ def play(run: RunFolder, episodes: int = 8, workers: int = 1, **options: object)
     return evaluate(run.path, EvalOptions(episodes=episodes, workers=workers, **options))  # type: ignore[arg-type]
 
 
+def test_statistics_of_all_agents_count() -> None:
+    """Two agents' points add up to nothing; what is told of the episode as a whole is there as well."""
+    policy = load_policy("random", overrides=("env=duel_envs:Shaped", "env.args.more=3"))
+    means = evaluate(policy, EvalOptions(episodes=9, workers=1)).policy.own_means()
+    assert means["points"] == 0
+    assert 4 <= means["rounds"] <= 7
+
+
 # -- the same again ----------------------------------------------------------------------------------------
 
 
