@@ -203,7 +203,7 @@ def test_whatever_a_player_raises_ends_the_match_and_nobody_waits(player: int, r
     threading.Thread(target=call, daemon=True).start()
     wait_until(lambda: found, what="an answer")
     assert isinstance(found[0], raised)
-    with pytest.raises(EnvError, match="the match is over: .*told to"):
+    with pytest.raises(EnvError, match=r"the match is over: .*told to"):
         party.each(lambda number: None)
     env.close()
 

@@ -379,7 +379,7 @@ class Lags(Observer):
 
 
 def break_learning(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Member 1 cannot learn while it takes its steps 10 to 30: neither from a half-learnt batch, nor from a whole one."""
+    """Member 1 cannot learn while it takes its steps 10 to 30, in the middle of a batch or at its end."""
     optimize, report = Appo._optimize, Appo._report
 
     def bad(learner: Appo) -> bool:

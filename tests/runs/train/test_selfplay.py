@@ -297,7 +297,7 @@ def test_where_no_episode_ends_in_time_the_first_games_find_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(run, "episode_statistics", lambda *words: None)
-    with pytest.raises(ConfigError, match="the environment tells no (such statistic|statistics) of every agent"):
+    with pytest.raises(ConfigError, match=r"the environment tells no (such statistic|statistics) of every agent"):
         train_here(tmp_path, *DUEL, *POOL, *SERIAL, "stop.batches=100", *words)
 
 
