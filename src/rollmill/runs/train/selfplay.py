@@ -8,6 +8,7 @@ checkpoint, but for the weights: those are files of the pool, which stay as long
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,7 +36,9 @@ log = logging.getLogger("rollmill")
 
 _MODEL: Shape = {"id": int, "version": int, "frames": int, "metric": (float, None), "milestone": bool, "file": str}
 UNDECIDED = 2
-"""Games of every environment that end without a word about who has won, before nobody expects one any more."""
+"""Games of every environment that have ended without a word about who has won: is there ever going to be one?"""
+SILENT_SECONDS = 60.0
+"""How long it is waited for then: what workers tell takes another way than the rows of their games."""
 STATE_SHAPE: Shape = {
     "models": [{"entry": _MODEL, "versions": [int], "opponent": bool}],
     "anchors": [str],
@@ -64,6 +67,7 @@ class SelfPlay:
         self._games = Games(matches.draw.sides, matches.draw.numbers, own.result)
         self.ledger = Ledger(folder.path, PAYOFF_FILE)
         self._envs = len(sampler.box.next_episode)
+        self._silent_since: float | None = None
         self._full = False
         self._add_anchors(load_anchors(config))
 
@@ -189,8 +193,10 @@ class SelfPlay:
             for result in self._games.add(own.lane, own.episode, own.policy_id, own.episode_return)
         ]
         self._count(results)
-        if self._games.undecided > UNDECIDED * self._envs and not self._games.decided:
-            require_statistic(f"selfplay.result={self._own.result}", {})
+        if not self._games.decided and self._games.undecided > UNDECIDED * self._envs:
+            self._silent_since = self._silent_since or time.monotonic()
+            if time.monotonic() - self._silent_since >= SILENT_SECONDS:
+                require_statistic(f"selfplay.result={self._own.result}", {})
 
     def add_statistics(self, lane: int, episode: int, stats: Mapping[str, float]) -> None:
         """Take in what an environment says of one agent's episode; it may come before or after its end."""
