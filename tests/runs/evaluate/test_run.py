@@ -138,8 +138,8 @@ def test_the_environments_own_metrics_are_told(tmp_path: Path, record: bool) -> 
     _, folder = train_here(tmp_path, *SERIAL, "env=telling_env:Telling", "stop.batches=1")
     options = EvalOptions(episodes=9, workers=2, envs=4, random=True, record=record, trust_code=True)
     result = evaluate(folder.path, options)
-    assert {row.episode: row.seed for row in result.policy.rows} == {
-        number: round(7 * own["figure"]) for number, own in result.policy.stats.items()
+    assert {(row.episode, row.agent): row.seed for row in result.policy.rows} == {
+        key: round(7 * own["figure"]) for key, own in result.policy.stats.items()
     }
     mean = np.mean([row.seed / 7 for row in result.policy.rows if row.seed is not None])
     found = document([result])
