@@ -46,7 +46,6 @@ from cluster_run import (
     OFTEN,
     QUIET,
     Leftovers,
-    Marks,
     Training,
     modules_below,
     segments_of,
@@ -55,7 +54,7 @@ from cluster_run import (
     twice,
 )
 from cluster_soak import forecast, soak
-from common import ROOT, end_on_sigterm, record
+from common import ROOT, Marks, end_on_sigterm, record
 from ray_cluster import RayCluster, ray_cluster
 from slurm_cluster import Cluster as SlurmCluster
 from slurm_cluster import free_ports, missing

@@ -19,7 +19,6 @@ from cluster_run import (
     ENDLESS,
     OFTEN,
     Leftovers,
-    Marks,
     Training,
     modules_below,
     pss_mb,
@@ -28,6 +27,7 @@ from cluster_run import (
     training,
     twice,
 )
+from common import Marks
 from ray_cluster import ray_cluster
 
 from rollmill.core.checkpoints import Checkpoints

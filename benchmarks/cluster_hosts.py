@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster_run import CARTPOLE, ENDLESS, OFTEN, Leftovers, Marks, Training, segments_of, show, training, twice
+from cluster_run import CARTPOLE, ENDLESS, OFTEN, Leftovers, Training, segments_of, show, training, twice
+from common import Marks
 
 PORT = 6379
 NETWORK = "10.77.0"

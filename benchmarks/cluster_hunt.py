@@ -7,7 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from cluster_run import QUIET, Leftovers, Marks, segments_of, show, training
+from cluster_run import QUIET, Leftovers, segments_of, show, training
+from common import Marks
 from curves import welch
 from ray_cluster import ray_cluster
 from treasure_hunt import play

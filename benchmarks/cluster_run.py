@@ -13,12 +13,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from common import OWN, ROOT
+from common import OWN, ROOT, Marks
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
@@ -39,44 +39,6 @@ MARK = "ROLLMILL_BENCHMARK"
 """Every process that a benchmark has started, however indirectly, has its value in its environment."""
 GONE_SECONDS = 30.0
 ASKED = (True, 128 + signal.SIGTERM)
-
-
-# -- marks -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Marks:
-    """What was found beside what it should be."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def at_most(self, what: str, found: float | None, mark: float) -> None:
-        self._add(what, found, f"at most {mark:g}", found is not None and found <= mark)
-
-    def at_least(self, what: str, found: float | None, mark: float) -> None:
-        self._add(what, found, f"at least {mark:g}", found is not None and found >= mark)
-
-    def within(self, what: str, found: float | None, wanted: float, share: float) -> None:
-        """``share`` of ``wanted``."""
-        met = found is not None and abs(found - wanted) <= share * abs(wanted)
-        self._add(what, found, f"{wanted:g} within {100 * share:g} %", met)
-
-    def equal(self, what: str, found: object, wanted: object) -> None:
-        self._add(what, found, str(wanted), found == wanted)
-
-    def _add(self, what: str, found: object, mark: str, met: bool) -> None:
-        self.rows.append({"what": what, "found": found, "mark": mark, "met": met})
-
-    @property
-    def all_met(self) -> bool:
-        return all(row["met"] for row in self.rows)
-
-    def table(self) -> str:
-        lines = ["| what | found | mark | |", "|---|---|---|---|"]
-        for row in self.rows:
-            found = f"{row['found']:.4g}" if isinstance(row["found"], float) else str(row["found"])
-            lines.append(f"| {row['what']} | {found} | {row['mark']} | {'met' if row['met'] else 'MISSED'} |")
-        return "\n".join(lines)
 
 
 # -- a training beside this program ------------------------------------------------------------------

@@ -19,7 +19,6 @@ from cluster_run import (
     OFTEN,
     QUIET,
     Leftovers,
-    Marks,
     Training,
     modules_below,
     pss_mb,
@@ -27,6 +26,7 @@ from cluster_run import (
     show,
     training,
 )
+from common import Marks
 from ray_cluster import RayCluster, ray_cluster
 
 from rollmill.distributed.supervisor import Record

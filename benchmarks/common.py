@@ -314,6 +314,41 @@ def train_command(folder: Path, *words: str, resume: bool = False) -> list[str]:
     return [sys.executable, "-m", "rollmill.cli.main", "train", *(["--resume"] if resume else []), *words, *place]
 
 
+@dataclass
+class Marks:
+    """What was found beside what it should be."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def at_most(self, what: str, found: float | None, mark: float) -> None:
+        self._add(what, found, f"at most {mark:g}", found is not None and found <= mark)
+
+    def at_least(self, what: str, found: float | None, mark: float) -> None:
+        self._add(what, found, f"at least {mark:g}", found is not None and found >= mark)
+
+    def within(self, what: str, found: float | None, wanted: float, share: float) -> None:
+        """``share`` of ``wanted``."""
+        met = found is not None and abs(found - wanted) <= share * abs(wanted)
+        self._add(what, found, f"{wanted:g} within {100 * share:g} %", met)
+
+    def equal(self, what: str, found: object, wanted: object) -> None:
+        self._add(what, found, str(wanted), found == wanted)
+
+    def _add(self, what: str, found: object, mark: str, met: bool) -> None:
+        self.rows.append({"what": what, "found": found, "mark": mark, "met": met})
+
+    @property
+    def all_met(self) -> bool:
+        return all(row["met"] for row in self.rows)
+
+    def table(self) -> str:
+        lines = ["| what | found | mark | |", "|---|---|---|---|"]
+        for row in self.rows:
+            found = f"{row['found']:.4g}" if isinstance(row["found"], float) else str(row["found"])
+            lines.append(f"| {row['what']} | {found} | {row['mark']} | {'met' if row['met'] else 'MISSED'} |")
+        return "\n".join(lines)
+
+
 def record(name: str, content: dict[str, Any]) -> Path:
     """Keep a result as ``runs/benchmarks/<name>-<time>.json``."""
     RESULTS.mkdir(parents=True, exist_ok=True)

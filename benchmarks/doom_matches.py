@@ -2,12 +2,12 @@
 
 ::
 
-    python benchmarks/doom_matches.py safety      50 duels, then engines killed and stopped, and the process around them
+    python benchmarks/doom_matches.py safety      50 duels, then 51 faults of engines and of what is around them
     python benchmarks/doom_matches.py rate        duels against two bare DoomGame threads; layouts of cores; bots
     python benchmarks/doom_matches.py skill       a scripted player against seven bots of five skills
 
 Figures are printed as JSON lines, and kept in ``runs/benchmarks/doom_matches-*.json``. Rates of what is compared are
-taken by turns, because other programs come and go.
+taken by turns, because other programs come and go. The exit code is 1 where a mark was missed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -30,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import vizdoom
-from common import ROOT, end_on_sigterm, record
+from common import ROOT, Marks, end_on_sigterm, record, train_command, tree
 
 from rollmill.core.errors import EnvError
 from rollmill.core.fields import Obs
@@ -38,6 +39,7 @@ from rollmill.envs.batch import random_actions
 from rollmill.envs.vizdoom.match import DoomMatch
 from rollmill.runs.bench.run import load_of_others
 
+RUNS = Path("runs") / "doom_matches"
 SHARED_MEMORY = Path("/dev/shm")
 NOT_LONGER = 10.0
 """Seconds that no fault may hold a match up."""
@@ -94,7 +96,7 @@ def left_over(pids: tuple[int, ...], segments: set[str]) -> int:
 # -- safety -------------------------------------------------------------------------------------------
 
 
-def safety(matches: int, faults: int) -> None:
+def safety(matches: int, faults: int, marks: Marks) -> None:
     """Whole matches first, then one fault after the other; each is followed by a match that is played."""
     rng, env = np.random.default_rng(0), DoomMatch(agents=2, timeout=350)
     obs, outside = new_obs(env), udp_ports("self")
@@ -107,24 +109,33 @@ def safety(matches: int, faults: int) -> None:
     pids, segments = env.engine_pids, segments_of(env.engine_pids)
     inside = len(udp_ports(pids[0]))
     env.close()
-    tell(
-        what="whole matches",
-        matches=matches,
-        seconds=round(time.monotonic() - begun, 1),
-        sockets_in_the_namespace=inside,
-        sockets_outside=heard,
-        left_over=left_over(pids, segments),
-    )
+    left = left_over(pids, segments)
+    seconds = round(time.monotonic() - begun, 1)
+    tell(what="whole matches", matches=matches, seconds=seconds, inside=inside, outside=heard, left_over=left)
+    marks.at_least("whole matches: sockets inside the namespace", inside, 2)
+    marks.equal("whole matches: sockets outside, processes and segments left", heard + left, 0)
     env = DoomMatch(agents=2)
     kinds = {"killed guest": (signal.SIGKILL, 1), "killed host": (signal.SIGKILL, 0), "stopped": (signal.SIGSTOP, 0)}
     for name, (signum, who) in kinds.items():
-        tell(what=name, **_faults(env, faults, signum, who, rng))
+        note(name, faults, _faults(env, faults, signum, who, rng, outside), marks)
     env.close()
-    tell(what="killed process around them", **_orphans(max(1, faults // 4)))
+    around = max(1, faults // 2)
+    note("killed process around them", around, _orphans(around, outside), marks)
+    note("killed main process of a training", around, _killed_runs(around, outside), marks)
 
 
-def _faults(env: DoomMatch, count: int, signum: int, who: int, rng: np.random.Generator) -> dict[str, Any]:
-    obs, held, restarted, left = new_obs(env), [], 0, 0
+def note(name: str, count: int, found: dict[str, Any], marks: Marks) -> None:
+    tell(what=name, **found)
+    marks.equal(f"{name}: faults", found["faults"], count)
+    marks.at_most(f"{name}: longest hold, s", found["longest_s"], NOT_LONGER)
+    marks.equal(f"{name}: processes and segments left", found["left_over"], 0)
+    marks.equal(f"{name}: sockets outside, right after", found["outside"], 0)
+
+
+def _faults(
+    env: DoomMatch, count: int, signum: int, who: int, rng: np.random.Generator, outside: set[int]
+) -> dict[str, Any]:
+    obs, held, restarted, left, heard = new_obs(env), [], 0, 0, 0
     for seed in range(count):
         env.reset(seed, obs)
         pids, segments = env.engine_pids, segments_of(env.engine_pids)
@@ -140,12 +151,12 @@ def _faults(env: DoomMatch, count: int, signum: int, who: int, rng: np.random.Ge
         env.close()
         held[-1] += time.monotonic() - begun
         left += left_over(pids, segments)
+        heard += len(udp_ports("self") - outside)
         env.reset(seed, obs)  # the next match stands
-        restarted += 1
         play(env, obs, rng)
+        restarted += 1
         env.close()
-    ok = max(held) < NOT_LONGER and left == 0 and restarted == count
-    return {"faults": count, "restarted": restarted, "longest_hold_s": round(max(held), 2), "left_over": left, "ok": ok}
+    return {"faults": restarted, "longest_s": round(max(held), 2), "left_over": left, "outside": heard}
 
 
 ORPHANS = """
@@ -157,9 +168,9 @@ while True: env.step(np.zeros((2, 6), np.int64), obs)
 """
 
 
-def _orphans(count: int) -> dict[str, Any]:
+def _orphans(count: int, outside: set[int]) -> dict[str, Any]:
     """Without a run there is no janitor: engines must go by themselves, and shared memory waits for ``doctor``."""
-    longest, left = 0.0, 0
+    longest, left, heard = 0.0, 0, 0
     for _ in range(count):
         parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
         assert parent.stdout is not None
@@ -167,14 +178,55 @@ def _orphans(count: int) -> dict[str, Any]:
         segments = segments_of(pids)
         parent.kill()
         parent.wait()
-        begun = time.monotonic()
-        while alive(pids) and time.monotonic() - begun < NOT_LONGER:
-            time.sleep(0.01)
-        longest = max(longest, time.monotonic() - begun)
+        longest = max(longest, gone_after(pids, set()))
         left += len(alive(pids))
+        heard += len(udp_ports("self") - outside)
         for name in segments:
             (SHARED_MEMORY / name).unlink(missing_ok=True)
-    return {"faults": count, "longest_life_s": round(longest, 2), "left_over": left, "ok": left == 0}
+    return {"faults": count, "longest_s": round(longest, 2), "left_over": left, "outside": heard}
+
+
+TRAINING = ("env=doom_match", "sampling.workers=1", "sampling.envs_per_worker=1", "sampling.groups=1")
+TRAINING += ("sampling.rollout=16", "learning.batch_size=32", "report.tensorboard=false", "stop.seconds=600")
+
+
+def _killed_runs(count: int, outside: set[int]) -> dict[str, Any]:
+    """The main process of a training goes: engines with their worker, segments by the janitor."""
+    longest, left, heard = 0.0, 0, 0
+    for _ in range(count):
+        folder = RUNS / "killed"
+        shutil.rmtree(folder, ignore_errors=True)
+        process = subprocess.Popen(
+            train_command(folder, *TRAINING), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while len(engines := engines_of(process.pid)) < 2 or len(segments := segments_of(engines)) < 2:
+            if process.poll() is not None:
+                raise SystemExit(f"the training ended by itself: see {folder / 'log.txt'}")
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        longest = max(longest, gone_after(engines, segments))
+        left += left_over(engines, segments)
+        heard += len(udp_ports("self") - outside)
+    return {"faults": count, "longest_s": round(longest, 2), "left_over": left, "outside": heard}
+
+
+def engines_of(pid: int) -> tuple[int, ...]:
+    """Engines below a process."""
+    found = []
+    for member in tree(pid):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if Path(f"/proc/{member}/comm").read_text().startswith("vizdoom"):
+                found.append(member)
+    return tuple(found)
+
+
+def gone_after(pids: tuple[int, ...], segments: set[str]) -> float:
+    """Seconds until no process of these is alive and no segment is there; at most a little more than is allowed."""
+    begun = time.monotonic()
+    while left_over(pids, segments) and time.monotonic() - begun <= NOT_LONGER:
+        time.sleep(0.01)
+    return time.monotonic() - begun
 
 
 # -- rate ---------------------------------------------------------------------------------------------
@@ -233,7 +285,7 @@ def rate_of(env: DoomMatch, seconds: float, rng: np.random.Generator) -> float:
     return steps / (time.monotonic() - begun)
 
 
-def rate(turns: int) -> None:
+def rate(turns: int, marks: Marks) -> None:
     rng = np.random.default_rng(0)
     env = DoomMatch(agents=2, timeout=10**9)
     env.reset(0, new_obs(env))
@@ -260,11 +312,11 @@ def rate(turns: int) -> None:
     medians = {name: round(statistics.median(rates), 1) for name, rates in found.items()}
     ratios = [m / b for name in layouts for m, b in zip(found[f"{name}, match"], found[f"{name}, bare"])]
     tell(what="a duel's steps of 4 tics per second", load=os.getloadavg()[0], **medians)
-    tell(what="match against bare, turn by turn", median=round(statistics.median(ratios), 3), mark=0.9)
-    _bots(turns, rng)
+    marks.at_least("a duel's rate against that of bare games, turn by turn", statistics.median(ratios), 0.9)
+    _bots(turns, rng, marks)
 
 
-def _bots(turns: int, rng: np.random.Generator) -> None:
+def _bots(turns: int, rng: np.random.Generator, marks: Marks) -> None:
     envs = {bots: DoomMatch(agents=1, bots=bots, map="map02", timeout=10**9) for bots in (0, 7)}
     for env in envs.values():
         env.reset(0, new_obs(env))
@@ -272,14 +324,14 @@ def _bots(turns: int, rng: np.random.Generator) -> None:
     for env in envs.values():
         env.close()
     medians = {f"{bots} bots": round(statistics.median(r[bots] for r in rates), 1) for bots in envs}
-    share = round(statistics.median(r[7] / r[0] for r in rates), 3)
-    tell(what="one agent's steps of 4 tics per second", **medians, seven_against_none=share, mark=0.6)
+    tell(what="one agent's steps of 4 tics per second", **medians)
+    marks.at_least("one agent's rate with seven bots against none", statistics.median(r[7] / r[0] for r in rates), 0.6)
 
 
 # -- skill --------------------------------------------------------------------------------------------
 
 
-def skill(matches: int) -> None:
+def skill(matches: int, marks: Marks) -> None:
     """A scripted player against seven bots: his frags less the mean of theirs."""
     means = []
     for level in (10, 30, 50, 70, 90):
@@ -289,8 +341,8 @@ def skill(matches: int) -> None:
         means.append(statistics.mean(differences))
         error = statistics.stdev(differences) / matches**0.5
         tell(what="frags less those of a bot", skill=level, mean=round(means[-1], 2), error=round(error, 2))
-    falls = all(later < earlier for earlier, later in itertools.pairwise(means))
-    tell(what="the difference falls with every step of skill", ok=falls)
+    falls = sum(later < earlier for earlier, later in itertools.pairwise(means))
+    marks.equal("steps of skill with which the difference falls", falls, len(means) - 1)
 
 
 def _difference(env: DoomMatch, seed: int) -> float:
@@ -316,24 +368,27 @@ def _scripted(env: DoomMatch, rng: np.random.Generator) -> Any:
     return np.array([[0, 0, 0, int(abs(off) < 0.06), 0, 10 + turn]])
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("safety", "rate", "skill"))
     parser.add_argument("--matches", type=int, default=50, help="whole matches of safety; of skill, a tenth per level")
-    parser.add_argument("--faults", type=int, default=8, help="of each kind")
+    parser.add_argument("--faults", type=int, default=13, help="of each kind of engine's; half as many of two around")
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
     end_on_sigterm()
-    others = load_of_others()
+    marks, others = Marks(), load_of_others()
     if options.what == "safety":
-        safety(options.matches, options.faults)
+        safety(options.matches, options.faults, marks)
     elif options.what == "rate":
-        rate(options.turns)
+        rate(options.turns, marks)
     else:
-        skill(max(2, options.matches // 10))
-    path = record("doom_matches", {**vars(options), "busy_cores_before": others, "figures": TOLD})
+        skill(max(2, options.matches // 10), marks)
+    print(marks.table())
+    kept = {**vars(options), "busy_cores_before": others, "figures": TOLD, "marks": marks.rows}
+    path = record("doom_matches", kept)
     print(f"recorded in {path.relative_to(ROOT)}", file=sys.stderr)
+    return int(not marks.all_met)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

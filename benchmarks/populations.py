@@ -6,6 +6,7 @@
     python benchmarks/populations.py reward            a harmful reward term that can be turned down
     python benchmarks/populations.py speed             eight members in one run against one policy
     python benchmarks/populations.py kills             killed at random moments and resumed, against never killed
+    python benchmarks/populations.py kills_selfplay    the same of self-play against a pool, with its payoff table
     python benchmarks/populations.py separate          four members as runs, two places, one of them killed
     python benchmarks/populations.py ray               Ray Tune's PBT on the task of ``recovery``, and after a kill
 
@@ -25,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from rollmill.pbt.evidence import Evidence
 from rollmill.pbt.exchange import Exchange
 from rollmill.pbt.ledger import NAME, read_ledger
 from rollmill.pbt.lineage import ancestors, best_member, schedule
+from rollmill.pbt.payoff import PAYOFF_FILE
 from rollmill.pbt.population import Population
 from rollmill.pbt.settings import PbtSettings
 from rollmill.pbt.space import parse_space
@@ -57,7 +59,15 @@ population: {{members: 4, period: 4_000, min_episodes: 5, tune: {{learning.learn
 seeds: [{seed}]
 launch: {{local: {{parallel: 2}}, poll_seconds: 0.5}}
 """
+SELFPLAY = (
+    *("env=leduc_poker", "learning.gamma=1", "selfplay.rule=pfsp", "selfplay.anchors={random: 0.1}"),
+    *("pool.every_updates=5", "pool.keep=8", "stop.frames=400000", "learning.batch_size=512"),
+    *("report.tensorboard=false", "sampling.mode=serial"),
+)
 SOLVED = 475
+RATES_WITHIN = 10.0
+KILL_SECONDS = (3.0, 12.0)
+"""After a start; some are killed before they have come to anything."""
 LURE = f"{Path(__file__).resolve().with_name('population_env.py')}:Lure"
 
 
@@ -120,7 +130,7 @@ def evaluated(folder: Path, *words: str) -> float:
 
 
 def recovery(seeds: int) -> dict[str, Any]:
-    """Members at 475 at the end, with PBT and with the same settings fixed."""
+    """Members at 475 at the end, with PBT and with the same settings fixed; how near its rates are to the best one."""
     found: dict[str, Any] = {}
     for method in ("pbt", "fixed"):
         rows = []
@@ -135,7 +145,18 @@ def recovery(seeds: int) -> dict[str, Any]:
             print(method, seed, [round(x) for x in returns], flush=True)
         found[method] = rows
     solved = {method: [sum(x >= SOLVED for x in row["returns"]) for row in rows] for method, rows in found.items()}
-    return {**found, "solved": solved, "mark": "pbt >= 7 of 8", "passed": min(solved["pbt"]) >= 7}
+    off = [rates_off(pbt["rates"], fixed) for pbt, fixed in zip(found["pbt"], found["fixed"], strict=True)]
+    passed = min(solved["pbt"]) >= 7 and max(off) <= RATES_WITHIN
+    mark = f"pbt >= 7 of 8, all its rates at the end within a factor of {RATES_WITHIN:g} of the best fixed one"
+    return {**found, "solved": solved, "rates_off": off, "mark": mark, "passed": passed}
+
+
+def rates_off(rates: Sequence[float], fixed: Mapping[str, Sequence[float]]) -> float:
+    """The largest factor between a learning rate and the best fixed one; of several equally good, the middle one."""
+    best = max(fixed["returns"])
+    good = sorted(rate for rate, own in zip(fixed["rates"], fixed["returns"], strict=True) if own == best)
+    middle = good[len(good) // 2]
+    return max(max(rate / middle, middle / rate) for rate in rates)
 
 
 def replay(seeds: int) -> dict[str, Any]:
@@ -193,34 +214,50 @@ def speed(seeds: int) -> dict[str, Any]:
 
 
 def kills(seeds: int) -> dict[str, Any]:
-    """``seeds`` times killed at a random moment and resumed; at the end everything is as in a run never killed."""
+    """A population, ``seeds`` times killed at a random moment and resumed: at the end all is as in one never killed."""
     words = [w for w in CARTPOLE if not w.startswith(("checkpoints.", "stop."))]
-    words += ["stop.frames=80000", "checkpoints.every_seconds=0.5", "pbt.min_episodes=5", "pbt.period=500"]
-    whole = train("never-killed", *words)
-    folder, rng = RUNS / "killed", random.Random(0)
+    words += ["stop.frames=400000", "pbt.min_episodes=5", "pbt.period=500"]
+    return killed_and_whole("killed", seeds, words, NAME, "population")
+
+
+def kills_selfplay(seeds: int) -> dict[str, Any]:
+    """The same of a policy that plays against a pool of its past selves, and of the payoff table."""
+    return killed_and_whole("killed-selfplay", seeds, SELFPLAY, PAYOFF_FILE, "selfplay")
+
+
+def killed_and_whole(name: str, wanted: int, words: Sequence[str], ledger: str, part: str) -> dict[str, Any]:
+    """``wanted`` kills -9 at random moments of one run, compared with another of the same settings that has none.
+
+    ``part``: of the checkpoint, beside the learners. Fewer kills than wanted, because the run was through, do not pass.
+    """
+    words = [*words, "checkpoints.every_seconds=0.5"]
+    whole = train(f"never-{name}", *words)
+    folder, rng, killed = RUNS / name, random.Random(0), 0
     shutil.rmtree(folder, ignore_errors=True)
-    killed = 0
-    while killed < seeds:
+    while killed < wanted:
         process = subprocess.Popen(
-            train_command(folder, *words, resume=folder.exists()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            train_command(folder, *words, resume=folder.exists()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         try:
-            process.wait(rng.uniform(3, 12))
+            process.wait(rng.uniform(*KILL_SECONDS))
             if process.returncode:
-                raise SystemExit(f"it does not go on:\n{process.communicate()[0].decode()}")
+                raise SystemExit(f"it does not go on:\n{process.communicate()[1].decode()}")
             break  # it came to its end
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed += 1
-    train("killed", *words, resume=True)
+    train(name, *words, resume=True)
     one, two = (Checkpoints(run / "checkpoints").load_newest().state for run in (whole, folder))
+    for model in (model for state in (one, two) for model in state.get("selfplay", {"models": []})["models"]):
+        del model["entry"]["file"]  # the settings are in there, and the folder's name is one of them
     same = {
-        "ledger": (whole / NAME).read_bytes() == (folder / NAME).read_bytes(),
-        "population": identical(one["population"], two["population"]),
+        ledger: (whole / ledger).read_bytes() == (folder / ledger).read_bytes(),
+        part: identical(one[part], two[part]),
         "learners": identical(one["learners"], two["learners"]),
     }
-    return {"kills": killed, "same": same, "mark": "everything the same", "passed": all(same.values())}
+    passed = killed == wanted and all(same.values())
+    return {"kills": killed, "same": same, "mark": f"{wanted} kills, everything the same", "passed": passed}
 
 
 def identical(one: Any, two: Any) -> bool:
@@ -351,6 +388,7 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "reward": reward,
     "speed": speed,
     "kills": kills,
+    "kills_selfplay": kills_selfplay,
     "separate": separate,
     "ray": beside_ray,
 }

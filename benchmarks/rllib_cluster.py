@@ -31,8 +31,8 @@ from typing import Any, Protocol
 from unittest import mock
 
 import psutil
-from cluster_run import ENDLESS, QUIET, Leftovers, Marks, Training, show, training
-from common import ROOT, end_on_sigterm, load_text, peer_venv, record
+from cluster_run import ENDLESS, QUIET, Leftovers, Training, show, training
+from common import ROOT, Marks, end_on_sigterm, load_text, peer_venv, record
 from ray_cluster import RayCluster, ray_cluster
 
 from rollmill.distributed.ray_place import make_token

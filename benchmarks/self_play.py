@@ -2,7 +2,7 @@
 
     python benchmarks/self_play.py speed     16 frozen opponents against mirror self-play, by turns
 
-Results are kept in ``runs/benchmarks``.
+Results are kept in ``runs/benchmarks``; the exit code is 1 where a mark was missed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import record
+from common import Marks, record
 
 from rollmill.core.config.load import load_config
 from rollmill.core.run_folder import RunFolder
@@ -65,7 +66,7 @@ def run_of(name: str, words: Sequence[str], observers: Sequence[Observer] = ()) 
     return RunFolder(config.folder)
 
 
-def speed(rounds: int, seconds: float) -> dict[str, Any]:
+def speed(rounds: int, seconds: float, marks: Marks) -> dict[str, Any]:
     """Frames per second of both, by turns; and how long it takes until a model that is published can be played."""
     publish, took = publishing.Publisher._publish, []
 
@@ -90,18 +91,23 @@ def speed(rounds: int, seconds: float) -> dict[str, Any]:
         "publish_ms": 1e3 * statistics.median(took),
         "publish_ms_worst": 1e3 * max(took),
     }
-    print(f"share: {found['share']:.2f} (mark 0.8); published and playable in {found['publish_ms']:.1f} ms (mark 50)")
+    marks.at_least("share of the frames per second of mirror self-play", found["share"], 0.8)
+    marks.at_most("from a publication until the model can be played, ms, median", found["publish_ms"], 50)
     return {**found, "rates": rates}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed",))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     asked = parser.parse_args()
-    record("self_play_speed", speed(asked.rounds, asked.seconds))
+    marks = Marks()
+    found = speed(asked.rounds, asked.seconds, marks)
+    print(marks.table())
+    record("self_play_speed", {**found, "marks": marks.rows})
+    return int(not marks.all_met)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

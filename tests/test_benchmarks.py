@@ -14,6 +14,8 @@ import torch
 from dreaming import line_model, open_line
 from running import ROOT, load_tool
 
+from rollmill.core.checkpoints import Checkpoints
+
 Load = Callable[[str], ModuleType]
 
 
@@ -148,3 +150,36 @@ def test_with_one_gpu_several_are_not_measured(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert script.main() == 0
     assert "skipped: 2 ranks with --device cuda, and this machine has 1 usable GPUs" in capsys.readouterr().out
+
+
+# -- populations.py ----------------------------------------------------------------------------------------
+
+
+def test_rates_are_compared_with_the_middle_one_of_the_best(load: Load) -> None:
+    populations = load("populations")
+    fixed = {"rates": [1e-5, 1e-4, 1e-3, 1e-2], "returns": [9.0, 500.0, 500.0, 500.0]}
+    assert populations.rates_off([1e-3, 5e-3], fixed) == pytest.approx(5)
+    assert populations.rates_off([1e-3, 2e-5], fixed) == pytest.approx(50)
+
+
+@pytest.mark.parametrize(("command", "seconds", "passed"), [("true", 300.0, False), ("exec sleep 300", 0.1, True)])
+def test_a_run_that_was_never_killed_proves_nothing(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, seconds: float, passed: bool
+) -> None:
+    populations = load("populations")
+    monkeypatch.setattr(populations, "RUNS", tmp_path)
+    monkeypatch.setattr(populations, "KILL_SECONDS", (seconds, seconds))
+    monkeypatch.setattr(populations, "train_command", lambda *words, resume: ["sh", "-c", command])
+
+    def train(name: str, *words: str, resume: bool = False) -> Path:
+        folder: Path = tmp_path / name
+        folder.mkdir()
+        (folder / "ledger").write_text("same")
+        Checkpoints(folder / "checkpoints").save({"learners": [], "part": 1}, 1, None)
+        return folder
+
+    monkeypatch.setattr(populations, "train", train)
+    found = populations.killed_and_whole("x", 2, [], "ledger", "part")
+    assert found["kills"] == (2 if passed else 0)
+    assert all(found["same"].values())
+    assert found["passed"] == passed

@@ -115,12 +115,15 @@ def test_an_answer_larger_than_a_pipe() -> None:
 @pytest.mark.parametrize(
     ("settings", "seconds", "told"),
     [
-        (EnvSettings(id="population_envs:Seen", variables={"level": 0.5}), 60.0, ["seen"]),
-        (EnvSettings(id="toy_target"), 60.0, []),
+        (EnvSettings(id="population_envs:Seen", variables={"level": 0.5}), 60.0, {"seen": False}),
+        (EnvSettings(id="toy_target"), 60.0, {}),
+        (EnvSettings(id="duel_envs:Shaped"), 60.0, {"points": True, "rounds": False}),
         (EnvSettings(id="toy_target"), 1e-9, None),
     ],
 )
-def test_what_an_environment_tells_of_an_episode(settings: EnvSettings, seconds: float, told: list[str] | None) -> None:
+def test_what_an_environment_tells_of_an_episode(
+    settings: EnvSettings, seconds: float, told: dict[str, bool] | None
+) -> None:
     asked = Probe(settings, os.environ, episode_seconds=seconds)
     assert asked.result(60) == probe_here(settings)
     assert asked.statistics == told

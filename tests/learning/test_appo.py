@@ -12,7 +12,7 @@ from rollmill.core.errors import NonFiniteError
 from rollmill.core.fields import MASK_FIELD
 from rollmill.learning.appo import Appo
 from rollmill.learning.batch import load_batch
-from rollmill.learning.guards import ValueCollapseError
+from rollmill.learning.guards import Alarms, ValueCollapseError
 from rollmill.learning.losses import masked_mean, ppo_policy_loss, value_loss
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.step import METRICS
@@ -355,6 +355,53 @@ def test_state_and_back_again_is_exact(kind: str) -> None:
     assert_same(state, twin.state())
     assert_same(rig.learner.train(batches[2]), twin.train(batches[2]))
     assert_same(rig.learner.state(), twin.state())
+
+
+def test_an_alarm_lasts_over_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Alarms, "COLLAPSED", -1.0)
+    rig = Rig(*KINDS["mlp"], "learning.collapse_patience=3")
+    for _ in range(2):
+        rig.learner.train(rig.collect())
+    state, batch = rig.learner.state(), rig.collect()
+    twin, old = (rig.twin(*KINDS["mlp"], "learning.collapse_patience=3") for _ in range(2))
+    twin.load_state(state)
+    with pytest.raises(ValueCollapseError, match="for 3 batches"):
+        twin.train(batch)
+    old.load_state({name: x for name, x in state.items() if name != "alarms"})
+    assert old.train(batch)["rows"] > 0, "what 0.1 has saved is read"
+
+
+# -- setbacks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["collapse", "nan"])
+def test_after_a_setback_the_learner_has_what_acts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*KINDS["mlp"], "learning.minibatches=2", "learning.collapse_patience=2")
+    rig = Rig(*words)
+    rig.learner.train(rig.collect())
+    rig.learner.publish()
+    acting, version = rig.learner.state()["model"], rig.learner.version
+    with monkeypatch.context() as broken:
+        if kind == "collapse":
+            broken.setattr(Alarms, "COLLAPSED", -1.0)
+            rig.learner._alarms._collapsed = 1
+        else:
+            norms = iter([1.0, math.nan])
+            broken.setattr(rig.learner._step, "grad_norm", lambda metrics: next(norms))
+        with pytest.raises((ValueCollapseError, NonFiniteError)):
+            rig.learner.train(rig.collect())
+    assert not np.array_equal(acting["value_head.bias"], rig.learner.state()["model"]["value_head.bias"])
+    rig.learner.set_back()
+    state = rig.learner.state()
+    assert_same(acting, state["model"])
+    assert state["version"] == version
+    assert state["alarms"] == {"collapsed": 0, "steep": 0}
+    fresh = Appo(build_model(rig.spec, rig.config.model), WeightBoard(rig.learner.model), rig.config.learning, seed=0)
+    fresh.load_state({**state, "optimizer": {}})
+    batch = rig.collect()
+    assert_same(fresh.train(batch), rig.learner.train(batch))
+    assert_same(fresh.state()["optimizer"], rig.learner.state()["optimizer"])
+    assert rig.learner.version == version + 1
 
 
 # -- guards -------------------------------------------------------------------------------------------------

@@ -58,6 +58,21 @@ class Duel:
         return None
 
 
+class Shaped(Duel):
+    """The reward is the opposite of what is won: only the statistics of the episode tell who is ahead at its end."""
+
+    def reset(self, seed: int, obs: Obs) -> None:
+        super().reset(seed, obs)
+        self._points = np.zeros(self.agents)
+
+    def step(self, action: Array, obs: Obs) -> StepReturn:
+        gain, over, truncated, info = super().step(action, obs)
+        self._points += gain
+        if over:
+            info = {"episode_stats": {"points": self._points.tolist(), "rounds": self._t}}
+        return -np.asarray(gain), over, truncated, info
+
+
 def always_rock(_spec: EnvSpec):
     return lambda _seen: 0
 

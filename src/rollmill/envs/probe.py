@@ -10,7 +10,7 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -84,8 +84,9 @@ class Probe:
         self._settings, self._episode_seconds = settings, episode_seconds
         self.info: dict[str, str] = {}
         """What was found in ``info``, by name: the word of ``env.info`` for it; empty where it cannot be kept."""
-        self.statistics: Sequence[str] | None = None
-        """Names of what the environment tells of an ended episode; None: none has ended."""
+        self.statistics: Mapping[str, bool] | None = None
+        """Names of what the environment tells of an ended episode, and whether it does so of every agent; None: none
+        has ended."""
         question = {"env": asdict(settings), "info_steps": info_steps, "episode_seconds": episode_seconds}
         self._errand = Errand("rollmill.envs.probe", question, environment)
 
@@ -149,12 +150,14 @@ def look_for_info(env: Env, steps: int) -> dict[str, str]:
     return found
 
 
-def look_for_statistics(env: Env, seconds: float) -> list[str] | None:
-    """Names of what an env, played at random, tells of the first episode that ends; None where none has in time."""
+def look_for_statistics(env: Env, seconds: float) -> dict[str, bool] | None:
+    """What an env, played at random, tells of the first episode that ends: names, and whether there is a number for
+    every agent; None where none has ended in time."""
     begun = time.monotonic()
     for info, over in _play(env):
         if over:
-            return [str(name) for name in info.get("episode_stats") or {} if not str(name).startswith("_")]
+            told = info.get("episode_stats") or {}
+            return {str(name): np.ndim(own) > 0 for name, own in told.items() if not str(name).startswith("_")}
         if time.monotonic() - begun > seconds:
             return None
     raise AssertionError("it is played without end")

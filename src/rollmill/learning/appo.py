@@ -18,7 +18,7 @@ from torch import Tensor
 from rollmill.core.fields import Array
 from rollmill.core.shapes import BYTES, Shape, check_shape
 from rollmill.learning.batch import Batch, Pieces, cut_pieces, load_batch, minibatches, whole_segments
-from rollmill.learning.guards import Alarms, explain_non_finite, stopped_by_nan
+from rollmill.learning.guards import ALARMS_SHAPE, Alarms, explain_non_finite, stopped_by_nan
 from rollmill.learning.metrics import Sums
 from rollmill.learning.normalise import normalise_advantages
 from rollmill.learning.ranks import Ranks, SingleRank, require_equal, rows_and_lag, shared_moments
@@ -32,6 +32,7 @@ from rollmill.models.saving import (
     OPTIMIZER_SHAPE,
     WEIGHTS_SHAPE,
     adopt_optimizer,
+    clear_optimizer,
     load_generator,
     load_weights,
     optimizer_state,
@@ -48,6 +49,7 @@ STATE_SHAPE: Shape = {
     "model": WEIGHTS_SHAPE,
     "optimizer": OPTIMIZER_SHAPE,
     "generator": BYTES,
+    "alarms?": ALARMS_SHAPE,
 }
 CHECK_EVERY = 100
 """Batches between two looks at whether all ranks still hold the same weights (the first is one of them)."""
@@ -88,7 +90,7 @@ class Appo:
         else:
             self._step = Step(model, self._optimizer, settings, self._ranks)
         self._generator = torch.Generator().manual_seed(seed)
-        self._alarms = Alarms(settings.collapse_patience, settings.max_grad_norm)
+        self._alarms = self._fresh_alarms()
         self._sums = Sums(METRICS)
         self._rate = settings.learning_rate
 
@@ -237,9 +239,21 @@ class Appo:
         load_weights(self.model, state["model"])
         adopt_optimizer(self._optimizer, state["optimizer"])
         self._rate = state["rate"]
-        self._alarms = Alarms(self.settings.collapse_patience, self.settings.max_grad_norm)
+        self._alarms = self._fresh_alarms()
         self.version += self.settings.max_policy_lag + 1
         self.publish()
+
+    def set_back(self) -> None:
+        """A batch could not be learnt from: go back to the weights that act, which are the ones that are judged.
+
+        What the optimizer has gathered came from the same batches, so it begins anew, as do the alarms.
+        """
+        self.version = self._board.load_into(self.model)
+        clear_optimizer(self._optimizer)
+        self._alarms = self._fresh_alarms()
+
+    def _fresh_alarms(self) -> Alarms:
+        return Alarms(self.settings.collapse_patience, self.settings.max_grad_norm)
 
     @property
     def oldest_useful(self) -> int:
@@ -271,6 +285,7 @@ class Appo:
             "model": weights_of(self.model),
             "optimizer": optimizer_state(self._optimizer),
             "generator": to_numpy(self._generator.get_state()),
+            "alarms": self._alarms.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -281,4 +296,7 @@ class Appo:
         self.version = state["version"]
         self.optimizer_steps = state["optimizer_steps"]
         self._rate = state["rate"]  # other schedules than kl_adaptive set it before every step
+        self._alarms = self._fresh_alarms()
+        if "alarms" in state:  # versions up to 0.1 did not save them
+            self._alarms.load_state(state["alarms"])
         self.publish()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from rollmill.core.errors import NonFiniteError, RollmillError
 from rollmill.core.protocols import Learner
+from rollmill.core.shapes import Shape
 from rollmill.learning.batch import Pieces
 from rollmill.models.actor_critic import ActorCritic
 from rollmill.optim import finite
@@ -37,6 +38,9 @@ def stopped_by_nan(
     return finite.non_finite(
         f"while learning (policy {learner.policy_id}, batch {learner.version + 1}{step})", what, kept
     )
+
+
+ALARMS_SHAPE: Shape = {"collapsed": int, "steep": int}
 
 
 class Alarms:
@@ -85,3 +89,10 @@ class Alarms:
                 f"varied more than the returns do ({metrics['error_deviation']:.3g} against "
                 f"{metrics['target_deviation']:.3g}); learning.collapse_patience={self._patience} stops the run"
             )
+
+    def state(self) -> dict[str, int]:
+        """How long each alarm has lasted: a run that goes on must stop where it would have stopped."""
+        return {"collapsed": self._collapsed, "steep": self._steep}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        self._collapsed, self._steep = state["collapsed"], state["steep"]

@@ -91,6 +91,14 @@ def adopt_optimizer(optimizer: HasState, state: Mapping[str, Any]) -> None:
                 x.copy_(_tensor(state[str(index)][name]))
 
 
+@torch.no_grad()
+def clear_optimizer(optimizer: HasState) -> None:
+    """Forget what was gathered, as if no step had been taken; in place, for the sake of CUDA graphs."""
+    for entry in optimizer.state_dict()["state"].values():
+        for x in entry.values():
+            x.zero_()
+
+
 def load_generator(set_state: Callable[[Tensor], object], state: Array) -> None:
     """Set a random generator to a state that was saved: ``set_state`` is its method, or that of a device."""
     with _explained("the saved state of a random generator cannot be used"):

@@ -7,12 +7,15 @@ less, which the choice of opponents looks at. Numbers of opponents are ``policy_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rollmill.core.errors import ConfigError
 from rollmill.core.shapes import Shape
+from rollmill.core.text import nearest
 from rollmill.pbt.matchmaking import Numbers
+from rollmill.pbt.selfplay_settings import HIGHER, POSITIVE
 
 _TALLY: Shape = {"games": int, "wins": int, "draws": int, "losses": int, "total": float}
 PAYOFF_SHAPE: Shape = {
@@ -133,58 +136,117 @@ class Payoff:
 
 
 class Games:
-    """Puts the episodes of all agents of an environment together into one result."""
+    """Puts the episodes of all agents of an environment together into one result.
+
+    Where a statistic of the episode decides, a game counts when that is known of every agent as well: it may be told
+    before the episode's end is, or after it.
+    """
 
     MOST_OPEN = 10_000
     """Environments that fail leave episodes behind of which some agents never tell the end."""
 
-    def __init__(self, sides: Iterable[int], numbers: Numbers, positive: bool) -> None:
-        """``sides``: of every agent; ``positive``: see ``SelfPlaySettings.result``."""
-        self._sides, self._positive = tuple(sides), positive
+    def __init__(self, sides: Iterable[int], numbers: Numbers, result: str = HIGHER) -> None:
+        """``sides``: of every agent; ``result``: see ``SelfPlaySettings``."""
+        self._sides, self._result = tuple(sides), result
+        self._by_return = result in (HIGHER, POSITIVE)
         self.numbers = numbers
         self._open: dict[tuple[int, int], dict[int, tuple[int, float]]] = {}
         """(environment, episode) -> agent -> (who played it, its return)."""
+        self._told: dict[tuple[int, int], dict[int, float]] = {}
+        """(environment, episode) -> agent -> the statistic that decides."""
+        self.decided = 0
+        """Games of this session that have counted."""
+
+    @property
+    def statistic(self) -> str:
+        """The statistic that decides games, by its name; empty: returns do."""
+        return "" if self._by_return else self._result.removeprefix("-")
+
+    @property
+    def undecided(self) -> int:
+        """Games that are over, and of which nobody has told who won."""
+        return sum(len(agents) == len(self._sides) for agents in self._open.values())
 
     def add(self, lane: int, episode: int, policy_id: int, episode_return: float) -> list[Result]:
-        """One agent's episode has ended; the results of a game when it was the last agent's."""
-        env, agent = divmod(lane, len(self._sides))
-        agents = self._open.setdefault((env, episode), {})
-        agents[agent] = (policy_id, episode_return)
-        if len(agents) < len(self._sides):
-            if len(self._open) > self.MOST_OPEN:
-                del self._open[next(iter(self._open))]
-            return []
-        del self._open[env, episode]
-        return self._results(agents)
+        """One agent's episode has ended; the results of its game if that was the last thing to be known."""
+        game, agent = self._place(lane, episode)
+        _slot(self._open, game, self.MOST_OPEN)[agent] = (policy_id, episode_return)
+        return self._close(game)
 
-    def _results(self, agents: Mapping[int, tuple[int, float]]) -> list[Result]:
-        by_side: dict[int, list[tuple[int, float]]] = {}
-        for agent, played in sorted(agents.items()):
-            by_side.setdefault(self._sides[agent], []).append(played)
+    def add_statistic(self, lane: int, episode: int, value: float) -> list[Result]:
+        """The same of what decides about one agent."""
+        game, agent = self._place(lane, episode)
+        _slot(self._told, game, self.MOST_OPEN)[agent] = -value if self._result.startswith("-") else value
+        return self._close(game)
+
+    def _place(self, lane: int, episode: int) -> tuple[tuple[int, int], int]:
+        env, agent = divmod(lane, len(self._sides))
+        return (env, episode), agent
+
+    def _close(self, game: tuple[int, int]) -> list[Result]:
+        agents, told = self._open.get(game, {}), self._told.get(game, {})
+        if len(agents) < len(self._sides) or not (self._by_return or len(told) == len(self._sides)):
+            return []
+        del self._open[game]
+        self._told.pop(game, None)
+        self.decided += 1
+        return self._results(agents, told)
+
+    def _results(self, agents: Mapping[int, tuple[int, float]], told: Mapping[int, float]) -> list[Result]:
+        by_side: dict[int, list[int]] = {}
+        for agent in sorted(agents):
+            by_side.setdefault(self._sides[agent], []).append(agent)
+        returns = {agent: own for agent, (_, own) in agents.items()}
+        scores = returns if self._by_return else told
         found = []
         for side, own in by_side.items():
-            others = [played for number, those in by_side.items() if number != side for played in those]
-            policy, opponent = own[0][0], self.numbers.opponent_of(others[0][0])
+            others = [agent for number, those in by_side.items() if number != side for agent in those]
+            policy, opponent = agents[own[0]][0], self.numbers.opponent_of(agents[others[0]][0])
             # Against itself every policy wins half of its games.
             if policy < self.numbers.policies and opponent != policy:
-                mine, theirs = _mean(own), _mean(others)
-                gap = mine if self._positive else mine - theirs
-                found.append(Result(policy, opponent, mine, LEVEL if gap == 0 else float(gap > 0)))
+                gap = _mean(scores, own) - (0.0 if self._result == POSITIVE else _mean(scores, others))
+                found.append(Result(policy, opponent, _mean(returns, own), LEVEL if gap == 0 else float(gap > 0)))
         return found
 
-    def state(self) -> list[list[float]]:
-        return [
-            [env, episode, agent, who, own]
-            for (env, episode), agents in self._open.items()
-            for agent, (who, own) in agents.items()
-        ]
+    def state(self) -> dict[str, list[list[float]]]:
+        """``open`` and, for results by a statistic, ``told``."""
+        ended = [[*game, agent, *played] for game, agents in self._open.items() for agent, played in agents.items()]
+        told = [[*game, agent, value] for game, agents in self._told.items() for agent, value in agents.items()]
+        return {"open": ended, "told": told}
 
-    def load_state(self, state: Iterable[Iterable[float]]) -> None:
-        self._open = {}
-        for env, episode, agent, who, own in state:
+    def load_state(self, state: Mapping[str, Iterable[Iterable[float]]]) -> None:
+        self._open, self._told = {}, {}
+        for env, episode, agent, who, own in state["open"]:
             self._open.setdefault((int(env), int(episode)), {})[int(agent)] = (int(who), float(own))
+        for env, episode, agent, value in state.get("told", ()):
+            self._told.setdefault((int(env), int(episode)), {})[int(agent)] = float(value)
 
 
-def _mean(played: Iterable[tuple[int, float]]) -> float:
-    returns = [own for _, own in played]
-    return sum(returns) / len(returns)
+def require_statistic(setting: str, told: Mapping[str, bool]) -> None:
+    """ConfigError unless games can be decided by ``setting`` (``selfplay.result=frags``).
+
+    ``told``: names of what the environment tells of an episode, and whether it does so of every agent.
+    """
+    name = setting.replace("=", " ").split()[-1].removeprefix("-")
+    if told.get(name):
+        return
+    if name in told:
+        raise ConfigError(f"{setting}: the environment tells one number of an episode, and not one of every agent")
+    there = [own for own, by_agent in told.items() if by_agent]
+    hint = nearest(name, there)
+    known = f"{f'; {hint}' if hint else ''} (there are: {', '.join(there)})" if there else ""
+    raise ConfigError(
+        f"{setting}: the environment tells no {'such statistic' if there else 'statistics'} of every agent{known}"
+    )
+
+
+def _slot(games: dict[tuple[int, int], dict[int, Any]], game: tuple[int, int], most: int) -> dict[int, Any]:
+    """What is known of a game; the oldest of too many is forgotten."""
+    found = games.setdefault(game, {})
+    if len(games) > most:
+        del games[next(iter(games))]
+    return found
+
+
+def _mean(values: Mapping[int, float], agents: Sequence[int]) -> float:
+    return sum(values[agent] for agent in agents) / len(agents)

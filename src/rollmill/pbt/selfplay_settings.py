@@ -8,6 +8,7 @@ from typing import Literal
 from rollmill.core.config.schema import settings
 
 RULES = ("latest", "uniform", "newest", "mix", "pfsp")
+HIGHER, POSITIVE = "higher", "positive"
 Weighting = Literal["linear", "squared", "variance", "linear_capped"]
 
 
@@ -46,8 +47,10 @@ class SelfPlaySettings:
     learns: tuple[int, ...] = ()
     """Sides that the learning policy plays, by chance in each episode. Empty: any."""
 
-    result: Literal["higher", "positive"] = "higher"
-    """Who has won: the side with the higher mean return, or (positive) the learning side if its return is above 0."""
+    result: str = HIGHER
+    """Who has won. higher: the side with the higher mean return. positive: the learning side if its return is above 0.
+    Any other name: the side with the higher mean of that statistic of the episode (``info["episode_stats"]``), which
+    the environment tells of every agent: frags, or -deaths for the lower. Shaped rewards say little about who won."""
 
     decay: float = 0.99
     """Weight of an earlier game against each later one in a win rate: the policy that played it has changed since."""
@@ -71,6 +74,8 @@ class SelfPlaySettings:
             raise ValueError("live_share and the shares of the anchors add up to more than 1")
         if not self.rule and (self.anchors or self.live_share or self.sides or self.learns):
             raise ValueError("nothing is played against opponents without a rule: set rule")
+        if self.result in ("", "-"):
+            raise ValueError(f"result: expected {HIGHER}, {POSITIVE}, or a statistic of the episode")
         if self.sides and {*self.sides} != {*range(len({*self.sides}))}:
             raise ValueError(f"sides must number from 0 without gaps, got {list(self.sides)}")
         if self.sides and len({*self.sides}) < 2:
@@ -79,6 +84,11 @@ class SelfPlaySettings:
     @property
     def on(self) -> bool:
         return bool(self.rule)
+
+    @property
+    def decisive(self) -> str:
+        """The statistic of the episode that decides games; empty: returns do."""
+        return "" if self.result in (HIGHER, POSITIVE) else self.result
 
     @property
     def own_rule(self) -> bool:

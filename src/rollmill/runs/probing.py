@@ -22,8 +22,9 @@ EPISODE_SECONDS = 20.0
 """How long an episode may take at random in which is looked what the environment tells of it."""
 
 
-def episode_statistics(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> Sequence[str] | None:
-    """Names of what an environment tells of an episode; None where none ends in ``EPISODE_SECONDS``."""
+def episode_statistics(env: EnvSettings, environment: Mapping[str, str], timeout: float) -> Mapping[str, bool] | None:
+    """Names of what an environment tells of an episode, and whether it does so of every agent; None where none ends in
+    ``EPISODE_SECONDS``."""
     probe = Probe(env, environment, episode_seconds=EPISODE_SECONDS)
     probe.result(timeout)
     return probe.statistics

@@ -43,7 +43,7 @@ would fight for the cores that the workers share out among them."""
 
 
 EpisodeStats = dict[tuple[int, int], dict[str, float]]
-"""Envs' own metrics of ended episodes, by (lane of the first agent, episode)."""
+"""Envs' own metrics of ended episodes, by (lane, episode)."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class PoolReport:
     env_faults: int = 0
     worker_restarts: int = 0
     faults: deque[Fault] = field(default_factory=lambda: deque(maxlen=20))
-    episode_stats: deque[tuple[int, int, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=1000))
+    episode_stats: deque[tuple[int, int, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=10_000))
 
     def note_fault(self, fault: Fault) -> None:
         self.env_faults += 1

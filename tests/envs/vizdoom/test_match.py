@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driving import Drive
+from running import wait_until
 
 from rollmill.core.errors import ConfigError, EnvError
 from rollmill.core.fields import Array, Obs
@@ -177,6 +178,34 @@ def test_a_match_that_loses_an_engine_is_over_and_the_next_one_is_whole(
     fragile.reset(0, obs)
     play(fragile, obs, 3)
     assert not set(pids) & set(fragile.engine_pids)
+
+
+@pytest.mark.parametrize(("player", "raised"), [(1, EnvError), (0, SystemExit)])
+def test_whatever_a_player_raises_ends_the_match_and_nobody_waits(player: int, raised: type[BaseException]) -> None:
+    """Also what is no Exception: from a thread it comes home like one, from the caller's own it goes on."""
+    env = DoomMatch(agents=2)
+    env.reset(0, {field.name: np.zeros((2, *field.shape), field.dtype) for field in env.spec.observation})
+    party = env._party
+    assert party is not None
+
+    def act(number: int) -> None:
+        if number == player:
+            raise SystemExit("told to")
+
+    found: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            party.each(act)
+        except BaseException as error:  # noqa: BLE001
+            found.append(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    wait_until(lambda: found, what="an answer")
+    assert isinstance(found[0], raised)
+    with pytest.raises(EnvError, match=r"the match is over: .*told to"):
+        party.each(lambda number: None)
+    env.close()
 
 
 def test_a_batch_reports_the_lost_match_and_goes_on() -> None:

@@ -87,7 +87,9 @@ def test_the_document_of_one_and_of_several(tmp_path: Path) -> None:
 
 
 def test_own_metrics_have_columns_where_there_are_several_checkpoints() -> None:
-    one = EvalResult("a.ckpt", 1, "toy", Score([row(0), row(1)], stats={0: {"success": 1.0}, 1: {"success": 0.0}}))
+    one = EvalResult(
+        "a.ckpt", 1, "toy", Score([row(0), row(1)], stats={(0, 0): {"success": 1.0}, (1, 0): {"success": 0.0}})
+    )
     other = EvalResult("b.ckpt", 1, "toy", Score([row(0)]))
     _, head, *lines = [line.split() for line in table([one, other]).splitlines()]
     assert head[-1] == "success"

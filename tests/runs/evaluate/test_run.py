@@ -47,6 +47,14 @@ def play(run: RunFolder, episodes: int = 8, workers: int = 1, **options: object)
     return evaluate(run.path, EvalOptions(episodes=episodes, workers=workers, **options))  # type: ignore[arg-type]
 
 
+def test_statistics_of_all_agents_count() -> None:
+    """Two agents' points add up to nothing; what is told of the episode as a whole is there as well."""
+    policy = load_policy("random", overrides=("env=duel_envs:Shaped", "env.args.more=3"))
+    means = evaluate(policy, EvalOptions(episodes=9, workers=1)).policy.own_means()
+    assert means["points"] == 0
+    assert 4 <= means["rounds"] <= 7
+
+
 # -- the same again ----------------------------------------------------------------------------------------
 
 
@@ -130,8 +138,8 @@ def test_the_environments_own_metrics_are_told(tmp_path: Path, record: bool) -> 
     _, folder = train_here(tmp_path, *SERIAL, "env=telling_env:Telling", "stop.batches=1")
     options = EvalOptions(episodes=9, workers=2, envs=4, random=True, record=record, trust_code=True)
     result = evaluate(folder.path, options)
-    assert {row.episode: row.seed for row in result.policy.rows} == {
-        number: round(7 * own["figure"]) for number, own in result.policy.stats.items()
+    assert {(row.episode, row.agent): row.seed for row in result.policy.rows} == {
+        key: round(7 * own["figure"]) for key, own in result.policy.stats.items()
     }
     mean = np.mean([row.seed / 7 for row in result.policy.rows if row.seed is not None])
     found = document([result])

@@ -49,6 +49,29 @@ def test_whoever_always_wins_is_best() -> None:
     assert found.ratings.elo[1] - found.ratings.elo[0] > 400
 
 
+def test_a_statistic_of_the_episode_may_decide() -> None:
+    """Rewards are the opposite of points here: who is rewarded most has lost every game."""
+    players = [f"{PLAYERS}:{name}" for name in ("rock", "paper")]
+    env = ("env=duel_envs:Shaped", "env.args.more=3")
+    for workers in (1, 2):
+        found = play(*players, overrides=env, games=10, result="points", workers=workers)
+        assert found.table.wins.tolist() == [[0, 0], [10, 0]]
+        assert found.table.margin[1, 0] < 0, "the margin is that of returns"
+        assert "Games are decided by the higher points, the margin is that of returns" in found.text()
+        assert found.to_dict()["result"] == "points"
+    assert play(*players, overrides=env, games=10, result="-points").best == "game_players.py:rock"
+    assert play(*players, overrides=env, games=10).best == "game_players.py:rock"
+    with pytest.raises(ConfigError, match=r"--result rounds: .* not one of every agent"):
+        play(*players, overrides=env, result="rounds")
+
+
+def test_a_statistic_that_is_missing_is_found_at_the_latest_in_the_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmill.runs.match.run.episode_statistics", lambda *words: None)
+    players = [f"{PLAYERS}:{name}" for name in ("rock", "paper")]
+    with pytest.raises(ConfigError, match=r"--result rounds: the environment tells no"):
+        play(*players, overrides=("env=duel_envs:Shaped",), games=2, result="rounds")
+
+
 def test_both_seatings_of_the_same_games() -> None:
     """Two players who do the same: whoever gets the better cards in one game gives them away in the other."""
     found = play(BOLD, TWIN, games=60, envs=7)

@@ -12,10 +12,13 @@ from running import SERIAL, Run, assert_same, config_of, rows_of, saved_state, t
 
 import rollmill
 from rollmill.core.checkpoints import load_checkpoint
-from rollmill.core.errors import ConfigError, RunFolderError
+from rollmill.core.errors import ConfigError, NonFiniteError, RunFolderError
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.learning.appo import Appo
+from rollmill.learning.batch import Batch, Pieces
+from rollmill.learning.guards import ValueCollapseError
+from rollmill.models.acting.weights import tensors_of
 from rollmill.pbt.evidence import Evidence, chance
 from rollmill.pbt.ledger import NAME, read_ledger
 from rollmill.pbt.lineage import ancestors, best_member, best_so_far, schedule
@@ -157,6 +160,7 @@ def test_the_way_of_the_best_member_can_be_gone_again_by_one_policy(tmp_path: Pa
     [
         (("learning.lr_schedule=linear",), r"sets learning.learning_rate, which a schedule of this run moves already"),
         (("pbt.members=4",), r"replay trains one policy"),
+        (("sampling.mode=async", "learning.ranks=2"), r"other ranks would go on with theirs: learning.ranks=2; use"),
     ],
 )
 def test_a_way_that_cannot_be_gone_is_refused(
@@ -362,6 +366,70 @@ def test_killed_and_resumed(tmp_path: Path, rollmill: Run) -> None:
     assert json.loads(json.dumps(state["population"]["ledger"])) == entries
     settings = state["population"]["rules"]["settings"]
     assert settings[best_member(entries)] == schedule(entries, best_member(entries))[-1].settings
+
+
+# -- setbacks ---------------------------------------------------------------------------------------------------
+
+BROKEN = (
+    *("env=toy_target", "pbt.members=2", "pbt.method=fixed", "pbt.period=500"),
+    *("learning.minibatches=2", "learning.max_policy_lag=2"),
+)
+
+
+class Lags(Observer):
+    """How far a learner is from what acts, after every step."""
+
+    def __init__(self) -> None:
+        self.wrong = 0
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        for learner in run.parts.learners:
+            assert isinstance(learner, Appo)
+            acting = learner._board.tensors
+            same = all(torch.equal(a, b) for a, b in zip(acting, tensors_of(learner.model), strict=True))
+            self.wrong += not same or learner.version != learner._board.version
+
+
+def break_learning(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Member 1 cannot learn while it takes its steps 10 to 30, in the middle of a batch or at its end."""
+    optimize, report = Appo._optimize, Appo._report
+
+    def bad(learner: Appo) -> bool:
+        return learner.policy_id == 1 and 10 <= learner.optimizer_steps < 30
+
+    def after_a_step(self: Appo, minibatch: Pieces) -> None:
+        optimize(self, minibatch)
+        if bad(self):
+            raise NonFiniteError("told to")
+
+    def at_the_end(self: Appo, batch: Batch, epochs: int) -> dict[str, float]:
+        if bad(self):
+            raise ValueCollapseError("told to")
+        return report(self, batch, epochs)
+
+    if kind == "nan":
+        monkeypatch.setattr(Appo, "_optimize", after_a_step)
+    else:
+        monkeypatch.setattr(Appo, "_report", at_the_end)
+
+
+@pytest.mark.parametrize("kind", ["nan", "collapse"])
+def test_a_member_that_could_not_learn_goes_on_from_what_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    break_learning(monkeypatch, kind)
+    seen = Lags()
+    _, whole = train_here(tmp_path / "whole", *SERIAL, *BROKEN, "stop.frames=3000", observers=[seen])
+    state = saved_state(whole)
+    assert seen.wrong == 0
+    assert state["population"]["setbacks"] == {"nan": 20, "collapse": 10}[kind]
+    assert state["dropped_segments"] == 0
+    assert state["learners"][1]["version"] > 20, "it learns again"
+    train_here(tmp_path, *SERIAL, *BROKEN, "stop.frames=600")
+    assert 0 < saved_state(RunFolder(tmp_path / "x" / "run"))["population"]["setbacks"] < 10
+    _, parts = train_here(tmp_path, *SERIAL, *BROKEN, "stop.frames=3000", mode="resume")
+    assert_same(state["learners"], saved_state(parts)["learners"])
+    assert_same(state["population"], saved_state(parts)["population"])
 
 
 # -- refused ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
 from rollmill.models.acting import frozen
 from rollmill.pbt.matchmaking import TOP
+from rollmill.runs.train import run, selfplay
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.sampling.pool import ProcessPool
@@ -143,7 +144,7 @@ class StopAt(Observer):
 def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path, rule: str) -> None:
     words = (*DUEL, *POOL, *GRU, *SERIAL, f"selfplay.rule={rule}", "env.args.more=3", "selfplay.live_share=0.2")
     words = (*words, "selfplay.anchors={random: 0.2, 'duel_envs:always_rock': 0.1}", "selfplay.min_games=2")
-    words = (*words, "stop.batches=30")
+    words = (*words, "stop.batches=30", "env=duel_envs:Shaped", "selfplay.result=points")
     _, whole = train_here(tmp_path / "whole", *words)
     train_here(tmp_path / "parts", *words, observers=[StopAt(13)])
     train_here(tmp_path / "parts", *words, observers=[StopAt(14)], mode="resume")
@@ -192,9 +193,14 @@ def test_a_run_from_the_checkpoint_of_another_brings_the_opponents_along(tmp_pat
         train_here(tmp_path / "old", *DUEL, *POOL, *SERIAL, "stop.batches=12", mode="resume")
 
 
-def test_results_are_counted_as_they_happened(tmp_path: Path) -> None:
-    """The table against the recorded episodes; the returns of opponents are nobody's training return."""
+@pytest.mark.parametrize("decides", ["higher", "points"])
+def test_results_are_counted_as_they_happened(tmp_path: Path, decides: str) -> None:
+    """The table against the recorded episodes; the returns of opponents are nobody's training return.
+
+    Where points decide, rewards are the opposite of them.
+    """
     words = (*DUEL, *POOL, *SERIAL, *ALL, "selfplay.anchors={'duel_envs:always_rock': 0.3}", "report.window=10000")
+    words = (*words, f"selfplay.result={decides}", *(["env=duel_envs:Shaped"] if decides == "points" else []))
     _, folder = train_here(tmp_path, *words, "stop.batches=24")
     lines = [json.loads(line) for line in (folder.path / "payoff.jsonl").read_text().splitlines()]
     told: dict[str, list[int]] = {}
@@ -210,7 +216,8 @@ def test_results_are_counted_as_they_happened(tmp_path: Path) -> None:
         assert len(own) == 1
         opponent, total = int(own[0].columns["opponent"][0]), float(own[0].columns["reward"].sum())
         name = "duel_envs:always_rock" if opponent == TOP else f"model {opponent - 1}"
-        found.setdefault(name, [0, 0, 0])[0 if total > 0 else 1 if total == 0 else 2] += 1
+        won = total > 0 if decides == "higher" else total < 0
+        found.setdefault(name, [0, 0, 0])[0 if won else 1 if total == 0 else 2] += 1
         returns.append(total)
     last = rows_of(folder)[-1]
     assert last["episode/return"] != 0, "it would be 0 if opponents counted"
@@ -218,6 +225,19 @@ def test_results_are_counted_as_they_happened(tmp_path: Path) -> None:
     for name, counts in told.items():  # the games since the last model are not written down yet
         assert all(a <= b for a, b in zip(counts, found[name], strict=True)), name
     assert sum(map(sum, told.values())) >= 0.7 * len(returns)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_statistics_of_workers_find_their_games(tmp_path: Path, mode: str) -> None:
+    """A game of one round that is won by points costs 1: rewards are the opposite."""
+    words = (*DUEL, *POOL, "env=duel_envs:Shaped", "env.args.length=1", "selfplay.result=points")
+    sync = ["learning.batch_size=128"] if mode == "sync" else []
+    _, folder = train_here(tmp_path, *words, *sync, f"sampling.mode={mode}", "stop.batches=20")
+    lines = [json.loads(line) for line in (folder.path / "payoff.jsonl").read_text().splitlines()]
+    rows = [row for line in lines[1:] for row in line["results"]]
+    assert sum(row["games"] for row in rows) > 50
+    for row in rows:
+        assert row["return"] * row["games"] == pytest.approx(row["losses"] - row["wins"])
 
 
 def test_sides_teams_and_policies(tmp_path: Path) -> None:
@@ -264,6 +284,10 @@ def test_own_rules_are_asked(tmp_path: Path) -> None:
         ([*POOL, "selfplay.sides=[0,1,1]"], "names 3 agents, duel has 2"),
         ([*POOL, "selfplay.learns=[2]"], "there is no side 2, the last is 1"),
         ([*POOL, "pbt.members=2"], "one policy plays all agents"),
+        ([*POOL, "env=duel_envs:Shaped", "selfplay.result=point"], "no such statistic of every .*did you mean .points"),
+        ([*POOL, "env=duel_envs:Shaped", "selfplay.result=rounds"], "one number of an episode, and not one of every"),
+        ([*POOL, "selfplay.result=points"], "selfplay.result=points: the environment tells no statistics"),
+        ([*POOL, "selfplay.result=''"], "expected higher, positive, or a statistic of the episode"),
         ([*POOL, "learning.algorithm=sac"], "use learning.algorithm=appo"),
         ([*POOL, *SERIAL, "pool.every_seconds=3"], "serial mode repeats bit for bit, and a clock does not"),
         (["selfplay.live_share=0.5"], "without a rule"),
@@ -274,6 +298,16 @@ def test_bad_settings_are_refused(tmp_path: Path, words: list[str], reason: str)
     with pytest.raises(ConfigError, match=reason):
         train_here(tmp_path, "env=duel_envs:Duel", "stop.batches=2", *SERIAL, *words)
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize("words", [("env=duel_envs:Shaped", "selfplay.result=rounds"), ("selfplay.result=points",)])
+def test_where_no_episode_ends_in_time_the_first_games_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(run, "episode_statistics", lambda *words: None)
+    monkeypatch.setattr(selfplay, "SILENT_SECONDS", 0.0)
+    with pytest.raises(ConfigError, match=r"the environment tells no (such statistic|statistics) of every agent"):
+        train_here(tmp_path, *DUEL, *POOL, *SERIAL, "stop.batches=100", *words)
 
 
 def test_an_opponent_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from rollmill.core.errors import EnvError
+from rollmill.core.errors import EnvError, error_text
 from rollmill.envs.vizdoom.engine import Engine, Place
 
 if TYPE_CHECKING:
@@ -113,6 +113,9 @@ class Party:
             for orders in self._orders:
                 orders.put(act)
             errors = [self._do(act, 0), *(self._answers.get() for _ in self._orders)]
+        except BaseException as error:  # the caller was interrupted, and answers of the others are still to come
+            self._break(f"interrupted by {error_text(error)}")
+            raise
         finally:
             self._calls += 1
         found = next((error for error in errors if error is not None), None)
@@ -134,7 +137,12 @@ class Party:
 
     def _serve(self, player: int, orders: SimpleQueue[Act | None]) -> None:
         while (act := orders.get()) is not None:
-            self._answers.put(self._do(act, player))
+            try:
+                answer = self._do(act, player)
+            except BaseException as error:  # noqa: BLE001 - without an answer the caller would wait for ever
+                self._break(f"player {player}: {error_text(error)}")
+                answer = error
+            self._answers.put(answer)
 
     # -- ends ----------------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class EpisodeCounter:
         self._rows: dict[tuple[int, int], EpisodeRow] = {}
         self._next = np.zeros(plan.lanes, np.int64)  # the lane's first episode that has not ended yet
         self._lost: set[int] = set()
-        self._stats: dict[int, Stats] = {}
+        self._stats: dict[tuple[int, int], Stats] = {}
         self._prefix = self._prefix_steps = 0  # by steps: episodes 0 .. prefix - 1 are settled
 
     def add(self, ended: EpisodeEnd) -> EpisodeRow | None:
@@ -174,10 +174,11 @@ class EpisodeCounter:
         return row
 
     def add_stats(self, stats: Mapping[tuple[int, int], Stats]) -> None:
-        """The environments' own metrics of ended episodes, by (lane of the first agent, episode)."""
+        """The environments' own metrics of ended episodes, by (lane, episode); a number alone comes with the first
+        agent."""
         for (lane, episode), own in stats.items():
             if lane < self._plan.lanes:
-                self._stats[self._plan.number(lane, episode)] = own
+                self._stats[self._plan.number(lane, episode), lane % self._agents] = own
 
     @property
     def is_done(self) -> bool:
@@ -205,7 +206,7 @@ class EpisodeCounter:
         keys = [key for key in sorted(self._rows) if key[0] % targets == k]
         if self._plan.episodes is None:
             keys = [key for key in keys if key[0] < self._prefix and len(self._game(key[0])) == self._agents]
-        stats = {number: self._stats[number] for number in dict.fromkeys(k[0] for k in keys) if number in self._stats}
+        stats = {key: self._stats[key] for key in keys if key in self._stats}
         lost = sum(n % targets == k for n in self._lost)
         return Score([self._rows[key] for key in keys], lost, stats, self._plan.tasks)
 

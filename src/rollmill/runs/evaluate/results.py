@@ -58,8 +58,9 @@ class Score:
     rows: Sequence[EpisodeRow]
     lost: int = 0
     """Episodes that an environment's fault or a worker's death has ended; they count nowhere."""
-    stats: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """The environment's own metrics (``info["episode_stats"]``) by the number of the episode."""
+    stats: Mapping[tuple[int, int], Mapping[str, float]] = field(default_factory=dict)
+    """The environment's own metrics (``info["episode_stats"]``) by the number of the episode and the agent; those of
+    the episode as a whole are with the first agent."""
     tasks: tuple[Task, ...] = ()
     """Of a suite."""
 
@@ -91,7 +92,7 @@ class Score:
         }
 
     def own_means(self) -> dict[str, float]:
-        """Mean of each of the environment's own metrics, over the episodes that have it."""
+        """Mean of each of the environment's own metrics, over the episodes and agents that have it."""
         names = dict.fromkeys(name for own in self.stats.values() for name in own)
         return {name: float(np.mean([own[name] for own in self.stats.values() if name in own])) for name in names}
 

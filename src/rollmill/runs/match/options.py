@@ -20,6 +20,9 @@ class MatchOptions:
     sides: tuple[int, ...] = ()
     """Which of two players has each agent's seat, such as 0 0 1 1 (unset: as `env.policies` of the first player's run
     says, or in turn)."""
+    result: str = ""
+    """What decides a game: a statistic of the episode that the environment tells of every agent, such as frags (or
+    -deaths, for the lower); unset: the return."""
     seed: int = 1
     """Seed of environments and actions; the same seed gives the same games, with any number of workers."""
     workers: int = 0

@@ -45,15 +45,21 @@ class Table:
         self.lost = 0
         """Games that an environment's fault has ended; they count nowhere."""
 
-    def add(self, pair: tuple[int, int], returns: tuple[float, float], steps: int) -> None:
-        """A game of ``pair``: whoever has the higher return has won it, equal returns are a draw."""
-        (one, other), (mine, yours) = pair, returns
-        points = 0.5 if mine == yours else float(mine > yours)
-        if mine == yours:
+    def add(
+        self,
+        pair: tuple[int, int],
+        returns: tuple[float, float],
+        steps: int,
+        scores: tuple[float, float] | None = None,
+    ) -> None:
+        """A game of ``pair``: whoever has the higher score has won it, equal ones are a draw (None: the returns)."""
+        (one, other), (mine, yours), (own, theirs) = pair, returns, scores or returns
+        points = 0.5 if own == theirs else float(own > theirs)
+        if own == theirs:
             self.draws[one, other] += 1
             self.draws[other, one] += 1
         else:
-            self.wins[(one, other) if mine > yours else (other, one)] += 1
+            self.wins[(one, other) if own > theirs else (other, one)] += 1
         self.margin[one, other] += mine - yours
         self.margin[other, one] += yours - mine
         self.first += points, 1
@@ -84,6 +90,8 @@ class MatchResult:
     players: Sequence[Player]
     table: Table
     seed: int
+    result: str = ""
+    """The statistic that decided games; empty: the return."""
 
     @functools.cached_property
     def ratings(self) -> Ratings:
@@ -109,6 +117,12 @@ class MatchResult:
 
     def __repr__(self) -> str:
         return f"<match of {len(self.players)} in {self.env}: {self.games:,} games, best is {self.best}>"
+
+    @property
+    def decided_by(self) -> str:
+        """The statistic in words; empty: the return."""
+        lower = self.result.startswith("-")
+        return f"the lower {self.result[1:]}" if lower else f"the higher {self.result}" if self.result else ""
 
     def mean_margin(self, player: int) -> float:
         """By how much its return is higher than that of its opponents, in the mean over all games."""
@@ -138,12 +152,15 @@ class MatchResult:
             "better depends on the opponent"
             for one, other, share, due in self.surprises()[:3]
         ]
+        if self.result:
+            said.append(f"Games are decided by {self.decided_by}, the margin is that of returns")
         by_margin = sorted(range(len(self.players)), key=lambda k: -self.mean_margin(k))
         if by_margin != self.order:
             names = ", ".join(self.names[k] for k in by_margin)
             said.append(f"By how much is won, the order is {names}: ratings count won games, the margin counts returns")
         if not self.table.wins.any():
-            said.append("Nobody has won a game: returns of the two sides never differ, so they may not be opponents")
+            what = self.result.removeprefix("-") or "returns"
+            said.append(f"Nobody has won a game: {what} of the two sides never differ, so they may not be opponents")
         if self.table.lost:
             said.append(f"{self.table.lost} games were ended by faults of the environment and do not count")
         return said
@@ -226,6 +243,7 @@ class MatchResult:
         return {
             "env": self.env,
             "seed": self.seed,
+            "result": self.result or "return",
             "confidence": CONFIDENCE,
             "games": self.games,
             "lost": table.lost,

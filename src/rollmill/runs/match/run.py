@@ -7,7 +7,7 @@ the first move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -20,16 +20,17 @@ from rollmill.core.process_scope import process_scope
 from rollmill.core.seeds import Seeds
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.tasks.suite import tasks_of
+from rollmill.pbt.payoff import require_statistic
 from rollmill.runs.evaluate.options import check_chosen, check_file
 from rollmill.runs.evaluate.play import EvalPlan, Metrics, play
-from rollmill.runs.evaluate.results import EpisodeRow
+from rollmill.runs.evaluate.results import EpisodeRow, Score
 from rollmill.runs.evaluate.setup import EvalSetup
 from rollmill.runs.match.options import MatchOptions
 from rollmill.runs.match.results import MatchResult, Player, Table
 from rollmill.runs.policies.base import LoadedPolicy, LoadOptions, told_apart
 from rollmill.runs.policies.find import find_targets
 from rollmill.runs.policies.load import load_each
-from rollmill.runs.probing import probe_in_child
+from rollmill.runs.probing import episode_statistics, probe_in_child
 from rollmill.sampling.policies.per_agent import PolicyPerEpisode
 from rollmill.sampling.schedule import EpisodeSchedule
 
@@ -53,6 +54,7 @@ def match(
     names = [shown for shown, _ in told_apart(policies)]
     with process_scope() as environment:
         spec = _spec_of(env, policies, environment)
+        _check_result(env, options.result, environment, policies)
         sides = _sides(options, spec, policies[0])
         setup = EvalSetup(
             *(env, spec, options.seed, options.workers, options.envs),
@@ -64,7 +66,7 @@ def match(
         Player(name, str(policy.path or policy.name), policy.frames, policy.unit if policy.frames else "")
         for name, policy in zip(names, policies, strict=True)
     ]
-    return MatchResult(env.id, found, table, options.seed)
+    return MatchResult(env.id, found, table, options.seed, options.result)
 
 
 # -- who plays, and where ------------------------------------------------------------------------------
@@ -131,6 +133,14 @@ def _spec_of(env: EnvSettings, policies: Sequence[LoadedPolicy], environment: di
     return spec
 
 
+def _check_result(env: EnvSettings, result: str, environment: dict[str, str], policies: Sequence[LoadedPolicy]) -> None:
+    """ConfigError where games are to be decided by what the environment does not tell, if an episode ends in time."""
+    if result:
+        told = episode_statistics(env, environment, max(policy.sampling.start_timeout for policy in policies))
+        if told is not None:
+            require_statistic(f"--result {result}", told)
+
+
 def _sides(options: MatchOptions, spec: EnvSpec, first: LoadedPolicy) -> Array:
     """[agents]: 0 or 1, which of the two players of a game has each seat."""
     assert first.env is not None, "_env_of comes first"
@@ -178,10 +188,27 @@ def _play(
         games.setdefault(row.episode, []).append(row)
     for number, rows in sorted(games.items()):
         if len(rows) == setup.spec.agents:
-            returns = [np.mean([row.episode_return for row in rows if sides[row.agent] == k]) for k in (0, 1)]
-            table.add(seatings[number % len(seatings)], (float(returns[0]), float(returns[1])), rows[0].length)
+            scores = _scores(rows, score, options.result, sides) if options.result else None
+            returns = _means(sides, {row.agent: row.episode_return for row in rows})
+            table.add(seatings[number % len(seatings)], returns, rows[0].length, scores)
     table.lost = score.lost
     return table
+
+
+def _scores(rows: Sequence[EpisodeRow], score: Score, result: str, sides: Array) -> tuple[float, float]:
+    """What decides a game, of both sides; ConfigError where the environment does not tell it of every agent."""
+    name, sign = result.removeprefix("-"), -1.0 if result.startswith("-") else 1.0
+    told = {row.agent: score.stats.get((row.episode, row.agent), {}) for row in rows}
+    for own in told.values():
+        if name not in own:
+            require_statistic(f"--result {result}", dict.fromkeys(own, True))
+    return _means(sides, {agent: sign * own[name] for agent, own in told.items()})
+
+
+def _means(sides: Array, values: Mapping[int, float]) -> tuple[float, float]:
+    """Of the seats of each side."""
+    one, other = (np.mean([own for agent, own in values.items() if sides[agent] == side]) for side in (0, 1))
+    return float(one), float(other)
 
 
 def _plan(setup: EvalSetup, seatings: int, rounds: int) -> EvalPlan:

@@ -69,8 +69,12 @@ class Tuned:
             self.ratings.restart(policy, varied)
 
     def set_back(self, policy: int, error: Exception) -> None:
-        """A policy cannot learn from a batch: its settings are bad, which the next rounds see to; the run goes on."""
+        """A policy cannot learn from a batch: its settings are bad, which the next rounds see to; the run goes on.
+
+        It keeps the weights that act: they are those that its episodes speak of, and that others may take over.
+        """
         self.setbacks += 1
+        self._learners[policy].set_back()
         if self.setbacks <= 3 or self.setbacks & (self.setbacks - 1) == 0:
             log.warning("%s left out a batch: %s", self._called(policy), str(error).splitlines()[0])
 

@@ -196,6 +196,8 @@ class TrainMetrics:
             self._extras.add({f"episode/{name}": value for name, value in stats.items()})
             if self._members is not None:
                 self._members.ratings.add_statistics(lane, number, stats)
+            if run.selfplay is not None:
+                run.selfplay.add_statistics(lane, number, stats)
 
     def write_row(self, run: OnlineRun) -> None:
         frames = run.frames  # read once: in async mode the sampler goes on counting

@@ -23,6 +23,7 @@ from rollmill.core.process_scope import process_scope, temporary_files_in
 from rollmill.core.run_folder import RunFolder
 from rollmill.envs.probe import probe_here
 from rollmill.pbt.exchange import Exchange
+from rollmill.pbt.payoff import require_statistic
 from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.policies.online_state import require_same_network
@@ -97,7 +98,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         stack.enter_context(memory_is_named(MEMORY_ADVICE))
         spec = _learn_spec(config, environment)
         if life.loaded is None:
-            _check_objective(config, environment)
+            _check_statistics(config, environment)
         config = _size_for(spec, asked, config, life)
         if life.loaded is None:
             shutil.rmtree(life.folder.levels, ignore_errors=True)  # of a start that failed
@@ -146,8 +147,9 @@ def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
     return probe_in_child(config.env, environment, config.sampling.start_timeout)
 
 
-def _check_objective(config: TrainConfig, environment: Mapping[str, str]) -> None:
-    """ConfigError where members of a population are to be compared by what the environment does not tell.
+def _check_statistics(config: TrainConfig, environment: Mapping[str, str]) -> None:
+    """ConfigError where members of a population are to be compared, or games to be decided, by what the environment
+    does not tell.
 
     An environment whose episodes are long passes: it is looked again when the first one has ended.
     """
@@ -157,6 +159,10 @@ def _check_objective(config: TrainConfig, environment: Mapping[str, str]) -> Non
         told = episode_statistics(config.env, environment, config.sampling.start_timeout)
         if told is not None:
             require_objective(objective, told)
+    if config.selfplay.on and config.selfplay.decisive:
+        told = episode_statistics(config.env, environment, config.sampling.start_timeout)
+        if told is not None:
+            require_statistic(f"selfplay.result={config.selfplay.result}", told)
 
 
 def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, life: Life) -> TrainConfig:

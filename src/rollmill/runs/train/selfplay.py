@@ -8,6 +8,7 @@ checkpoint, but for the weights: those are files of the pool, which stay as long
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from rollmill.core.tree_file import read_header
 from rollmill.models.acting.frozen import Weights
 from rollmill.pbt.ledger import Ledger
 from rollmill.pbt.matchmaking import LIVE, TOP, Candidate, Numbers, Odds, Rule, weigh
-from rollmill.pbt.payoff import PAYOFF_FILE, PAYOFF_SHAPE, Games, Payoff
+from rollmill.pbt.payoff import PAYOFF_FILE, PAYOFF_SHAPE, Games, Payoff, Result, require_statistic
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.matches import Matches, load_anchors
@@ -34,11 +35,16 @@ from rollmill.sampling.sampler import EpisodeEnd, Sampler
 log = logging.getLogger("rollmill")
 
 _MODEL: Shape = {"id": int, "version": int, "frames": int, "metric": (float, None), "milestone": bool, "file": str}
+UNDECIDED = 2
+"""Games of every environment that have ended without a word about who has won: is there ever going to be one?"""
+SILENT_SECONDS = 60.0
+"""How long it is waited for then: what workers tell takes another way than the rows of their games."""
 STATE_SHAPE: Shape = {
     "models": [{"entry": _MODEL, "versions": [int], "opponent": bool}],
     "anchors": [str],
     "payoff": PAYOFF_SHAPE,
     "open": [[float]],
+    "told?": [[float]],
     "ledger": [MAPPING],
 }
 
@@ -58,8 +64,10 @@ class SelfPlay:
         """Ids of models that are no opponents any more in episodes that begin now."""
         self._of_checkpoints: dict[Path, frozenset[int]] = {}
         self.payoff = Payoff(own.decay, own.min_games)
-        self._games = Games(matches.draw.sides, matches.draw.numbers, own.result == "positive")
+        self._games = Games(matches.draw.sides, matches.draw.numbers, own.result)
         self.ledger = Ledger(folder.path, PAYOFF_FILE)
+        self._envs = len(sampler.box.next_episode)
+        self._silent_since: float | None = None
         self._full = False
         self._add_anchors(load_anchors(config))
 
@@ -184,6 +192,20 @@ class SelfPlay:
             for own in ended
             for result in self._games.add(own.lane, own.episode, own.policy_id, own.episode_return)
         ]
+        self._count(results)
+        if not self._games.decided and self._games.undecided > UNDECIDED * self._envs:
+            self._silent_since = self._silent_since or time.monotonic()
+            if time.monotonic() - self._silent_since >= SILENT_SECONDS:
+                require_statistic(f"selfplay.result={self._own.result}", {})
+
+    def add_statistics(self, lane: int, episode: int, stats: Mapping[str, float]) -> None:
+        """Take in what an environment says of one agent's episode; it may come before or after its end."""
+        if name := self._games.statistic:
+            if name not in stats:
+                require_statistic(f"selfplay.result={self._own.result}", dict.fromkeys(stats, True))
+            self._count(self._games.add_statistic(lane, episode, stats[name]))
+
+    def _count(self, results: Sequence[Result]) -> None:
         for result in results:
             self.payoff.add(result)
         if results and (self._rule is not None or self._own.rule == "pfsp"):
@@ -219,7 +241,7 @@ class SelfPlay:
             "models": models,
             "anchors": list(self._anchors),
             "payoff": self.payoff.state(),
-            "open": self._games.state(),
+            **self._games.state(),
             "ledger": [dict(entry) for entry in self.ledger.entries],
         }
 
@@ -236,7 +258,7 @@ class SelfPlay:
             self._models[entry.id] = _Model(entry, list(saved["versions"]), [own["model"] for own in learners])
         self._leaving = {own["entry"]["id"] for own in state["models"] if not own["opponent"]}
         self.payoff.load_state(state["payoff"])
-        self._games.load_state(state["open"])
+        self._games.load_state(state)
         self.ledger.begin([{"begin": [], **self._about()}, *state["ledger"][1:]])
         self._post()
 

@@ -75,6 +75,11 @@ def _require(config: TrainConfig, source: Path, key: str, value: float) -> None:
         raise ConfigError(f"pbt.replay={source} sets {key}, which is not in env.variables of this run")
     if config.learning.algorithm != "appo" or config.learning.custom is not None:
         raise ConfigError("pbt.replay changes settings of APPO: leave out learning.algorithm and learning.custom")
+    if config.learning.ranks > 1:
+        raise ConfigError(
+            "pbt.replay changes settings in one process, and the other ranks would go on with theirs: "
+            f"learning.ranks={config.learning.ranks}; use learning.ranks=1"
+        )
     moved = {"learning.learning_rate": config.learning.lr_schedule != "constant"}
     moved["learning.entropy_coefficient"] = config.learning.entropy_end is not None
     if moved.get(key):
