@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: demo test versions-newest versions-lowest test-gpu test-browser check lint types imports spelling format learn bench compare consumers pictures install-check docs dist clean help
+.PHONY: demo test test-all versions-newest versions-lowest test-gpu test-browser check lint types imports spelling format learn bench compare consumers pictures install-check docs dist clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -43,8 +43,13 @@ MAX_SKIPS ?= 8
 # One more than there are cores: tests of processes wait now and then.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
-test: $(STAMP) ## run the tests (less than 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-skips $(MAX_SKIPS)
+TEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-skips $(MAX_SKIPS)
+
+test: $(STAMP) ## run the tests but for the slowest (tests/slow.txt), 7 minutes on 2 cores
+	$(TEST) -m "not learning and not slow" $(PYTEST_WORDS)
+
+test-all: $(STAMP) ## run all tests, 15 minutes on 2 cores
+	$(TEST) $(PYTEST_WORDS)
 
 # Other versions than those of constraints.txt, each in a venv of its own.
 versions-newest: ## run the tests with the newest versions that pip finds
@@ -64,7 +69,7 @@ test-gpu: $(STAMP) ## run the tests of the CUDA paths, on a machine with a GPU
 test-browser: $(STAMP) ## run the tests of pages in a real browser (needs chromium); none may be skipped
 	$(BIN)/python -m pytest tests/browser --max-skips 0
 
-check: lint types imports spelling test ## what CI runs
+check: lint types imports spelling test-all ## what CI runs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

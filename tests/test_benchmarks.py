@@ -183,3 +183,27 @@ def test_a_run_that_was_never_killed_proves_nothing(
     assert found["kills"] == (2 if passed else 0)
     assert all(found["same"].values())
     assert found["passed"] == passed
+
+
+# -- tools/slow_tests.py -----------------------------------------------------------------------------------
+
+
+def test_the_slowest_tests_are_those_that_take_the_share() -> None:
+    lines = [
+        "8.0s call     tests/a.py::test_b[1]",
+        "1.0s setup    tests/a.py::test_b[2]",
+        "3.0s call     tests/c.py::test_d",
+    ]
+    slowest = load_tool("slow_tests").slowest
+    assert slowest([*lines, "not a test"], 0.6) == ["tests/a.py::test_b"]
+    assert slowest(lines, 0.8) == ["tests/a.py::test_b", "tests/c.py::test_d"]
+
+
+def test_every_slow_test_exists() -> None:
+    """A name that is gone would leave out nothing, and nobody would know."""
+    named = (ROOT / "tests" / "slow.txt").read_text().split()
+    files = {name.partition("::")[0] for name in named}
+    text = {file: (ROOT / file).read_text() for file in files if (ROOT / file).is_file()}
+    assert [
+        name for name in named if f"def {name.partition('::')[2]}(" not in text.get(name.partition("::")[0], "")
+    ] == []
