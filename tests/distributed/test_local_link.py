@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,16 @@ def test_an_agent_that_is_killed_is_replaced_and_leaves_nothing_behind() -> None
         assert any("local-0 (seat 0, incarnation 7): its agent" in line for line in learner.said), learner.said
         _, alive = psutil.wait_procs(below, timeout=30)
         assert not alive, "all that the agent had started is gone"
+
+
+def test_an_agent_that_fails_at_a_call_is_lost_with_its_reason() -> None:
+    """It would go on taking weights, and be heard of by that."""
+    plan = replace(node_plan(), chunk_bytes=None)  # type: ignore[arg-type]
+    link = LocalLink(1)
+    with gateway(link, plan, nodes=1) as learner:
+        learner.until(lambda: learner.stages() == ["resting"])
+        reason = learner.states[-1].nodes[0].reason
+        assert re.search(r"its agent \(pid \d+\) ended with exit code 1; it said: TypeError: ", reason), reason
 
 
 def test_a_sampler_that_is_killed_is_replaced_and_its_segments_are_counted() -> None:

@@ -26,11 +26,13 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ClusterError, ConfigError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
+from rollmill.distributed.membership import INCARNATIONS_EACH
 from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.envs.make import make_env
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig, check
+from rollmill.runs.train import cluster
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer, Trajectory
 
@@ -103,6 +105,69 @@ def test_a_gateway_that_is_killed_costs_what_was_under_way_and_no_episode_is_pla
     assert until.row["cluster/gateway_restarts"] == 1
     check_stored(folder.data, seen)
     assert re.search("the gateway .*SIGKILL.*; training goes on", folder.log.read_text())
+
+
+def test_a_gateway_that_stands_still_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alive, and silent: nothing but the time since its last word tells."""
+    monkeypatch.setattr(cluster, "SILENT_SECONDS", 0.0)
+    timeout = 3.0
+
+    def stop_gateway(until: Until) -> bool:
+        os.kill(until.gateways[-1], signal.SIGSTOP)
+        return True
+
+    def again(until: Until) -> bool:
+        return len(until.gateways) > 1 and max(until.incarnations) >= 2 * INCARNATIONS_EACH
+
+    until = Until(both_sample, stop_gateway, again)
+    words = (*MARKER, *LOCAL_NODES, f"cluster.node_timeout={timeout}", *ENDLESS)
+    _, folder = train_here(tmp_path, *words, observers=[until])
+    said = folder.log.read_text()
+    silence = re.search(r"the gateway \(pid (\d+)\) has said nothing for (\d+) s: it is killed", said)
+    assert silence is not None
+    assert int(silence[1]) == until.gateways[0]
+    assert int(silence[2]) >= 3 * timeout
+    assert until.row["cluster/gateway_restarts"] >= 1
+
+
+class LongStep(Observer):
+    """Nobody looked at the nodes for longer than the run's patience; then the gateway dies."""
+
+    def __init__(self) -> None:
+        self.restarts = -1
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        nodes = run.cluster
+        assert nodes is not None
+        if self.restarts < 0:
+            nodes._last_node -= 10 * LIMIT_SECONDS
+            told = nodes._told
+            wait_until(lambda: nodes._told > told, what="another word of the gateway")
+            self.restarts = nodes.restarts
+            assert nodes._child is not None
+            nodes._child.end()
+        elif nodes.restarts > self.restarts:
+            run.stop("the test has seen enough")
+
+
+def test_a_long_training_step_is_no_silence_of_the_nodes(tmp_path: Path) -> None:
+    """They were heard of meanwhile, so the run's patience begins when the gateway dies."""
+    alone = ("cluster.local_workers=false", f"cluster.patience={LIMIT_SECONDS}")
+    step = LongStep()
+    train_here(tmp_path, *MARKER, *LOCAL_NODES, *alone, *ENDLESS, observers=[step])
+    assert step.restarts == 0
+
+
+def test_what_a_gateway_says_and_nobody_understands_ends_the_run(tmp_path: Path) -> None:
+    class Break(Observer):
+        def on_start(self, run: OnlineRun) -> None:
+            def refuse(slot: int, group: int) -> None:
+                raise IndexError(f"there is no group {group}")
+
+            run.parts.sampler.admit = refuse  # type: ignore[method-assign]
+
+    with pytest.raises(IndexError, match="there is no group"):
+        train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, observers=[Break()])
 
 
 def test_a_run_that_goes_on_gives_incarnations_that_were_never_given(tmp_path: Path) -> None:

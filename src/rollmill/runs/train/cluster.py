@@ -1,7 +1,7 @@
 """A run's end of its cluster: the gateway's process, the slots it fills, the weights it takes out (``distributed``).
 
-Nothing here imports Ray or waits for a node. The gateway is watched and started anew when it dies; what was under way
-is lost and counted, and the run goes on with what it has.
+Nothing here imports Ray or waits for a node. The gateway is watched and started anew when it dies or stands still; what
+was under way is lost and counted, and the run goes on with what it has.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ WRITE_SECONDS = 2.0
 LONGEST_REST = 30.0
 """Seconds between two starts of a gateway that keeps dying."""
 END_SECONDS = 10.0
+SILENT_SECONDS = 30.0
+"""At least so long a gateway may say nothing of how nodes stand: it does so twice a second."""
+TIMEOUTS = 3
+"""``cluster.node_timeout`` as often, if that is longer."""
 
 
 def node_sampling(config: TrainConfig) -> SamplingSettings:
@@ -143,7 +147,9 @@ class Cluster:
         """Of the gateway."""
         self.received = 0
         """Segments of nodes, in this session."""
-        self._retry_at = self._started = self._last_node = self._saved = time.monotonic()
+        self._retry_at = self._started = self._last_node = self._saved = self._told = time.monotonic()
+        self._failure: BaseException | None = None
+        """What has ended the reader's thread, if it was not the gateway's end."""
         self._complete = self._stopped = False
         self._gateways = self._saved_gateways()
         """Of this run, over all its sessions."""
@@ -164,11 +170,11 @@ class Cluster:
 
     def tick(self, frames: int) -> None:
         """Once a turn of the training loop: publish, look after the gateway, raise ClusterError when it is hopeless."""
+        if self._failure is not None:
+            raise self._failure
         self._write_weights(frames)
         self._look_after()
         now, sampling = time.monotonic(), self._sampling()
-        if sampling:
-            self._last_node = now
         self._complete |= len(sampling) >= self._settings.nodes
         if not self._complete and now - self._started > self._settings.start_timeout:
             raise ClusterError(
@@ -257,27 +263,37 @@ class Cluster:
 
     def _hear(self, channel: Connection) -> None:
         """The reader's thread: until the gateway has gone, and what it has sent is taken in."""
-        sampler = self._parts.sampler
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
-                message = channel.recv()
-                if isinstance(message, Admitted):
-                    with self._lock:
-                        self._away.discard(message.slot)
-                    sampler.admit(message.slot, message.group)
-                    self.received += 1
-                elif isinstance(message, State):
-                    self._take_state(message)
-                elif isinstance(message, Said):
-                    log.log(message.level, "%s", message.text)
-                elif isinstance(message, Ended):
-                    for lane, number, stats in message.extras:
-                        sampler.pool.report.note_episode(lane, number, stats)
+                self._take(channel.recv())
+        except (EOFError, OSError):
+            pass
+        except BaseException as error:  # noqa: BLE001 - tick raises it; without a reader the gateway would wait for ever
+            self._failure = error
+
+    def _take(self, message: object) -> None:
+        sampler = self._parts.sampler
+        if isinstance(message, Admitted):
+            with self._lock:
+                self._away.discard(message.slot)
+            sampler.admit(message.slot, message.group)
+            self.received += 1
+        elif isinstance(message, State):
+            self._take_state(message)
+        elif isinstance(message, Said):
+            log.log(message.level, "%s", message.text)
+        elif isinstance(message, Ended):
+            for lane, number, stats in message.extras:
+                sampler.pool.report.note_episode(lane, number, stats)
 
     def _take_state(self, state: State) -> None:
-        rates = self._rates.hear(state.nodes, time.monotonic())
+        now = time.monotonic()
+        rates = self._rates.hear(state.nodes, now)
         self._state, self._problem, self._received_when_told = state, "", self.received
         self._nodes = [standing_of(node, rates[node.incarnation]) for node in state.nodes]
+        self._told = now
+        if self._sampling():  # here, not in tick: a training step may be longer than cluster.patience
+            self._last_node = now
 
     # -- the gateway's process -----------------------------------------------------------------
 
@@ -298,6 +314,7 @@ class Cluster:
         )
         inherit = {setup.arena[0], setup.weights[0], setup.channel}
         self._child = Child("rollmill.distributed.gateway_main", setup, self._environment, inherit)
+        self._told = time.monotonic()
         theirs.close()
         with self._lock:
             self._send(sorted(self._away))
@@ -330,7 +347,7 @@ class Cluster:
                 self._spawn()
             return
         self._output.write(child.read_output())
-        if child.alive:
+        if child.alive and not self._stands_still():
             return
         events = child.read_events()
         self._end_gateway(0.0)
@@ -344,6 +361,19 @@ class Cluster:
         log.warning(
             "the gateway %s; training goes on, all nodes are started anew in %.1f s", child.how_it_ended(), rest
         )
+
+    def _stands_still(self) -> bool:
+        """Whether the gateway has said nothing for too long: it is alive, and serves nobody."""
+        allowed = max(SILENT_SECONDS, TIMEOUTS * self._settings.node_timeout)
+        if self._state is NOTHING:  # it starts: Python, Ray, the way to the cluster's head
+            allowed = max(allowed, self._settings.start_timeout)
+        silent = time.monotonic() - self._told
+        if silent < allowed or (
+            self._channel is not None and self._channel.poll()
+        ):  # it was the reader who had no time
+            return False
+        log.error("the gateway (pid %d) has said nothing for %.0f s: it is killed", self._child.pid, silent)
+        return True
 
     def _end_gateway(self, patience: float) -> None:
         assert self._child is not None
