@@ -26,6 +26,7 @@ from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ClusterError, ConfigError
 from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.seeds import INCARNATION_EPISODES
 from rollmill.distributed.membership import INCARNATIONS_EACH
 from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.envs.make import make_env
@@ -185,6 +186,34 @@ def test_a_run_that_goes_on_gives_incarnations_that_were_never_given(tmp_path: P
     assert (first.incarnations, second.incarnations) == ({1000}, {2000})
     assert first.workers == second.workers == {0}, "no worker but the node's"
     assert json.loads((folder.path / "cluster.json").read_text())["gateways"] == 2
+
+
+class Played(Observer):
+    """Which episodes the run's own envs play, by lane."""
+
+    def __init__(self) -> None:
+        self.episodes: set[tuple[int, int]] = set()
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        for trajectory in run.trajectories():
+            for k, lane in enumerate(trajectory.lanes):
+                self.episodes |= {(lane, int(episode)) for episode in np.unique(trajectory.episodes[:, k])}
+        if iteration % 20 == 0:
+            run.stop("the test has seen enough")
+
+
+def test_own_workers_go_on_after_a_session_of_nodes_alone_with_episodes_that_nobody_has_played(tmp_path: Path) -> None:
+    alone = (*LOCAL_NODES, "cluster.local_workers=false", "cluster.nodes=1")
+    first, away, back = sessions = (Played(), Played(), Played())
+    for played, words in zip(sessions, ((), alone, ()), strict=True):
+        mode = "new" if played is first else "resume"
+        train_here(tmp_path, *MARKER, *words, *ENDLESS, observers=[played], mode=mode)
+    lanes = {lane for lane, _ in first.episodes}
+    assert {lane for lane, _ in back.episodes} == lanes
+    assert not first.episodes & back.episodes
+    for lane in lanes:
+        assert min(e for where, e in back.episodes if where == lane) > max(e for at, e in first.episodes if at == lane)
+    assert min(episode for _, episode in away.episodes) >= INCARNATIONS_EACH * INCARNATION_EPISODES
 
 
 class Told(Observer):

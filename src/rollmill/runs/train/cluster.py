@@ -347,7 +347,7 @@ class Cluster:
                 self._spawn()
             return
         self._output.write(child.read_output())
-        if child.alive and not self._stands_still():
+        if child.alive and not self._stands_still(child):
             return
         events = child.read_events()
         self._end_gateway(0.0)
@@ -362,17 +362,17 @@ class Cluster:
             "the gateway %s; training goes on, all nodes are started anew in %.1f s", child.how_it_ended(), rest
         )
 
-    def _stands_still(self) -> bool:
+    def _stands_still(self, child: Child) -> bool:
         """Whether the gateway has said nothing for too long: it is alive, and serves nobody."""
         allowed = max(SILENT_SECONDS, TIMEOUTS * self._settings.node_timeout)
         if self._state is NOTHING:  # it starts: Python, Ray, the way to the cluster's head
             allowed = max(allowed, self._settings.start_timeout)
         silent = time.monotonic() - self._told
-        if silent < allowed or (
-            self._channel is not None and self._channel.poll()
-        ):  # it was the reader who had no time
+        if silent < allowed:
             return False
-        log.error("the gateway (pid %d) has said nothing for %.0f s: it is killed", self._child.pid, silent)
+        if self._channel is not None and self._channel.poll():  # it was this process that had no time to read
+            return False
+        log.error("the gateway (pid %d) has said nothing for %.0f s: it is killed", child.pid, silent)
         return True
 
     def _end_gateway(self, patience: float) -> None:
@@ -414,7 +414,7 @@ class Cluster:
     def _save(self, now: float) -> None:
         """For ``rollmill cluster status``, and for the next session."""
         self._saved = now
-        totals = self._totals()
+        totals, since = self._totals(), now - self._told
         standing = RunStanding(
             gateways=self._gateways,
             address=self._settings.address,
@@ -424,7 +424,7 @@ class Cluster:
             received=self.received,
             lost=totals.lost,
             refused=totals.refused,
-            nodes=self._nodes,
+            nodes=[replace(node, heard=round(node.heard + since, 2)) for node in self._nodes],
         )
         try:
             standing.write(self._folder)
