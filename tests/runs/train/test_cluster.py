@@ -4,6 +4,7 @@ something dies.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,11 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ClusterError, ConfigError
 from rollmill.core.model_pool import ModelPool
+from rollmill.core.process import Child
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import INCARNATION_EPISODES
 from rollmill.distributed.membership import INCARNATIONS_EACH
+from rollmill.distributed.messages import GatewaySetup
 from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.envs.make import make_env
 from rollmill.monitor.jsonl import read_jsonl
@@ -38,6 +42,8 @@ from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer, Trajectory
 
 LOCAL_NODES = ("cluster=local", *NODES)
+FIRST = INCARNATIONS_EACH
+"""Of the incarnations that a run's first gateway gives."""
 
 
 def kill_gateway(until: Until) -> bool:
@@ -79,7 +85,7 @@ def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_pat
     _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until, agreed])
     assert agreed.times
     assert until.workers == {0, 1, 2}
-    assert until.incarnations == {0, 1000, 1001}
+    assert until.incarnations == {0, FIRST, FIRST + 1}
     stored = check_stored(folder.data, seen)
     assert {env // 4 for env, *_ in stored} == {0, 1, 2}, "lanes of the learner's worker and of one on each node"
     rows = list(read_jsonl(folder.metrics))
@@ -99,7 +105,7 @@ def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_pat
 
 def test_a_gateway_that_is_killed_costs_what_was_under_way_and_no_episode_is_played_twice(tmp_path: Path) -> None:
     def again(until: Until) -> bool:
-        return {2000, 2001} <= until.incarnations and until.since > 20
+        return {2 * FIRST, 2 * FIRST + 1} <= until.incarnations and until.since > 20
 
     seen, until = Seen(), Until(both_sample, kill_gateway, again)
     _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until])
@@ -118,7 +124,7 @@ def test_a_gateway_that_stands_still_is_killed_and_replaced(tmp_path: Path, monk
         return True
 
     def again(until: Until) -> bool:
-        return len(until.gateways) > 1 and max(until.incarnations) >= 2 * INCARNATIONS_EACH
+        return len(until.gateways) > 1 and max(until.incarnations) >= 2 * FIRST
 
     until = Until(both_sample, stop_gateway, again)
     words = (*MARKER, *LOCAL_NODES, f"cluster.node_timeout={timeout}", *ENDLESS)
@@ -183,9 +189,60 @@ def test_a_run_that_goes_on_gives_incarnations_that_were_never_given(tmp_path: P
         observers=[second := Until(lambda u: u.count > 4)],
         mode="resume",
     )
-    assert (first.incarnations, second.incarnations) == ({1000}, {2000})
+    assert (first.incarnations, second.incarnations) == ({FIRST}, {2 * FIRST})
     assert first.workers == second.workers == {0}, "no worker but the node's"
     assert json.loads((folder.path / "cluster.json").read_text())["gateways"] == 2
+
+
+def test_a_gateway_that_cannot_be_started_is_tried_again_and_its_numbers_are_on_the_disk_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At first the disk is full, then there are no processes left, then all is well."""
+    write, written = RunStanding.write, list[int]()
+    started, pipes = list[int](), list[Any]()
+
+    def fill(self: RunStanding, folder: Path, durable: bool = True) -> None:
+        if durable and not written:
+            written.append(0)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, folder, durable)
+        if durable:
+            written.append(self.gateways)
+
+    def start(module: str, setup: GatewaySetup, *more: Any) -> Child:
+        started.append(setup.first_incarnation)
+        assert started[-1] == written[-1] * FIRST
+        assert json.loads((tmp_path / "x" / "run" / FILE).read_text())["gateways"] == written[-1]
+        if len(started) == 1:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return Child(module, setup, *more)
+
+    def pipe() -> Any:
+        pipes.append(Pipe())
+        return pipes[-1]
+
+    monkeypatch.setattr(RunStanding, "write", fill)
+    monkeypatch.setattr(cluster, "Child", start)
+    monkeypatch.setattr(cluster, "Pipe", pipe)
+    until = Until(both_sample)
+    _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, observers=[until])
+    assert written == [0, 2, 3], "only a start waits for the disk"
+    assert started == [2 * FIRST, 3 * FIRST]
+    assert until.row["cluster/gateway_restarts"] == 1
+    assert [end.closed for ends in pipes[:-1] for end in ends] == [True, True]
+    said = re.findall("the gateway cannot be started: (.*); it is tried again", folder.log.read_text())
+    assert [why.partition("] ")[2] for why in said] == ["No space left on device", "Resource temporarily unavailable"]
+
+
+def test_without_its_file_a_run_knows_from_the_checkpoint_which_incarnations_were_given(tmp_path: Path) -> None:
+    """Also when a session without nodes came in between."""
+    alone = (*MARKER, *LOCAL_NODES, "cluster.nodes=1", *ENDLESS)
+    _, folder = train_here(tmp_path, *alone, observers=[Until(lambda u: u.count > 4)])
+    (folder.path / FILE).unlink()
+    train_here(tmp_path, *MARKER, *ENDLESS, observers=[Played()], mode="resume")
+    assert not (folder.path / FILE).exists()
+    train_here(tmp_path, *alone, observers=[until := Until(lambda u: u.count > 4)], mode="resume")
+    assert until.incarnations - {0} == {2 * FIRST}
 
 
 class Played(Observer):
@@ -213,7 +270,7 @@ def test_own_workers_go_on_after_a_session_of_nodes_alone_with_episodes_that_nob
     assert not first.episodes & back.episodes
     for lane in lanes:
         assert min(e for where, e in back.episodes if where == lane) > max(e for at, e in first.episodes if at == lane)
-    assert min(episode for _, episode in away.episodes) >= INCARNATIONS_EACH * INCARNATION_EPISODES
+    assert min(episode for _, episode in away.episodes) >= FIRST * INCARNATION_EPISODES
 
 
 class Told(Observer):
@@ -339,7 +396,7 @@ def test_faults_of_environments_on_a_node_are_counted_and_named_at_the_learner(t
     env = ("env=faulty_envs:EachOnce", f"env.args.deeds={deeds}", f"env.args.folder={tmp_path}")
     _, folder = train_here(tmp_path, *words, *env, *ENDLESS, observers=[Wait()])
     log = folder.log.read_text()
-    where = r"node local-0: .*env {} \(faulty_envs:EachOnce\) {} .*seed \d+, episode 1000\d{{9}}, step \d"
+    where = r"node local-0: .*env {} \(faulty_envs:EachOnce\) {} .*seed \d+, episode 100000\d{{9}}, step \d"
     for number, how in ((0, "failed in step"), (1, "failed in step"), (2, "hangs in step")):  # within the node
         assert re.search(where.format(number, how), log), (number, log)
     row = rows_of(folder)[-1]

@@ -166,7 +166,7 @@ class Cluster:
         announce(self._config, self._parts.sampler.plan, self._plan)
         self._started = self._last_node = time.monotonic()
         self._write_weights(frames)
-        self._spawn()
+        self._try_to_spawn()
 
     def tick(self, frames: int) -> None:
         """Once a turn of the training loop: publish, look after the gateway, raise ClusterError when it is hopeless."""
@@ -201,6 +201,13 @@ class Cluster:
             self._save(time.monotonic())
         self._output.close()
         self._weights.block.close_fd()
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps, for a session that does not find ``cluster.json``."""
+        return {"gateways": self._gateways}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        self._gateways = max(self._gateways, state.get("gateways", 0))
 
     def counts(self) -> dict[str, int]:
         """What nodes have counted in this session, by the names of ``rank_sync.COUNTERS``; steps are the sampler's."""
@@ -297,34 +304,59 @@ class Cluster:
 
     # -- the gateway's process -----------------------------------------------------------------
 
-    def _spawn(self) -> None:
+    def _try_to_spawn(self) -> bool:
+        """Whether there is another gateway; else it is tried again after a rest."""
+        try:
+            self._spawn(self._next_incarnation())
+        except OSError as error:  # a full disk, no process, no descriptors
+            rest = self._rest()
+            self._problem = f"the gateway cannot be started: {error}"
+            log.error("%s; it is tried again in %.1f s", self._problem, rest)
+            return False
+        return True
+
+    def _rest(self) -> float:
+        """Another one has failed: how long until the next is started."""
+        rest = min(LONGEST_REST, 0.5 * 2.0 ** min(self._deaths.add() - 1, 8))
+        self._retry_at = time.monotonic() + rest
+        return rest
+
+    def _spawn(self, first_incarnation: int) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            try:
+                self._child = self._start_gateway(first_incarnation, theirs)
+            except BaseException:
+                ours.close()
+                raise
+        self._told = time.monotonic()
+        with self._lock:
+            self._channel = ours
+            self._send(sorted(self._away))
+        self._reader = threading.Thread(target=self._hear, args=(ours,), name="gateway", daemon=True)
+        self._reader.start()
+
+    def _start_gateway(self, first_incarnation: int, channel: Connection) -> Child:
         sampler, weights = self._parts.sampler, self._weights.block
-        self._channel, theirs = Pipe()
         arena = sampler.arena
         setup = GatewaySetup(
             plan=self._plan,
             settings=self._settings,
-            first_incarnation=self._next_incarnation(),
+            first_incarnation=first_incarnation,
             first_group=sampler.plan.groups,
             layout=arena.layout,
             slots=arena.slots,
             arena=(arena.block.fd, arena.block.nbytes),
             weights=(weights.fd, weights.nbytes),
-            channel=theirs.fileno(),
+            channel=channel.fileno(),
         )
         inherit = {setup.arena[0], setup.weights[0], setup.channel}
-        self._child = Child("rollmill.distributed.gateway_main", setup, self._environment, inherit)
-        self._told = time.monotonic()
-        theirs.close()
-        with self._lock:
-            self._send(sorted(self._away))
-        self._reader = threading.Thread(target=self._hear, args=(self._channel,), name="gateway", daemon=True)
-        self._reader.start()
+        return Child("rollmill.distributed.gateway_main", setup, self._environment, inherit)
 
     def _next_incarnation(self) -> int:
-        """Numbers that no gateway of this run has ever given, whatever ended it: written down before they are used."""
+        """Numbers that no gateway of this run has ever given, whatever ended it: on the disk before they are used."""
         self._gateways += 1
-        self._save(time.monotonic())
+        self._write(time.monotonic(), durable=True)
         return self._gateways * INCARNATIONS_EACH
 
     def _saved_gateways(self) -> int:
@@ -343,17 +375,14 @@ class Cluster:
         child = self._child
         if child is None:
             if time.monotonic() >= self._retry_at:
-                self.restarts += 1
-                self._spawn()
+                self.restarts += self._try_to_spawn()
             return
         self._output.write(child.read_output())
         if child.alive and not self._stands_still(child):
             return
         events = child.read_events()
         self._end_gateway(0.0)
-        deaths = self._deaths.add()
-        rest = min(LONGEST_REST, 0.5 * 2.0 ** min(deaths - 1, 8))
-        self._retry_at = time.monotonic() + rest
+        rest = self._rest()
         said = [str(event["trace"] or event["error"]) for event in events]
         for text in said:
             log.error("the gateway failed: %s", text)
@@ -412,7 +441,13 @@ class Cluster:
         return "; ".join(f"{node.node} {node.stage}{node.reason and f': {node.reason}'}" for node in others)
 
     def _save(self, now: float) -> None:
-        """For ``rollmill cluster status``, and for the next session."""
+        """For ``rollmill cluster status``. Not waiting for the disk: the training does not go on meanwhile."""
+        try:
+            self._write(now, durable=False)
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._folder / FILE, error)
+
+    def _write(self, now: float, durable: bool) -> None:
         self._saved = now
         totals, since = self._totals(), now - self._told
         standing = RunStanding(
@@ -426,10 +461,7 @@ class Cluster:
             refused=totals.refused,
             nodes=[replace(node, heard=round(node.heard + since, 2)) for node in self._nodes],
         )
-        try:
-            standing.write(self._folder)
-        except OSError as error:
-            log.error("%s cannot be written: %s", self._folder / FILE, error)
+        standing.write(self._folder, durable)
 
 
 @contextlib.contextmanager

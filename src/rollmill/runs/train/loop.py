@@ -100,6 +100,8 @@ class OnlineRun:
         self._observers_saved: Sequence[Mapping[str, Any]] = []
         """What the loaded checkpoint holds of observers: name and state."""
         self._observers_are_set = False
+        self._cluster_saved: Mapping[str, int] = {}
+        """What the loaded checkpoint holds of nodes: a session without any keeps it for the next."""
         self._timed = [own for own in self._learners if isinstance(own, OffPolicyAppo) and own.buffer.timed]
         self._rank_sync = RankSync(parts.ranks, parts.sampler, parts.learners)
         self._patience = min(PATIENCE, config.replay.clock_seconds)
@@ -499,6 +501,7 @@ class OnlineRun:
             **({} if self.selfplay is None else {"selfplay": self.selfplay.state()}),
             "observers": self._observer_states(),
             "recorder": asdict(self.recorder.drops.plus(self.recorder.counts())) if self.recorder else {},
+            "cluster": self._cluster_saved if self.cluster is None else self.cluster.state(),
         }
 
     def _observer_states(self) -> Sequence[Mapping[str, Any]]:
@@ -538,6 +541,9 @@ class OnlineRun:
         if self.recorder is not None:
             with restoring(path, "recorder"):
                 self.recorder.drops = DropCounts(**state.get("recorder", {}))
+        self._cluster_saved = state.get("cluster", {})
+        if self.cluster is not None:
+            self.cluster.load_state(self._cluster_saved)
         with restoring(path, "sampler"):
             check_shape(state["sampler"], EXACT_SHAPE if state["policies"] else COUNTERS_SHAPE)
             if not state["policies"] or not self._can_replay(state):
