@@ -34,6 +34,7 @@ from rollmill.distributed.membership import INCARNATIONS_EACH
 from rollmill.distributed.messages import GatewaySetup
 from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.envs.make import make_env
+from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig, check
@@ -323,6 +324,42 @@ def test_replay_pool_and_variables_work_with_nodes(tmp_path: Path) -> None:
     models = ModelPool(folder.pool).entries()
     assert len(models) == 3
     assert models[-1].version == told.counts["sampled"] / 4 == saved_state(folder)["learners"][0]["version"]
+
+
+class Endless(Observer):
+    """When its nodes sample, a training step begins that does not end."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.published: list[float] = []
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        learner, nodes = run.parts.learners[0], run.cluster
+        assert isinstance(learner, OffPolicyAppo)
+        assert nodes is not None
+        if self.published or not nodes.metrics()["cluster/nodes"]:
+            return
+        self.published.append(nodes.metrics()["cluster/publications"])
+        draw = learner.buffer.draw
+
+        def count() -> dict[str, Any]:
+            self.batches += 1
+            if nodes.metrics()["cluster/publications"] > self.published[0] + 3 and len(self.published) == 1:
+                self.published.append(nodes.metrics()["cluster/publications"])
+                signal.raise_signal(signal.SIGTERM)
+            return draw()
+
+        learner.buffer.draw = count  # type: ignore[method-assign]
+        learner.buffer.table.limiter.sampled -= 10**9  # as after a resume, when the table had to fill again
+
+
+def test_within_a_training_step_of_many_batches_nodes_get_weights_and_signals_are_heard(tmp_path: Path) -> None:
+    endless = Endless()
+    words = (*LOCAL_NODES, "cluster.nodes=1", "learning.targets=vtrace", "replay.capacity=100")
+    outcome, _ = train_here(tmp_path, *MARKER, *words, *ENDLESS, observers=[endless])
+    assert outcome.reason == "SIGTERM received"
+    assert len(endless.published) == 2
+    assert endless.batches > 3
 
 
 class Judged(Observer):

@@ -102,7 +102,10 @@ class OnlineRun:
         self._observers_are_set = False
         self._cluster_saved: Mapping[str, int] = {}
         """What the loaded checkpoint holds of nodes: a session without any keeps it for the next."""
-        self._timed = [own for own in self._learners if isinstance(own, OffPolicyAppo) and own.buffer.timed]
+        replaying = [own for own in self._learners if isinstance(own, OffPolicyAppo)]
+        for own in replaying:
+            own.goes_on = self._goes_on
+        self._timed = [own for own in replaying if own.buffer.timed]
         self._rank_sync = RankSync(parts.ranks, parts.sampler, parts.learners)
         self._patience = min(PATIENCE, config.replay.clock_seconds)
         self._dropped = 0
@@ -273,6 +276,12 @@ class OnlineRun:
         """Let environments that ask for it know how far the run is: the same number on every rank."""
         if PROGRESS in self.config.env.variables:
             self.parts.sampler.set_variable(PROGRESS, progress)
+
+    def _goes_on(self) -> bool:
+        """Between two batches of one training step: nodes get weights, and signals are heard."""
+        if self.cluster is not None:
+            self.cluster.tick(self.frames)
+        return not self.life.over(lambda: "")
 
     def _over(self) -> bool:
         return self._rank_sync.leads and self.life.over(self._limit)
