@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from rollmill.core.process import Child
 from rollmill.core.run_folder import RunFolder
 from rollmill.core.seeds import INCARNATION_EPISODES
 from rollmill.distributed.membership import INCARNATIONS_EACH
-from rollmill.distributed.messages import GatewaySetup
+from rollmill.distributed.messages import GatewaySetup, NodeState
 from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.envs.make import make_env
 from rollmill.learning.off_policy import OffPolicyAppo
@@ -443,6 +444,34 @@ def test_faults_of_environments_on_a_node_are_counted_and_named_at_the_learner(t
 def test_nodes_that_are_missing_end_the_run_with_their_reason(tmp_path: Path) -> None:
     words = ("cluster=local", "cluster.nodes=1", "cluster.start_timeout=0.2", "env=toy_target", *ENDLESS)
     with pytest.raises(ClusterError, match=r"cluster.nodes=1: 0 sample after cluster.start_timeout=0.2 s; "):
+        train_here(tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("third", "said"),
+    [
+        (None, "no other node is there"),
+        (("starting", ""), "gamma starting"),
+        (("refused", "it has torch 1.0 (the learner has 2.0)"), "gamma refused: it has torch 1.0"),
+    ],
+)
+def test_two_nodes_of_three_end_the_run_with_what_is_said_of_the_third(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: tuple[str, str] | None, said: str
+) -> None:
+    told = [("alpha", "sampling", ""), ("beta", "sampling", ""), *([("gamma", *third)] if third else [])]
+    nodes = [
+        NodeState(*(name, seat, FIRST + seat, *how), 0, 0, 0, 0.0, 0.0, 0) for seat, (name, *how) in enumerate(told)
+    ]
+
+    def tell(self: cluster.Cluster) -> bool:
+        """In the place of a gateway."""
+        self._take_state(replace(cluster.NOTHING, nodes=tuple(nodes)))
+        return True
+
+    monkeypatch.setattr(cluster.Cluster, "_try_to_spawn", tell)
+    words = ("cluster=local", "cluster.nodes=3", "cluster.start_timeout=0.2", "env=toy_target", *ENDLESS)
+    beginning = r"cluster.nodes=3: 2 sample after cluster.start_timeout=0.2 s; "
+    with pytest.raises(ClusterError, match=beginning + re.escape(said)):
         train_here(tmp_path, *words)
 
 
