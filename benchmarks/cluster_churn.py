@@ -20,6 +20,7 @@ from cluster_run import (
     OFTEN,
     Leftovers,
     Training,
+    growth,
     modules_below,
     pss_mb,
     segments_of,
@@ -38,6 +39,7 @@ LOCAL = ("cluster=local", "cluster.nodes=2", "sampling.workers=1")
 WORKER = "rollmill.sampling.worker"
 STOPPED_SHARE = 0.8
 STOP_PERIOD = 0.5
+MEMORY_SECONDS = 1.0
 LEASE = 10.0
 
 
@@ -85,35 +87,36 @@ def _kill_local(run: Training, what: str, rng: random.Random) -> float:
 def churn(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str, Any]:
     """Ray nodes die and join again, their supervisors see to it, while everything is recorded."""
     left, rng = Leftovers(), random.Random(options.seeds[0])
-    memory: list[tuple[int, float, float]] = []
+    memory: list[tuple[float, float]] = []
     with ray_cluster(folder, 3) as cluster:
         words = (f"cluster={cluster.address}", "cluster.nodes=3", "sampling.workers=1", "recording=all")
         with training(folder, "run", *CARTPOLE, *OFTEN, *words, *ENDLESS) as run:
             run.until("three nodes", run.sampling(3))
-            time.sleep(options.pause)
             for number in range(options.times):
-                memory.append((number, *_memory(run)))
+                memory += _memory_over(run, options.pause)
                 before = run.incarnations()
                 cluster.processes(rng.choice(cluster.started[1:])[0])["raylet"].kill()
                 died = run.until("a death", lambda before=before: run.incarnations() != before)
                 back = run.until("three nodes again", run.sampling(3))
                 show({"death": number + 1, "noticed, s": round(died, 1), "back, s": round(died + back, 1)})
-                time.sleep(options.pause)
-            memory.append((options.times, *_memory(run)))
+            memory += _memory_over(run, options.pause)
             standing = run.told()
             run.end(marks)
         marks.equal("episodes twice in the store", twice(run.folder / "data"), 0)
     left.judge(marks)
-    settled = memory[len(memory) // 5 :]
-    for k, who in ((1, "learner"), (2, "gateway")):
-        grown = settled[-1][k] / settled[0][k] - 1
-        marks.at_most(f"memory of the {who}, growth after the first fifth of {settled[0][k]:.0f} MB", grown, 0.03)
-    return {"deaths, learner MB, gateway MB": memory, "segments": segments_of(standing)}
+    for who, values in zip(("learner", "gateway"), zip(*memory)):
+        before_mb, grown = growth(values)
+        marks.at_most(f"memory of the {who}, growth after the first fifth of {before_mb:.0f} MB", grown, 0.03)
+    return {"learner MB, gateway MB": memory, "segments": segments_of(standing)}
 
 
-def _memory(run: Training) -> tuple[float, float]:
-    """MB of the learner's process and of its gateway's."""
-    return pss_mb(psutil.Process(run.process.pid)), pss_mb(*run.below("gateway_main"))
+def _memory_over(run: Training, seconds: float) -> list[tuple[float, float]]:
+    """MB of the learner's process and of its gateway's, again and again for so long."""
+    found, begun = [], time.monotonic()
+    while not found or time.monotonic() < begun + seconds:
+        time.sleep(MEMORY_SECONDS)
+        found.append((pss_mb(psutil.Process(run.process.pid)), pss_mb(*run.below("gateway_main"))))
+    return found
 
 
 # -- a node that is stopped most of the time ---------------------------------------------------------

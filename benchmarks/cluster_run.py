@@ -8,12 +8,13 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from running import shared_memory, unused
 
 from rollmill.core.opening import read_json
 from rollmill.distributed.standing import RunStanding
-from rollmill.monitor.jsonl import read_jsonl
 
 QUIET = ("report.tensorboard=false", "report.page=false")
 CARTPOLE = ("env=CartPole-v1", "sampling.envs_per_worker=16", *QUIET)
@@ -50,10 +50,21 @@ class Training:
 
     folder: Path
     process: subprocess.Popen[bytes]
+    _rows: list[dict[str, Any]] = field(default_factory=list)
+    _read: tuple[int, int] = (0, 0)
+    """Which file those are of, and where the next begins."""
 
     def rows(self) -> list[dict[str, Any]]:
-        file = self.folder / "metrics.jsonl"
-        return list(read_jsonl(file)) if file.exists() else []
+        """All rows of metrics. Only new ones are read: it is asked ten times per second, beside what is measured."""
+        with contextlib.suppress(FileNotFoundError), open(self.folder / "metrics.jsonl", "rb") as file:
+            stat = os.fstat(file.fileno())
+            if stat.st_ino != self._read[0] or stat.st_size < self._read[1]:  # one that goes on has cut some off
+                self._rows, self._read = [], (stat.st_ino, 0)
+            file.seek(self._read[1])
+            whole, end, _ = file.read().rpartition(b"\n")
+            self._rows += map(json.loads, whole.splitlines())
+            self._read = (stat.st_ino, self._read[1] + len(whole) + len(end))
+        return list(self._rows)
 
     def standing(self) -> RunStanding | None:
         with contextlib.suppress(FileNotFoundError):
@@ -95,9 +106,9 @@ class Training:
         return time.monotonic() - begun
 
     def gap(self, since: float) -> float:
-        """The longest time between two rows of metrics after a moment (seconds since 1970)."""
-        times = [row["time"] for row in self.rows()]
-        return max((b - a for a, b in itertools.pairwise(times) if b > since), default=0.0)
+        """The longest time between two rows of metrics after a moment (seconds since 1970); without any, until now."""
+        times = [*(row["time"] for row in self.rows()), time.time()]
+        return float(max((b - a for a, b in itertools.pairwise(times) if b > since), default=times[-1] - since))
 
     def rate(self, seconds: float, name: str = "frames") -> float:
         """Of what a row counts, per second, over so long from now on."""
@@ -160,6 +171,23 @@ def pss_mb(*processes: psutil.Process, kinds: tuple[str, ...] = OWN) -> float:
             text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(kinds))
     return total / 1000
+
+
+def growth(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of the second fifth (the first one is the start), and the share by which that of the last fifth is above."""
+    fifth = max(1, len(values) // 5)
+    before, after = statistics.mean(values[fifth : 2 * fifth] or values), statistics.mean(values[-fifth:])
+    return before, after / before - 1 if before else 0.0
+
+
+def backwards(segments: Iterable[tuple[int, Mapping[str, Any]]], newest: dict[int, int]) -> int:
+    """Rows that older weights decided than an earlier row of their group. ``newest``: of every group; it is changed."""
+    found = 0
+    for group, segment in segments:
+        for version in segment["version"][:-1].min(axis=1).tolist():
+            found += version < newest.get(group, -1)
+            newest[group] = max(version, newest.get(group, -1))
+    return found
 
 
 def twice(data: Path) -> int:

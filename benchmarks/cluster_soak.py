@@ -20,6 +20,7 @@ from cluster_run import (
     QUIET,
     Leftovers,
     Training,
+    growth,
     modules_below,
     pss_mb,
     segments_of,
@@ -29,6 +30,8 @@ from cluster_run import (
 from common import Marks
 from ray_cluster import RayCluster, ray_cluster
 
+from rollmill.distributed.gateway import CALLS
+from rollmill.distributed.settings import ClusterSettings
 from rollmill.distributed.supervisor import Record
 
 HUNT = ("-f", "treasure_hunt", "sampling.envs_per_worker=16", *QUIET)
@@ -76,7 +79,7 @@ def _beside(run: Training, seconds: float, alone: float, marks: Marks, task: str
     ((low, high, way),) = run.said(r"rows will be ([\d.]+) to ([\d.]+) updates old .* the updates of ([\d.]+) s more")
     mb = sum(mb for _, mb in traffic) / sum(steps for steps, _ in traffic) * 1e3
     marks.within(f"{task}: MB/s of 1,000 steps/s of a node", mb, float(each), 0.15)
-    marks.within(f"{task}: MB of the learner's machine", memory, float(size.replace(",", "")) * UNITS[unit], 0.15)
+    marks.within(f"{task}: MB of the learner's machine", memory, _mb(size, unit), 0.15)
     lag = statistics.mean(row["learn/policy_lag"] for row in rows if "learn/policy_lag" in row)
     updates = (rows[-1]["frames"] - rows[0]["frames"]) / (rows[-1]["time"] - rows[0]["time"]) / _batch(run)
     of_nodes = (rows[-1]["cluster/segments"] - rows[0]["cluster/segments"]) * _segment(run)
@@ -115,6 +118,7 @@ def _memory_here(run: Training) -> float:
 
 # -- what grows --------------------------------------------------------------------------------------
 
+NODES = 3
 SAMPLES = 200
 LEAST_SECONDS = 2.0
 SHARE = 0.02
@@ -129,11 +133,11 @@ def soak(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str, A
     found: dict[str, Any] = {}
     seconds = 60 * options.minutes
     for task, words in TASKS.items():
-        with ray_cluster(folder / task.replace(" ", "-"), 3) as cluster:
-            nodes = (f"cluster={cluster.address}", "cluster.nodes=3", "sampling.workers=1", "report.every_frames=20000")
+        with ray_cluster(folder / task.replace(" ", "-"), NODES) as cluster:
+            nodes = (f"cluster={cluster.address}", f"cluster.nodes={NODES}", "sampling.workers=1")
             name = task.replace(" ", "-")
-            with training(folder, name, *words, *nodes, *ENDLESS) as run:
-                run.until("three nodes", run.sampling(3))
+            with training(folder, name, *words, *nodes, "report.every_frames=20000", *ENDLESS) as run:
+                run.until("three nodes", run.sampling(NODES))
                 begun, series = time.monotonic(), []
                 while time.monotonic() < begun + seconds:
                     time.sleep(max(LEAST_SECONDS, seconds / SAMPLES))
@@ -145,6 +149,8 @@ def soak(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str, A
         found[task] = {"MB": series, "segments": segments_of(standing), "frames/s": rates[:: max(1, len(rates) // 20)]}
         for what in series[0]:
             _judge(f"{task}: {what}", [row[what] for row in series], marks)
+        filled = max(row["Ray's stores"] for row in series)
+        marks.at_most(f"{task}: MB in Ray's stores, two chunks per node", filled, _most_in_stores(run))
         marks.equal(f"{task}: starts of the gateway", standing.gateways, 1)
         show({task: {what: round(series[-1][what], 1) for what in series[-1]}})
     left.judge(marks)
@@ -154,13 +160,23 @@ def soak(folder: Path, options: argparse.Namespace, marks: Marks) -> dict[str, A
 def _judge(what: str, values: Sequence[float], marks: Marks) -> None:
     """The last fifth against the second one."""
     if what.endswith("spilled"):
-        marks.equal(f"{what}, MB", values[-1], 0.0)
+        marks.equal(f"{what}, MB", max(values), 0.0)
         return
-    fifth = max(1, len(values) // 5)
-    before, after = statistics.mean(values[fifth : 2 * fifth] or values), statistics.mean(values[-fifth:])
-    grown = after - before
-    share = grown / before if grown > NOISE_MB else 0.0
+    before, share = growth(values)
+    share = share if share * before > NOISE_MB else 0.0
     marks.at_most(f"{what}, growth after the first fifth (of {before:.1f} MB)", share, SHARE)
+
+
+def _most_in_stores(run: Training) -> float:
+    """MB: two chunks of each node and two versions of the weights, where they are made and where they are wanted."""
+    ((slots, size, unit),) = run.said(rf"(\d+) slots for their segments take {SIZE} here")
+    ((weights, weights_unit),) = run.said(rf"weights are {SIZE}, sent")
+    chunk = ClusterSettings().chunk_mb + _mb(size, unit) / int(slots)  # the last segment may reach beyond
+    return 2 * NODES * CALLS * chunk + 2 * (NODES + 1) * _mb(weights, weights_unit)
+
+
+def _mb(size: str, unit: str) -> float:
+    return float(size.replace(",", "")) * UNITS[unit]
 
 
 def _taken(run: Training, cluster: RayCluster) -> dict[str, float]:

@@ -142,12 +142,12 @@ def after_death(contestant: Contestant, kill: Callable[[], None], seconds: float
 
 
 def gap(contestant: Contestant, since: float) -> float | None:
-    """The longest time without more steps; None for a training that has ended."""
+    """The longest time without more steps, until now; None for a training that has ended."""
     rows = contestant.rows()
     grown = [later for row, later in itertools.pairwise(rows) if later.steps > row.steps]
-    times = [*(row.time for row in grown), rows[-1].time]
+    times = [*(row.time for row in grown), time.time()]
     gaps = [after - before for before, after in itertools.pairwise(times) if after > since]
-    return max(gaps, default=None) if contestant.alive() else None
+    return max(gaps, default=times[-1] - since) if contestant.alive() else None
 
 
 def wait(contestant: Contestant, what: str, done: Callable[[], bool]) -> None:

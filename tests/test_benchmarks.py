@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from dreaming import line_model, open_line
 from running import ROOT, load_tool
+from storing import make_episode, small_schema
 
 from rollmill.core.checkpoints import Checkpoints
+from rollmill.store.episode import EpisodeInfo
+from rollmill.store.writer import StoreWriter
 
 Load = Callable[[str], ModuleType]
 
@@ -136,6 +142,103 @@ def test_samples_of_a_run(load: Load, tmp_path: Path) -> None:
     assert 0.1 <= seen["data_mb"] < 0.2
     assert seen["memory_mb"] > 1
     assert "lag_max" not in seen
+
+
+# -- cluster_run.py ----------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A training whose rows of metrics the test writes."""
+
+    def __init__(self, script: ModuleType, folder: Path) -> None:
+        self.file = folder / "metrics.jsonl"
+        self.run = script.Training(folder, None)
+
+    def write(self, *times: float) -> None:
+        with open(self.file, "a") as file:
+            file.writelines(json.dumps({"frames": int(at), "time": at}) + "\n" for at in times)
+
+
+def test_a_training_that_stands_still_has_a_gap_until_now(load: Load, tmp_path: Path) -> None:
+    script = load("cluster_run")
+    watched, now = Watched(script, tmp_path), time.time()
+    assert watched.run.gap(now - 50) >= 50, "without a row since it was started"
+    watched.write(now - 100, now - 99, now - 90, now - 88)
+    assert watched.run.gap(now - 95) >= 88, "no row came after the last one"
+    assert watched.run.gap(now - 50) >= 88
+    watched.write(now - 60, now - 1, now)
+    assert watched.run.gap(now - 95) == pytest.approx(59)
+    assert watched.run.gap(now - 100.5) == pytest.approx(59)
+
+
+def test_rows_are_read_once_and_anew_when_a_run_that_goes_on_has_cut_some_off(load: Load, tmp_path: Path) -> None:
+    watched = Watched(load("cluster_run"), tmp_path)
+    assert watched.run.rows() == []
+    watched.write(1, 2)
+    assert [row["frames"] for row in watched.run.rows()] == [1, 2]
+    with open(watched.file, "a") as file:
+        file.write('{"frames": 3, "ti')
+    assert [row["frames"] for row in watched.run.rows()] == [1, 2], "the last one is being written"
+    with open(watched.file, "a") as file:
+        file.write('me": 3}\n')
+    assert [row["frames"] for row in watched.run.rows()] == [1, 2, 3]
+    watched.run._rows[0]["frames"] = 70
+    assert [row["frames"] for row in watched.run.rows()] == [70, 2, 3], "those are not read again"
+    (tmp_path / "new").write_text("".join(f'{{"frames": {k}, "time": 1}}\n' for k in (1, 2, 8, 9)))
+    (tmp_path / "new").replace(watched.file)
+    assert [row["frames"] for row in watched.run.rows()] == [1, 2, 8, 9]
+
+
+def test_marks_are_met_or_missed_and_what_was_not_found_is_missed(load: Load) -> None:
+    script = load("cluster_run")
+    for found, most, least, near in ((9.0, True, False, True), (11.0, False, True, True), (20.0, False, True, False)):
+        marks = script.Marks()
+        marks.at_most("most", found, 10)
+        marks.at_least("least", found, 10)
+        marks.within("near", found, 10, 0.15)
+        assert [row["met"] for row in marks.rows] == [most, least, near]
+        assert marks.all_met == (most and least and near)
+    nothing = script.Marks()
+    nothing.at_most("most", None, 10)
+    nothing.at_least("least", None, 10)
+    nothing.within("near", None, 10, 0.15)
+    assert not any(row["met"] for row in nothing.rows)
+    marks = script.Marks()
+    marks.equal("left", 0, 0)
+    assert marks.all_met
+    marks.equal("left", 1, 0)
+    assert marks.table().splitlines()[-2:] == ["| left | 0 | 0 | met |", "| left | 1 | 0 | MISSED |"]
+
+
+def test_growth_is_of_means_and_not_of_the_first_and_the_last_value(load: Load) -> None:
+    growth = load("cluster_run").growth
+    still = [500.0] * 20 + [100.0] * 80
+    assert growth(still) == (100.0, 0.0)
+    assert growth([*still[:-1], 140.0])[1] == pytest.approx(0.02), "one high value at the end is no growth of 40 %"
+    assert growth([*still[:-20], *[150.0] * 20])[1] == pytest.approx(0.5)
+
+
+def test_an_episode_that_is_recorded_twice_is_found(load: Load, tmp_path: Path) -> None:
+    script, schema = load("cluster_run"), small_schema()
+    played = [(0, 0, 5), (0, 0, 6), (1, 0, 5), (0, 1, 5)]
+    with StoreWriter(tmp_path, schema) as writer:
+        for uid, (lane, worker, seed) in enumerate(played):
+            writer.add_episode(make_episode(schema, 3, info=EpisodeInfo(uid=uid, lane=lane, worker=worker, seed=seed)))
+    assert script.twice(tmp_path) == 0
+    with StoreWriter(tmp_path, schema) as writer:
+        writer.add_episode(make_episode(schema, 3, info=EpisodeInfo(uid=9, lane=1, worker=0, seed=5)))
+    assert script.twice(tmp_path) == 1
+
+
+def test_rows_of_older_weights_than_before_are_counted_by_group(load: Load) -> None:
+    backwards, newest = load("cluster_run").backwards, dict[int, int]()
+
+    def segment(*versions: int) -> dict[str, np.ndarray]:
+        return {"version": np.array([[v, v] for v in (*versions, 0)])}
+
+    assert backwards([(6, segment(0, 1, 1)), (7, segment(4, 4, 4)), (6, segment(1, 2, 3))], newest) == 0
+    assert newest == {6: 3, 7: 4}
+    assert backwards([(7, segment(3, 4, 5)), (6, segment(3, 2, 2))], newest) == 3
 
 
 # -- several_gpus.py ---------------------------------------------------------------------------------------

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import struct
 from dataclasses import replace
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import psutil
 from clustering import SEEDS, SLOTS, VARIABLES, episodes_of, gateway, node_plan
 from recordable_env import seed_of
+from running import wait_until
 
+from rollmill.core.process import Child
 from rollmill.core.seeds import INCARNATION_EPISODES as EACH
-from rollmill.distributed.local_link import LocalLink
+from rollmill.distributed.acting import weight_bytes
+from rollmill.distributed.link import Event, Refreshed
+from rollmill.distributed.local_link import Agent, Line, LocalLink
+from rollmill.distributed.messages import Ask
+from rollmill.distributed.weight_buffer import Publication
+from rollmill.models.acting.weights import tensors_of
+from rollmill.models.actor_critic import build_model
+from rollmill.models.settings import ModelSettings
 from rollmill.recording.assemble import LanePlan
 
 LANES = LanePlan(groups=14, lanes=2, agents=1, groups_per_worker=2, seeds=SEEDS, own_groups=6, node_groups=4)
@@ -106,6 +119,72 @@ def test_an_agent_that_is_killed_is_replaced_and_leaves_nothing_behind() -> None
         assert any("local-0 (seat 0, incarnation 7): its agent" in line for line in learner.said), learner.said
         _, alive = psutil.wait_procs(below, timeout=30)
         assert not alive, "all that the agent had started is gone"
+
+
+def test_an_agent_that_is_stopped_holds_up_nobody_but_itself() -> None:
+    """Its pipe holds less than the weights that it does not take."""
+    model = ModelSettings(mlp=(720, 720), hidden_size=8)
+    plan = replace(node_plan(), model=model)
+    plan = replace(plan, weight_bytes=weight_bytes(tensors_of(build_model(plan.spec, model))))
+    assert plan.weight_bytes > 2_000_000
+    link = LocalLink(2)
+    with gateway(link, plan, node_timeout=5.0, publish_seconds=0.01) as learner:
+        learner.until(lambda: learner.stages() == ["sampling"] * 2)
+        stopped = link.pid("local-0")
+        os.kill(stopped, signal.SIGSTOP)
+        versions = iter(range(1, 1_000_000))
+
+        def given_up() -> bool:
+            learner.publish(next(versions))
+            return any("local-0" in line and "nothing was heard of it for 5 s" in line for line in learner.said)
+
+        learner.until(given_up)
+        assert not psutil.pid_exists(stopped)
+        assert not any("local-1" in line and "nothing was heard" in line for line in learner.said)
+        newest = next(versions)
+        learner.publish(newest)
+        arrived = lambda: {(g - 6) // 4 for g, s in learner.segments if (s["version"] == newest).all()}  # noqa: E731
+        learner.until(lambda: arrived() == {0, 1})
+
+
+def test_half_a_message_holds_up_nobody_else() -> None:
+    """An agent may be stopped while it sends; of two publications for it only the newer one waits."""
+    link, agents = LocalLink(2), {}
+    for number, name in enumerate(link.nodes()):
+        ours, agents[name] = Pipe()
+        link._agents[name] = Agent(name, number, cast(Child, None), Line(ours, link._wake))
+    half, whole = agents.values()
+    os.write(half.fileno(), struct.pack("!i", 1000) + b"not yet 1000 bytes")
+    whole.send(7)
+    (event,) = iter_events(link)
+    assert event == Refreshed("local-1", 1, 7)
+    weights = np.zeros(4_000_000, np.uint8)
+    for sequence in (2, 4, 6):
+        link.refresh("local-0", Publication(sequence, 0, 0, (), weights))
+        if sequence == 2:
+            wait_until(lambda: not link._agents["local-0"].line._to_send, what="the first to be under way")
+        link.collect("local-0", sequence)
+    said = [half.recv() for _ in range(5)]
+    assert [one.sequence if isinstance(one, Publication) else one for one in said] == [2, Ask(2), Ask(4), 6, Ask(6)]
+    for agent in link._agents.values():
+        agent.line.close()
+
+
+def iter_events(link: LocalLink) -> list[Event]:
+    quiet, _ = Pipe()
+    while not (found := link.events(1.0, quiet.fileno())):
+        pass
+    return found
+
+
+def test_an_agent_that_fails_at_a_call_is_lost_with_its_reason() -> None:
+    """It would go on taking weights, and be heard of by that."""
+    plan = replace(node_plan(), chunk_bytes=None)  # type: ignore[arg-type]
+    link = LocalLink(1)
+    with gateway(link, plan, nodes=1) as learner:
+        learner.until(lambda: learner.stages() == ["resting"])
+        reason = learner.states[-1].nodes[0].reason
+        assert re.search(r"its agent \(pid \d+\) ended with exit code 1; it said: TypeError: ", reason), reason
 
 
 def test_a_sampler_that_is_killed_is_replaced_and_its_segments_are_counted() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.distributed.membership import LONGEST_REST, End, Membership, Start
+from rollmill.core.seeds import INCARNATION_EPISODES
+from rollmill.distributed.membership import INCARNATIONS_EACH, LONGEST_REST, End, Membership, Start
+from rollmill.distributed.settings import MOST_NODES
 
 
 def make(seats: int = 4) -> Membership:
@@ -98,6 +100,19 @@ def test_an_earlier_incarnation_is_not_listened_to() -> None:
     assert members.hears("a", 100, 3.0) is None
     assert members.fails("a", 100, "it ended again", 3.0) == []
     assert members.hears("a", 101, 3.0) is members.members["a"]
+
+
+def test_a_gateway_has_numbers_for_many_starts_on_every_seat_there_can_be() -> None:
+    """Without any left it ends, and with it all nodes: for ever, if the first start of all takes too many."""
+    members, now = Membership(MOST_NODES, INCARNATIONS_EACH, start_timeout=30.0, node_timeout=10.0), 0.0
+    nodes = {f"node{number}" for number in range(MOST_NODES)}
+    for _ in range(100):
+        assert len([step for step in members.look(nodes, now) if isinstance(step, Start)]) == MOST_NODES
+        assert not members.used_up
+        for member in list(members.members.values()):
+            members.fails(member.node, member.incarnation, "broken", now)
+        now += LONGEST_REST
+    assert 10_000 * INCARNATIONS_EACH * INCARNATION_EPISODES < 2**63, "gateways of a run whose head has gone for days"
 
 
 EVENT = st.tuples(

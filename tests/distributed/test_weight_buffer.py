@@ -6,11 +6,15 @@ import sys
 import threading
 
 import numpy as np
+import pytest
 import torch
+from clustering import node_plan
 from torch import nn
 
+from rollmill.distributed import acting
 from rollmill.distributed.acting import BufferBoard, weight_bytes, weight_views
 from rollmill.distributed.weight_buffer import WeightBuffer
+from rollmill.models.acting.policy import TorchPolicy
 from rollmill.models.acting.weights import tensors_of
 
 
@@ -73,3 +77,18 @@ def test_a_board_over_a_buffer_gives_every_tensor_of_any_type() -> None:
     assert board.version == 9
     assert board.load_into(theirs) == 9
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(ours), tensors_of(theirs), strict=True))
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_a_node_computes_with_bfloat16_only_where_its_processor_has_units_for_it(
+    monkeypatch: pytest.MonkeyPatch, units: bool
+) -> None:
+    """Whatever the learner's GPU has."""
+    monkeypatch.setattr(acting, "has_fast_bfloat16", lambda: units)
+    for asked in (True, False):
+        plan = node_plan(bfloat16=asked)
+        weights = WeightBuffer(plan.weight_bytes, 0)
+        policy = acting.build_actor(plan, weights, lanes=4, seed=1)
+        assert isinstance(policy, TorchPolicy)
+        assert policy._dtype == (torch.bfloat16 if units and asked else None)
+        weights.block.close_fd()

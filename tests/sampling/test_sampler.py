@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,6 +283,25 @@ def test_counters_go_on_with_episodes_that_were_never_used(workers: int) -> None
     used = np.asarray(state["next_episode"])
     assert (segment["episode"][0] >= (used[:2] if workers == 2 else used.max())).all()
     assert second.frames > first.frames
+
+
+def test_a_sampler_that_is_idle_keeps_the_numbers_of_episodes_for_those_that_are_not() -> None:
+    """A run with workers of its own, then with nodes alone, and then with its own again."""
+
+    def counted(state: dict[str, Any] | None, idle: bool) -> dict[str, Any]:
+        sampler = Sampler(dataclasses.replace(plan_of("async", workers=1), idle=idle), [MarkPolicy(spec_of())])
+        if state is not None:
+            sampler.load_counters(state)
+        return sampler.counters()
+
+    nobody = counted(None, idle=True)
+    assert counted(nobody, idle=False)["next_episode"].tolist() == [1] * len(counted(None, False)["next_episode"])
+    played = counted(None, idle=False)
+    played["next_episode"] += 70
+    away = counted(counted(played, idle=True), idle=True)
+    assert away["next_episode"].tolist() == played["next_episode"].tolist()
+    back = counted(away, idle=False)["next_episode"]
+    assert (back > played["next_episode"]).all()
 
 
 def test_one_worker_per_core_by_default() -> None:

@@ -79,14 +79,14 @@ class RayCluster:
         del self.started[number]
 
     def listening(self) -> set[str]:
-        """Addresses that anything of the cluster listens on."""
+        """Addresses that anything of the cluster listens on; of IPv4 also where the socket is one of IPv6."""
         found = set()
         for file, _ in self.started:
             top = psutil.Process(Record.read(file).pid)
             for process in [top, *top.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     listening = (c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN)
-                    found |= {connection.laddr.ip for connection in listening}
+                    found |= {connection.laddr.ip.removeprefix("::ffff:") for connection in listening}
         return found
 
     def end(self) -> list[psutil.Process]:

@@ -27,8 +27,12 @@ killed one, so "the pid is alive" does not tell a leftover of our own pid from a
 _in_flight_lock = threading.Lock()
 
 
-def write_bytes(path: Path, chunks: Iterable[Chunk]) -> None:
-    """Replace ``path`` by the concatenated ``chunks``; each chunk is written before the next is asked for."""
+def write_bytes(path: Path, chunks: Iterable[Chunk], durable: bool = True) -> None:
+    """Replace ``path`` by the concatenated ``chunks``; each chunk is written before the next is asked for.
+
+    ``durable`` False leaves it to the system when the file gets to the disk: after a power cut it may be the old one,
+    or hold nothing.
+    """
     path = path.absolute()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _in_flight_lock:
@@ -40,7 +44,8 @@ def write_bytes(path: Path, chunks: Iterable[Chunk]) -> None:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -48,7 +53,8 @@ def write_bytes(path: Path, chunks: Iterable[Chunk]) -> None:
     finally:
         with _in_flight_lock:
             _in_flight.discard(temporary)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def create_bytes(path: Path, chunks: Iterable[Chunk], durable: bool = True) -> bool:
@@ -85,14 +91,14 @@ def create_bytes(path: Path, chunks: Iterable[Chunk], durable: bool = True) -> b
     return True
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, durable: bool = True) -> None:
     """Replace ``path`` by ``text`` in UTF-8."""
-    write_bytes(path, [text.encode("utf-8")])
+    write_bytes(path, [text.encode("utf-8")], durable)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, durable: bool = True) -> None:
     """Replace ``path`` by ``value`` as indented JSON; NaN and infinity are refused (they are not JSON)."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", durable)
 
 
 def sync_folder(folder: Path) -> None:

@@ -127,9 +127,7 @@ class Child:
     """
 
     def __init__(self, module: str, setup: object, environment: Mapping[str, str], inherit: Iterable[int] = ()) -> None:
-        setup_read, setup_write = os.pipe()
-        events_read, events_write = os.pipe()
-        output_read, output_write = os.pipe()
+        setup_read, setup_write, events_read, events_write, output_read, output_write = _pipes(3)
         try:
             self._process = start_module(
                 module,
@@ -239,6 +237,18 @@ class OutputLog:
     def close(self) -> None:
         if self._dropped:
             log.warning("%s: %d lines of output were not logged (too many)", self._name, self._dropped)
+
+
+def _pipes(count: int) -> list[int]:
+    """Both ends of each; none stays open where there are too few descriptors."""
+    found: list[int] = []
+    try:
+        for _ in range(count):
+            found += os.pipe()
+    except OSError:
+        _close(*found)
+        raise
+    return found
 
 
 def _close(*fds: int) -> None:

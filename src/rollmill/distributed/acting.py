@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmill.core.fields import Array
+from rollmill.core.machine import has_fast_bfloat16
 from rollmill.core.protocols import Policy
 from rollmill.distributed.messages import NodePlan
 from rollmill.distributed.weight_buffer import WeightBuffer
@@ -64,5 +65,6 @@ def build_actor(plan: NodePlan, weights: WeightBuffer, lanes: int, seed: int) ->
     found = weight_bytes(tensors_of(model))
     if found != plan.weight_bytes:
         raise ValueError(f"the network has {found:,} bytes here, and {plan.weight_bytes:,} at the learner")
-    dtype = torch.bfloat16 if plan.bfloat16 else None
+    # The learner's choice goes by its GPU; without units for it bfloat16 is many times slower than float32.
+    dtype = torch.bfloat16 if plan.bfloat16 and has_fast_bfloat16() else None
     return TorchPolicy(model, BufferBoard(weights), lanes, seed, dtype=dtype)

@@ -1,7 +1,10 @@
 """At most once: what has come from the incarnations of all nodes, and what is lost for good.
 
 A node numbers its segments 1, 2, 3, ... within an incarnation. No call is ever repeated, so a number comes once, later
-or never: what was passed over is lost, and counted. A number that has been there is refused.
+later or never: what was passed over is lost, and counted. A number that has been there is refused.
+
+What a node has finished since its last word is known to nobody when it dies, and in no count. An incarnation that was
+given up is not listened to: whatever of its segments is still under way was counted as lost when it was closed.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ class Account:
 
 @dataclass
 class Deliveries:
-    """Of all incarnations since the start. Every segment that was finished anywhere is in one of the counts."""
+    """Of all incarnations since the start. Every segment that a node has told of is in one of the counts, and in no
+    other; those that have not come yet, of incarnations that are open, are ``waiting``."""
 
     received: int = 0
     lost: int = 0
     """Finished on a node (as far as it told), and never received."""
     refused: int = 0
-    """Came a second time, or from an incarnation that had been given up: not used."""
+    """Came a second time, or from an incarnation that is not open: not used, and in no other count."""
 
     def __post_init__(self) -> None:
         self._open: dict[int, Account] = {}

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, Pipe
 
 from rollmill.core.process import Child
 from rollmill.distributed.link import Collected, Event
-from rollmill.distributed.local_link import Agent, LocalLink
+from rollmill.distributed.local_link import Agent, Line, LocalLink
 from rollmill.distributed.messages import Slots, Versions
 from rollmill.distributed.weight_buffer import Publication
 
@@ -51,10 +51,12 @@ class FakeNodes(LocalLink):
         """That have come."""
 
     def start(self, node: str, incarnation: int, order: bytes, versions: Versions, publication: Publication) -> None:
-        self._agents[node] = Agent(node, incarnation, self._child, self._channels[node])
+        self._agents[node] = Agent(node, incarnation, self._child, Line(self._channels.pop(node), self._wake))
 
     def end(self, node: str) -> None:
-        self._agents.pop(node, None)
+        agent = self._agents.pop(node, None)
+        if agent is not None:
+            agent.line.close()
 
     def events(self, timeout: float, wake: int) -> list[Event]:
         found = super().events(timeout, wake)
@@ -65,6 +67,7 @@ class FakeNodes(LocalLink):
         return found
 
     def close(self) -> None:
+        super().close()
         channels: list[Connection] = [*self._channels.values(), self.home]
         for channel in channels:
             channel.close()

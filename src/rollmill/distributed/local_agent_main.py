@@ -6,10 +6,12 @@ import contextlib
 import queue
 import sys
 import threading
+import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from rollmill.core.child import Parent, run_child
+from rollmill.core.exits import leave
 from rollmill.distributed.messages import Ask, Begin
 from rollmill.distributed.node_agent import NodeAgent
 from rollmill.distributed.weight_buffer import Publication
@@ -29,10 +31,16 @@ def serve(channel: Connection) -> None:
     sending = threading.Lock()
 
     def answer() -> None:
-        while True:
-            chunk = agent.collect(asked.get())
-            with sending:
-                channel.send(chunk)
+        try:
+            while True:
+                chunk = agent.collect(asked.get())
+                with sending:
+                    channel.send(chunk)
+        except BrokenPipeError:  # the gateway has gone: the other thread hears it
+            pass
+        except BaseException:  # noqa: BLE001 - else the gateway would wait for the answer for ever
+            traceback.print_exc()
+            leave(1)
 
     threading.Thread(target=answer, name="collect", daemon=True).start()
     with contextlib.suppress(EOFError, OSError):

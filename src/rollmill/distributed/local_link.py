@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
-from dataclasses import dataclass, field
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 
 from rollmill.core.process import Child
@@ -20,6 +23,68 @@ END_SECONDS = 0.0
 """Agents are ended at once; their samplers die with them, and the janitors of those clean up."""
 
 
+class Line:
+    """Messages to and from one agent, each way in a thread of its own.
+
+    A pipe holds less than the weights of a network: to an agent that has been stopped, in the middle of a message or
+    before, only its own threads wait. At most one publication waits to be sent: the newest.
+    """
+
+    def __init__(self, channel: Connection, wake: Callable[[], None]) -> None:
+        """``wake`` is called when something has come."""
+        self._channel, self._wake = channel, wake
+        self._change = threading.Condition()
+        self._to_send: deque[object] = deque()
+        self._came: deque[object] = deque()
+        self.lost = False
+        """Nothing comes any more."""
+        self._closed = False
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._send, self._receive)]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: object) -> None:
+        """Never waits."""
+        with self._change:
+            if isinstance(message, Publication):
+                self._to_send = deque(one for one in self._to_send if not isinstance(one, Publication))
+            self._to_send.append(message)
+            self._change.notify()
+
+    def take(self) -> list[object]:
+        """What has come."""
+        return [self._came.popleft() for _ in range(len(self._came))]
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        with socket.socket(fileno=os.dup(self._channel.fileno())) as ours, contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)  # wakes both threads, whatever they wait for
+        for thread in self._threads:
+            thread.join()
+        self._channel.close()
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the other thread hears it
+            while True:
+                with self._change:
+                    self._change.wait_for(lambda: self._to_send or self._closed)
+                    if self._closed:
+                        return
+                    message = self._to_send.popleft()
+                self._channel.send(message)
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._came.append(self._channel.recv())
+                self._wake()
+        except Exception:  # noqa: BLE001 - it has ended, or is not to be understood: no other answer will come
+            self.lost = True
+            self._wake()
+
+
 @dataclass
 class Agent:
     """One process."""
@@ -27,8 +92,7 @@ class Agent:
     node: str
     incarnation: int
     child: Child
-    channel: Connection
-    lost: bool = field(default=False)
+    line: Line
 
 
 class LocalLink:
@@ -37,6 +101,7 @@ class LocalLink:
     def __init__(self, count: int) -> None:
         self._names = [f"local-{number}" for number in range(count)]
         self._agents: dict[str, Agent] = {}
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def nodes(self) -> Collection[str]:
         return self._names
@@ -46,7 +111,7 @@ class LocalLink:
         setup = AgentSetup(theirs.fileno())
         child = Child("rollmill.distributed.local_agent_main", setup, os.environ, {theirs.fileno()})
         theirs.close()
-        self._agents[node] = Agent(node, incarnation, child, ours)
+        self._agents[node] = Agent(node, incarnation, child, Line(ours, self._wake))
         self._send(node, Begin(order, versions, publication))
 
     def collect(self, node: str, most: int) -> None:
@@ -58,39 +123,42 @@ class LocalLink:
     def end(self, node: str) -> None:
         agent = self._agents.pop(node, None)
         if agent is not None:
-            agent.channel.close()
+            agent.line.close()
             agent.child.end(END_SECONDS)
             agent.child.close()
 
     def events(self, timeout: float, wake: int) -> list[Event]:
-        by_channel = {agent.channel: agent for agent in self._agents.values() if not agent.lost}
-        failed = [agent for agent in self._agents.values() if agent.lost]
-        ready = wait([*by_channel, wake], 0 if failed else timeout)
-        found = [self._receive(by_channel[one]) for one in ready if isinstance(one, Connection)]
-        return found + [self._lose(agent) for agent in failed]
+        wait([self._woken, wake], timeout)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._woken)
+        found: list[Event] = []
+        for agent in list(self._agents.values()):
+            lost = agent.line.lost  # first: what came before that counts
+            found += [self._event(agent, answer) for answer in agent.line.take()]
+            if lost:
+                found.append(self._lose(agent))
+        return found
 
     def close(self) -> None:
         for node in list(self._agents):
             self.end(node)
+        os.close(self._woken)
 
     def pid(self, node: str) -> int:
         """Of the agent's process."""
         return self._agents[node].child.pid
 
     def _send(self, node: str, message: object) -> None:
-        agent = self._agents[node]
-        try:
-            agent.channel.send(message)
-        except OSError:
-            agent.lost = True
+        self._agents[node].line.send(message)
 
-    def _receive(self, agent: Agent) -> Event:
-        try:
-            answer = agent.channel.recv()
-        except (EOFError, OSError):
-            return self._lose(agent)
+    def _wake(self) -> None:
+        os.eventfd_write(self._woken, 1)
+
+    @staticmethod
+    def _event(agent: Agent, answer: object) -> Event:
         if isinstance(answer, Chunk):
             return Collected(agent.node, agent.incarnation, answer)
+        assert isinstance(answer, int)
         return Refreshed(agent.node, agent.incarnation, answer)
 
     def _lose(self, agent: Agent) -> Failure:

@@ -19,8 +19,9 @@ from typing import Literal
 
 Stage = Literal["starting", "sampling", "resting", "refused"]
 
-INCARNATIONS_EACH = 1000
-"""Numbers that one gateway may give; the next one begins with the next thousand."""
+INCARNATIONS_EACH = 100_000
+"""Numbers that one gateway may give; the next one begins with the next so many. Enough for two hundred starts on each
+of ``settings.MOST_NODES`` seats; and the numbers of episodes of 90,000 gateways are below 2**63 (``core.seeds``)."""
 FIRST_REST, LONGEST_REST = 1.0, 60.0
 """Seconds before a node that has failed is tried again; doubled with each failure."""
 PROVEN_SECONDS = 60.0

@@ -61,6 +61,7 @@ class NodePlan:
     """The branch that environments grow from."""
     action_seeds: Seeds
     bfloat16: bool
+    """The learner computes with it; a node does so where its processor has units for it."""
     weight_bytes: int
     workers_before: int
     """Workers of the learner's own machine."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core import given
-from rollmill.core.errors import ConfigError
+from rollmill.core.errors import ConfigError, error_text, trace_text
 from rollmill.core.process import Child
 from rollmill.core.slots import Arena, SharedBlock
 from rollmill.distributed.group_codec import GroupCodec
@@ -153,8 +153,11 @@ class NodeAgent:
         """Everything about the process happens in this one thread."""
         try:
             self._run_sampler(order)
-        except OSError as error:  # no process, no memory, no descriptors
-            self._end("failed", f"its sampler cannot be started: {error}")
+        except Exception as error:  # noqa: BLE001 - no process, no memory, a message that cannot be read: it is told
+            with self._change:
+                self._words += trace_text(error).splitlines()
+                self._end("failed", f"its agent failed: {error_text(error)}")
+                self._change.notify_all()
 
     def _run_sampler(self, order: NodeOrder) -> None:
         assert self._weights is not None
@@ -164,17 +167,27 @@ class NodeAgent:
         environment = {**ONE_THREAD, **os.environ}
         child = Child("rollmill.distributed.node_sampler_main", setup, environment, {theirs.fileno(), block.fd})
         theirs.close()
-        lease = order.plan.lease
+        with contextlib.closing(child):
+            try:
+                self._attend(child, order)
+            finally:
+                self._channel.close()  # the sampler ends when nobody is there
+                child.end(END_SECONDS)
+            self._listen(child)
+            self._tell_the_end(child)
+
+    def _attend(self, child: Child, order: NodeOrder) -> None:
+        """Until the sampler has ended, or is to end."""
+        assert self._channel is not None
         while not self._stopping.is_set() and child.alive:
             if self._channel.poll(LOOK_SECONDS):
                 self._hear(child, order)
-            if time.monotonic() - self._heard < lease:
+            if time.monotonic() - self._heard < order.plan.lease:
                 self._say(Alive())
             self._listen(child)
         self._hear(child, order)
-        self._channel.close()  # the sampler ends when nobody is there
-        child.end(END_SECONDS)
-        self._listen(child)
+
+    def _tell_the_end(self, child: Child) -> None:
         with self._change:
             last = f"; it said: {child.last_lines[-1]}" if child.last_lines else ""
             for event in child.read_events():
@@ -182,7 +195,6 @@ class NodeAgent:
                 # Wrong settings will be wrong the next time, too.
                 self._end("refused" if child.code == ConfigError.exit_code else "failed", event["error"])
             self._end("failed", f"its sampler (pid {child.pid}) {child.how_it_ended()}{last}")
-        child.close()
 
     def _hear(self, child: Child, order: NodeOrder) -> None:
         assert self._channel is not None

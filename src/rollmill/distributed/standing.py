@@ -63,8 +63,9 @@ class RunStanding:
     refused: int
     nodes: Sequence[NodeStanding] = ()
 
-    def write(self, folder: Path) -> None:
-        atomic.write_json(folder / FILE, asdict(self))
+    def write(self, folder: Path, durable: bool = True) -> None:
+        """``durable``: it is on the disk when this returns (``core.atomic``)."""
+        atomic.write_json(folder / FILE, asdict(self), durable)
 
     @classmethod
     def read(cls, folder: Path) -> RunStanding:

@@ -7,7 +7,7 @@ settings allow. The loop around it does not know: to it, this learner takes in s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ class OffPolicyAppo(Appo):
     ) -> None:
         super().__init__(model, board, settings[0], seed, policy_id)
         self.buffer = SegmentBuffer(settings[1], batch, seed)
+        self.goes_on: Callable[[], bool] = lambda: True
+        """Asked before every further batch of a call, of which there may be thousands (a table that fills again after a
+        resume): the run looks after what must not wait so long. False: the run is over, and the call ends here."""
+        self._over = False
         self._by_priority = not {settings[1].sampler, settings[1].remover}.isdisjoint(BY_PRIORITY)
 
     def train(self, segments: Mapping[str, Any], progress: float = 0.0) -> dict[str, float]:
@@ -44,6 +48,8 @@ class OffPolicyAppo(Appo):
         for lane in lanes.tolist():
             while not self.buffer.may_add() and self._replay(reports, progress):
                 pass
+            if self._over:
+                break
             segment = {name: x[:, lane] for name, x in segments.items()}
             self.buffer.add(segment, self._priority(segment))
         while self._replay(reports, progress) and self.buffer.repeats:
@@ -64,6 +70,9 @@ class OffPolicyAppo(Appo):
             return False
         if reports:
             self.publish()  # what the last batch taught; the loop publishes after the last one
+            self._over = not self.goes_on()
+            if self._over:
+                return False
         reports.append(super().train(self.buffer.draw(), progress))
         return True
 

@@ -230,6 +230,8 @@ class Sampler:
         """Segments that each group has filled (``SamplerPlan.even``)."""
         self._short_since: float | None = None
         """When some groups became ready, but fewer than wanted."""
+        self._kept_episodes: Array | None = None
+        """What an idle sampler was told of unused episode numbers, for a session that samples here again."""
 
     @property
     def variables(self) -> dict[str, float]:
@@ -510,15 +512,18 @@ class Sampler:
 
     def counters(self) -> dict[str, Any]:
         """What survives when the envs themselves cannot be continued: counts and unused episode numbers."""
-        return {**self._counts(), "next_episode": self.box.next_episode + 1}
+        used = self.box.next_episode + 1 if self._kept_episodes is None else self._kept_episodes
+        return {**self._counts(), "next_episode": used}
 
     def load_counters(self, state: Mapping[str, Any]) -> None:
         """Count on from an earlier session; call before ``start``. Envs begin with fresh episodes."""
         self._load_counts(state)
         # With another number of envs, every env starts beyond all episodes that were ever used.
         used = state["next_episode"]
+        if self.plan.idle:
+            self._kept_episodes = used
         same = used.shape == self.box.next_episode.shape
-        self.box.next_episode[:] = used if same else int(used.max())
+        self.box.next_episode[:] = used if same else int(used.max(initial=0))
 
     def _counts(self) -> dict[str, Any]:
         report = self.pool.report

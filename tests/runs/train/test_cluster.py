@@ -4,6 +4,7 @@ something dies.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +28,24 @@ from rollmill.core.config.load import load_config
 from rollmill.core.config.plain import to_dict
 from rollmill.core.errors import ClusterError, ConfigError
 from rollmill.core.model_pool import ModelPool
+from rollmill.core.process import Child
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.seeds import INCARNATION_EPISODES
+from rollmill.distributed.membership import INCARNATIONS_EACH
+from rollmill.distributed.messages import GatewaySetup, NodeState
 from rollmill.distributed.standing import FILE, RunStanding
 from rollmill.envs.make import make_env
+from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig, check
+from rollmill.runs.train import cluster
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer, Trajectory
 
 LOCAL_NODES = ("cluster=local", *NODES)
+FIRST = INCARNATIONS_EACH
+"""Of the incarnations that a run's first gateway gives."""
 
 
 def kill_gateway(until: Until) -> bool:
@@ -76,7 +87,7 @@ def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_pat
     _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until, agreed])
     assert agreed.times
     assert until.workers == {0, 1, 2}
-    assert until.incarnations == {0, 1000, 1001}
+    assert until.incarnations == {0, FIRST, FIRST + 1}
     stored = check_stored(folder.data, seen)
     assert {env // 4 for env, *_ in stored} == {0, 1, 2}, "lanes of the learner's worker and of one on each node"
     rows = list(read_jsonl(folder.metrics))
@@ -96,13 +107,76 @@ def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_pat
 
 def test_a_gateway_that_is_killed_costs_what_was_under_way_and_no_episode_is_played_twice(tmp_path: Path) -> None:
     def again(until: Until) -> bool:
-        return {2000, 2001} <= until.incarnations and until.since > 20
+        return {2 * FIRST, 2 * FIRST + 1} <= until.incarnations and until.since > 20
 
     seen, until = Seen(), Until(both_sample, kill_gateway, again)
     _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until])
     assert until.row["cluster/gateway_restarts"] == 1
     check_stored(folder.data, seen)
     assert re.search("the gateway .*SIGKILL.*; training goes on", folder.log.read_text())
+
+
+def test_a_gateway_that_stands_still_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alive, and silent: nothing but the time since its last word tells."""
+    monkeypatch.setattr(cluster, "SILENT_SECONDS", 0.0)
+    timeout = 3.0
+
+    def stop_gateway(until: Until) -> bool:
+        os.kill(until.gateways[-1], signal.SIGSTOP)
+        return True
+
+    def again(until: Until) -> bool:
+        return len(until.gateways) > 1 and max(until.incarnations) >= 2 * FIRST
+
+    until = Until(both_sample, stop_gateway, again)
+    words = (*MARKER, *LOCAL_NODES, f"cluster.node_timeout={timeout}", *ENDLESS)
+    _, folder = train_here(tmp_path, *words, observers=[until])
+    said = folder.log.read_text()
+    silence = re.search(r"the gateway \(pid (\d+)\) has said nothing for (\d+) s: it is killed", said)
+    assert silence is not None
+    assert int(silence[1]) == until.gateways[0]
+    assert int(silence[2]) >= 3 * timeout
+    assert until.row["cluster/gateway_restarts"] >= 1
+
+
+class LongStep(Observer):
+    """Nobody looked at the nodes for longer than the run's patience; then the gateway dies."""
+
+    def __init__(self) -> None:
+        self.restarts = -1
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        nodes = run.cluster
+        assert nodes is not None
+        if self.restarts < 0:
+            nodes._last_node -= 10 * LIMIT_SECONDS
+            told = nodes._told
+            wait_until(lambda: nodes._told > told, what="another word of the gateway")
+            self.restarts = nodes.restarts
+            assert nodes._child is not None
+            nodes._child.end()
+        elif nodes.restarts > self.restarts:
+            run.stop("the test has seen enough")
+
+
+def test_a_long_training_step_is_no_silence_of_the_nodes(tmp_path: Path) -> None:
+    """They were heard of meanwhile, so the run's patience begins when the gateway dies."""
+    alone = ("cluster.local_workers=false", f"cluster.patience={LIMIT_SECONDS}")
+    step = LongStep()
+    train_here(tmp_path, *MARKER, *LOCAL_NODES, *alone, *ENDLESS, observers=[step])
+    assert step.restarts == 0
+
+
+def test_what_a_gateway_says_and_nobody_understands_ends_the_run(tmp_path: Path) -> None:
+    class Break(Observer):
+        def on_start(self, run: OnlineRun) -> None:
+            def refuse(slot: int, group: int) -> None:
+                raise IndexError(f"there is no group {group}")
+
+            run.parts.sampler.admit = refuse  # type: ignore[method-assign]
+
+    with pytest.raises(IndexError, match="there is no group"):
+        train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, observers=[Break()])
 
 
 def test_a_run_that_goes_on_gives_incarnations_that_were_never_given(tmp_path: Path) -> None:
@@ -117,9 +191,88 @@ def test_a_run_that_goes_on_gives_incarnations_that_were_never_given(tmp_path: P
         observers=[second := Until(lambda u: u.count > 4)],
         mode="resume",
     )
-    assert (first.incarnations, second.incarnations) == ({1000}, {2000})
+    assert (first.incarnations, second.incarnations) == ({FIRST}, {2 * FIRST})
     assert first.workers == second.workers == {0}, "no worker but the node's"
     assert json.loads((folder.path / "cluster.json").read_text())["gateways"] == 2
+
+
+def test_a_gateway_that_cannot_be_started_is_tried_again_and_its_numbers_are_on_the_disk_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At first the disk is full, then there are no processes left, then all is well."""
+    write, written = RunStanding.write, list[int]()
+    started, pipes = list[int](), list[Any]()
+
+    def fill(self: RunStanding, folder: Path, durable: bool = True) -> None:
+        if durable and not written:
+            written.append(0)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, folder, durable)
+        if durable:
+            written.append(self.gateways)
+
+    def start(module: str, setup: GatewaySetup, *more: Any) -> Child:
+        started.append(setup.first_incarnation)
+        assert started[-1] == written[-1] * FIRST
+        assert json.loads((tmp_path / "x" / "run" / FILE).read_text())["gateways"] == written[-1]
+        if len(started) == 1:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return Child(module, setup, *more)
+
+    def pipe() -> Any:
+        pipes.append(Pipe())
+        return pipes[-1]
+
+    monkeypatch.setattr(RunStanding, "write", fill)
+    monkeypatch.setattr(cluster, "Child", start)
+    monkeypatch.setattr(cluster, "Pipe", pipe)
+    until = Until(both_sample)
+    _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, observers=[until])
+    assert written == [0, 2, 3], "only a start waits for the disk"
+    assert started == [2 * FIRST, 3 * FIRST]
+    assert until.row["cluster/gateway_restarts"] == 1
+    assert [end.closed for ends in pipes[:-1] for end in ends] == [True, True]
+    said = re.findall("the gateway cannot be started: (.*); it is tried again", folder.log.read_text())
+    assert [why.partition("] ")[2] for why in said] == ["No space left on device", "Resource temporarily unavailable"]
+
+
+def test_without_its_file_a_run_knows_from_the_checkpoint_which_incarnations_were_given(tmp_path: Path) -> None:
+    """Also when a session without nodes came in between."""
+    alone = (*MARKER, *LOCAL_NODES, "cluster.nodes=1", *ENDLESS)
+    _, folder = train_here(tmp_path, *alone, observers=[Until(lambda u: u.count > 4)])
+    (folder.path / FILE).unlink()
+    train_here(tmp_path, *MARKER, *ENDLESS, observers=[Played()], mode="resume")
+    assert not (folder.path / FILE).exists()
+    train_here(tmp_path, *alone, observers=[until := Until(lambda u: u.count > 4)], mode="resume")
+    assert until.incarnations - {0} == {2 * FIRST}
+
+
+class Played(Observer):
+    """Which episodes the run's own envs play, by lane."""
+
+    def __init__(self) -> None:
+        self.episodes: set[tuple[int, int]] = set()
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        for trajectory in run.trajectories():
+            for k, lane in enumerate(trajectory.lanes):
+                self.episodes |= {(lane, int(episode)) for episode in np.unique(trajectory.episodes[:, k])}
+        if iteration % 20 == 0:
+            run.stop("the test has seen enough")
+
+
+def test_own_workers_go_on_after_a_session_of_nodes_alone_with_episodes_that_nobody_has_played(tmp_path: Path) -> None:
+    alone = (*LOCAL_NODES, "cluster.local_workers=false", "cluster.nodes=1")
+    first, away, back = sessions = (Played(), Played(), Played())
+    for played, words in zip(sessions, ((), alone, ()), strict=True):
+        mode = "new" if played is first else "resume"
+        train_here(tmp_path, *MARKER, *words, *ENDLESS, observers=[played], mode=mode)
+    lanes = {lane for lane, _ in first.episodes}
+    assert {lane for lane, _ in back.episodes} == lanes
+    assert not first.episodes & back.episodes
+    for lane in lanes:
+        assert min(e for where, e in back.episodes if where == lane) > max(e for at, e in first.episodes if at == lane)
+    assert min(episode for _, episode in away.episodes) >= FIRST * INCARNATION_EPISODES
 
 
 class Told(Observer):
@@ -172,6 +325,42 @@ def test_replay_pool_and_variables_work_with_nodes(tmp_path: Path) -> None:
     models = ModelPool(folder.pool).entries()
     assert len(models) == 3
     assert models[-1].version == told.counts["sampled"] / 4 == saved_state(folder)["learners"][0]["version"]
+
+
+class Endless(Observer):
+    """When its nodes sample, a training step begins that does not end."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.published: list[float] = []
+
+    def on_training_step(self, run: OnlineRun, iteration: int) -> None:
+        learner, nodes = run.parts.learners[0], run.cluster
+        assert isinstance(learner, OffPolicyAppo)
+        assert nodes is not None
+        if self.published or not nodes.metrics()["cluster/nodes"]:
+            return
+        self.published.append(nodes.metrics()["cluster/publications"])
+        draw = learner.buffer.draw
+
+        def count() -> dict[str, Any]:
+            self.batches += 1
+            if nodes.metrics()["cluster/publications"] > self.published[0] + 3 and len(self.published) == 1:
+                self.published.append(nodes.metrics()["cluster/publications"])
+                signal.raise_signal(signal.SIGTERM)
+            return draw()
+
+        learner.buffer.draw = count  # type: ignore[method-assign]
+        learner.buffer.table.limiter.sampled -= 10**9  # as after a resume, when the table had to fill again
+
+
+def test_within_a_training_step_of_many_batches_nodes_get_weights_and_signals_are_heard(tmp_path: Path) -> None:
+    endless = Endless()
+    words = (*LOCAL_NODES, "cluster.nodes=1", "learning.targets=vtrace", "replay.capacity=100")
+    outcome, _ = train_here(tmp_path, *MARKER, *words, *ENDLESS, observers=[endless])
+    assert outcome.reason == "SIGTERM received"
+    assert len(endless.published) == 2
+    assert endless.batches > 3
 
 
 class Judged(Observer):
@@ -245,7 +434,7 @@ def test_faults_of_environments_on_a_node_are_counted_and_named_at_the_learner(t
     env = ("env=faulty_envs:EachOnce", f"env.args.deeds={deeds}", f"env.args.folder={tmp_path}")
     _, folder = train_here(tmp_path, *words, *env, *ENDLESS, observers=[Wait()])
     log = folder.log.read_text()
-    where = r"node local-0: .*env {} \(faulty_envs:EachOnce\) {} .*seed \d+, episode 1000\d{{9}}, step \d"
+    where = r"node local-0: .*env {} \(faulty_envs:EachOnce\) {} .*seed \d+, episode 100000\d{{9}}, step \d"
     for number, how in ((0, "failed in step"), (1, "failed in step"), (2, "hangs in step")):  # within the node
         assert re.search(where.format(number, how), log), (number, log)
     row = rows_of(folder)[-1]
@@ -255,6 +444,34 @@ def test_faults_of_environments_on_a_node_are_counted_and_named_at_the_learner(t
 def test_nodes_that_are_missing_end_the_run_with_their_reason(tmp_path: Path) -> None:
     words = ("cluster=local", "cluster.nodes=1", "cluster.start_timeout=0.2", "env=toy_target", *ENDLESS)
     with pytest.raises(ClusterError, match=r"cluster.nodes=1: 0 sample after cluster.start_timeout=0.2 s; "):
+        train_here(tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("third", "said"),
+    [
+        (None, "no other node is there"),
+        (("starting", ""), "gamma starting"),
+        (("refused", "it has torch 1.0 (the learner has 2.0)"), "gamma refused: it has torch 1.0"),
+    ],
+)
+def test_two_nodes_of_three_end_the_run_with_what_is_said_of_the_third(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: tuple[str, str] | None, said: str
+) -> None:
+    told = [("alpha", "sampling", ""), ("beta", "sampling", ""), *([("gamma", *third)] if third else [])]
+    nodes = [
+        NodeState(*(name, seat, FIRST + seat, *how), 0, 0, 0, 0.0, 0.0, 0) for seat, (name, *how) in enumerate(told)
+    ]
+
+    def tell(self: cluster.Cluster) -> bool:
+        """In the place of a gateway."""
+        self._take_state(replace(cluster.NOTHING, nodes=tuple(nodes)))
+        return True
+
+    monkeypatch.setattr(cluster.Cluster, "_try_to_spawn", tell)
+    words = ("cluster=local", "cluster.nodes=3", "cluster.start_timeout=0.2", "env=toy_target", *ENDLESS)
+    beginning = r"cluster.nodes=3: 2 sample after cluster.start_timeout=0.2 s; "
+    with pytest.raises(ClusterError, match=beginning + re.escape(said)):
         train_here(tmp_path, *words)
 
 

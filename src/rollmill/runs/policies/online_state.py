@@ -30,6 +30,7 @@ STATE_SHAPE: Shape = {
     "ranks?": [INTS],
     "reporter": MAPPING,
     "recorder?": {str: int},
+    "cluster?": {str: int},
     "observers?": [{"name": str, "saved": MAPPING}],
 }
 """What going on needs besides."""

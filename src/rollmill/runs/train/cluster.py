@@ -1,7 +1,7 @@
 """A run's end of its cluster: the gateway's process, the slots it fills, the weights it takes out (``distributed``).
 
-Nothing here imports Ray or waits for a node. The gateway is watched and started anew when it dies; what was under way
-is lost and counted, and the run goes on with what it has.
+Nothing here imports Ray or waits for a node. The gateway is watched and started anew when it dies or stands still; what
+was under way is lost and counted, and the run goes on with what it has.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ WRITE_SECONDS = 2.0
 LONGEST_REST = 30.0
 """Seconds between two starts of a gateway that keeps dying."""
 END_SECONDS = 10.0
+SILENT_SECONDS = 30.0
+"""At least so long a gateway may say nothing of how nodes stand: it does so twice a second."""
+TIMEOUTS = 3
+"""``cluster.node_timeout`` as often, if that is longer."""
 
 
 def node_sampling(config: TrainConfig) -> SamplingSettings:
@@ -143,7 +147,9 @@ class Cluster:
         """Of the gateway."""
         self.received = 0
         """Segments of nodes, in this session."""
-        self._retry_at = self._started = self._last_node = self._saved = time.monotonic()
+        self._retry_at = self._started = self._last_node = self._saved = self._told = time.monotonic()
+        self._failure: BaseException | None = None
+        """What has ended the reader's thread, if it was not the gateway's end."""
         self._complete = self._stopped = False
         self._gateways = self._saved_gateways()
         """Of this run, over all its sessions."""
@@ -160,15 +166,15 @@ class Cluster:
         announce(self._config, self._parts.sampler.plan, self._plan)
         self._started = self._last_node = time.monotonic()
         self._write_weights(frames)
-        self._spawn()
+        self._try_to_spawn()
 
     def tick(self, frames: int) -> None:
         """Once a turn of the training loop: publish, look after the gateway, raise ClusterError when it is hopeless."""
+        if self._failure is not None:
+            raise self._failure
         self._write_weights(frames)
         self._look_after()
         now, sampling = time.monotonic(), self._sampling()
-        if sampling:
-            self._last_node = now
         self._complete |= len(sampling) >= self._settings.nodes
         if not self._complete and now - self._started > self._settings.start_timeout:
             raise ClusterError(
@@ -195,6 +201,13 @@ class Cluster:
             self._save(time.monotonic())
         self._output.close()
         self._weights.block.close_fd()
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps, for a session that does not find ``cluster.json``."""
+        return {"gateways": self._gateways}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        self._gateways = max(self._gateways, state.get("gateways", 0))
 
     def counts(self) -> dict[str, int]:
         """What nodes have counted in this session, by the names of ``rank_sync.COUNTERS``; steps are the sampler's."""
@@ -257,57 +270,93 @@ class Cluster:
 
     def _hear(self, channel: Connection) -> None:
         """The reader's thread: until the gateway has gone, and what it has sent is taken in."""
-        sampler = self._parts.sampler
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
-                message = channel.recv()
-                if isinstance(message, Admitted):
-                    with self._lock:
-                        self._away.discard(message.slot)
-                    sampler.admit(message.slot, message.group)
-                    self.received += 1
-                elif isinstance(message, State):
-                    self._take_state(message)
-                elif isinstance(message, Said):
-                    log.log(message.level, "%s", message.text)
-                elif isinstance(message, Ended):
-                    for lane, number, stats in message.extras:
-                        sampler.pool.report.note_episode(lane, number, stats)
+                self._take(channel.recv())
+        except (EOFError, OSError):
+            pass
+        except BaseException as error:  # noqa: BLE001 - tick raises it; without a reader the gateway would wait for ever
+            self._failure = error
+
+    def _take(self, message: object) -> None:
+        sampler = self._parts.sampler
+        if isinstance(message, Admitted):
+            with self._lock:
+                self._away.discard(message.slot)
+            sampler.admit(message.slot, message.group)
+            self.received += 1
+        elif isinstance(message, State):
+            self._take_state(message)
+        elif isinstance(message, Said):
+            log.log(message.level, "%s", message.text)
+        elif isinstance(message, Ended):
+            for lane, number, stats in message.extras:
+                sampler.pool.report.note_episode(lane, number, stats)
 
     def _take_state(self, state: State) -> None:
-        rates = self._rates.hear(state.nodes, time.monotonic())
+        now = time.monotonic()
+        rates = self._rates.hear(state.nodes, now)
         self._state, self._problem, self._received_when_told = state, "", self.received
         self._nodes = [standing_of(node, rates[node.incarnation]) for node in state.nodes]
+        self._told = now
+        if self._sampling():  # here, not in tick: a training step may be longer than cluster.patience
+            self._last_node = now
 
     # -- the gateway's process -----------------------------------------------------------------
 
-    def _spawn(self) -> None:
+    def _try_to_spawn(self) -> bool:
+        """Whether there is another gateway; else it is tried again after a rest."""
+        try:
+            self._spawn(self._next_incarnation())
+        except OSError as error:  # a full disk, no process, no descriptors
+            rest = self._rest()
+            self._problem = f"the gateway cannot be started: {error}"
+            log.error("%s; it is tried again in %.1f s", self._problem, rest)
+            return False
+        return True
+
+    def _rest(self) -> float:
+        """Another one has failed: how long until the next is started."""
+        rest = min(LONGEST_REST, 0.5 * 2.0 ** min(self._deaths.add() - 1, 8))
+        self._retry_at = time.monotonic() + rest
+        return rest
+
+    def _spawn(self, first_incarnation: int) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            try:
+                self._child = self._start_gateway(first_incarnation, theirs)
+            except BaseException:
+                ours.close()
+                raise
+        self._told = time.monotonic()
+        with self._lock:
+            self._channel = ours
+            self._send(sorted(self._away))
+        self._reader = threading.Thread(target=self._hear, args=(ours,), name="gateway", daemon=True)
+        self._reader.start()
+
+    def _start_gateway(self, first_incarnation: int, channel: Connection) -> Child:
         sampler, weights = self._parts.sampler, self._weights.block
-        self._channel, theirs = Pipe()
         arena = sampler.arena
         setup = GatewaySetup(
             plan=self._plan,
             settings=self._settings,
-            first_incarnation=self._next_incarnation(),
+            first_incarnation=first_incarnation,
             first_group=sampler.plan.groups,
             layout=arena.layout,
             slots=arena.slots,
             arena=(arena.block.fd, arena.block.nbytes),
             weights=(weights.fd, weights.nbytes),
-            channel=theirs.fileno(),
+            channel=channel.fileno(),
         )
         inherit = {setup.arena[0], setup.weights[0], setup.channel}
-        self._child = Child("rollmill.distributed.gateway_main", setup, self._environment, inherit)
-        theirs.close()
-        with self._lock:
-            self._send(sorted(self._away))
-        self._reader = threading.Thread(target=self._hear, args=(self._channel,), name="gateway", daemon=True)
-        self._reader.start()
+        return Child("rollmill.distributed.gateway_main", setup, self._environment, inherit)
 
     def _next_incarnation(self) -> int:
-        """Numbers that no gateway of this run has ever given, whatever ended it: written down before they are used."""
+        """Numbers that no gateway of this run has ever given, whatever ended it: on the disk before they are used."""
         self._gateways += 1
-        self._save(time.monotonic())
+        self._write(time.monotonic(), durable=True)
         return self._gateways * INCARNATIONS_EACH
 
     def _saved_gateways(self) -> int:
@@ -326,17 +375,14 @@ class Cluster:
         child = self._child
         if child is None:
             if time.monotonic() >= self._retry_at:
-                self.restarts += 1
-                self._spawn()
+                self.restarts += self._try_to_spawn()
             return
         self._output.write(child.read_output())
-        if child.alive:
+        if child.alive and not self._stands_still(child):
             return
         events = child.read_events()
         self._end_gateway(0.0)
-        deaths = self._deaths.add()
-        rest = min(LONGEST_REST, 0.5 * 2.0 ** min(deaths - 1, 8))
-        self._retry_at = time.monotonic() + rest
+        rest = self._rest()
         said = [str(event["trace"] or event["error"]) for event in events]
         for text in said:
             log.error("the gateway failed: %s", text)
@@ -344,6 +390,19 @@ class Cluster:
         log.warning(
             "the gateway %s; training goes on, all nodes are started anew in %.1f s", child.how_it_ended(), rest
         )
+
+    def _stands_still(self, child: Child) -> bool:
+        """Whether the gateway has said nothing for too long: it is alive, and serves nobody."""
+        allowed = max(SILENT_SECONDS, TIMEOUTS * self._settings.node_timeout)
+        if self._state is NOTHING:  # it starts: Python, Ray, the way to the cluster's head
+            allowed = max(allowed, self._settings.start_timeout)
+        silent = time.monotonic() - self._told
+        if silent < allowed:
+            return False
+        if self._channel is not None and self._channel.poll():  # it was this process that had no time to read
+            return False
+        log.error("the gateway (pid %d) has said nothing for %.0f s: it is killed", child.pid, silent)
+        return True
 
     def _end_gateway(self, patience: float) -> None:
         assert self._child is not None
@@ -382,9 +441,15 @@ class Cluster:
         return "; ".join(f"{node.node} {node.stage}{node.reason and f': {node.reason}'}" for node in others)
 
     def _save(self, now: float) -> None:
-        """For ``rollmill cluster status``, and for the next session."""
+        """For ``rollmill cluster status``. Not waiting for the disk: the training does not go on meanwhile."""
+        try:
+            self._write(now, durable=False)
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._folder / FILE, error)
+
+    def _write(self, now: float, durable: bool) -> None:
         self._saved = now
-        totals = self._totals()
+        totals, since = self._totals(), now - self._told
         standing = RunStanding(
             gateways=self._gateways,
             address=self._settings.address,
@@ -394,12 +459,9 @@ class Cluster:
             received=self.received,
             lost=totals.lost,
             refused=totals.refused,
-            nodes=self._nodes,
+            nodes=[replace(node, heard=round(node.heard + since, 2)) for node in self._nodes],
         )
-        try:
-            standing.write(self._folder)
-        except OSError as error:
-            log.error("%s cannot be written: %s", self._folder / FILE, error)
+        standing.write(self._folder, durable)
 
 
 @contextlib.contextmanager

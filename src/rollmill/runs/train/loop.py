@@ -100,7 +100,12 @@ class OnlineRun:
         self._observers_saved: Sequence[Mapping[str, Any]] = []
         """What the loaded checkpoint holds of observers: name and state."""
         self._observers_are_set = False
-        self._timed = [own for own in self._learners if isinstance(own, OffPolicyAppo) and own.buffer.timed]
+        self._cluster_saved: Mapping[str, int] = {}
+        """What the loaded checkpoint holds of nodes: a session without any keeps it for the next."""
+        replaying = [own for own in self._learners if isinstance(own, OffPolicyAppo)]
+        for own in replaying:
+            own.goes_on = self._goes_on
+        self._timed = [own for own in replaying if own.buffer.timed]
         self._rank_sync = RankSync(parts.ranks, parts.sampler, parts.learners)
         self._patience = min(PATIENCE, config.replay.clock_seconds)
         self._dropped = 0
@@ -271,6 +276,12 @@ class OnlineRun:
         """Let environments that ask for it know how far the run is: the same number on every rank."""
         if PROGRESS in self.config.env.variables:
             self.parts.sampler.set_variable(PROGRESS, progress)
+
+    def _goes_on(self) -> bool:
+        """Between two batches of one training step: nodes get weights, and signals are heard."""
+        if self.cluster is not None:
+            self.cluster.tick(self.frames)
+        return not self.life.over(lambda: "")
 
     def _over(self) -> bool:
         return self._rank_sync.leads and self.life.over(self._limit)
@@ -499,6 +510,7 @@ class OnlineRun:
             **({} if self.selfplay is None else {"selfplay": self.selfplay.state()}),
             "observers": self._observer_states(),
             "recorder": asdict(self.recorder.drops.plus(self.recorder.counts())) if self.recorder else {},
+            "cluster": self._cluster_saved if self.cluster is None else self.cluster.state(),
         }
 
     def _observer_states(self) -> Sequence[Mapping[str, Any]]:
@@ -538,6 +550,9 @@ class OnlineRun:
         if self.recorder is not None:
             with restoring(path, "recorder"):
                 self.recorder.drops = DropCounts(**state.get("recorder", {}))
+        self._cluster_saved = state.get("cluster", {})
+        if self.cluster is not None:
+            self.cluster.load_state(self._cluster_saved)
         with restoring(path, "sampler"):
             check_shape(state["sampler"], EXACT_SHAPE if state["policies"] else COUNTERS_SHAPE)
             if not state["policies"] or not self._can_replay(state):
