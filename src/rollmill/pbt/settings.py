@@ -62,8 +62,8 @@ class PbtSettings:
     """A member with fewer episodes is neither replaced nor copied."""
 
     significance: float = 0.05
-    """A member is replaced only where chance alone would make it look so much worse in less than this share of cases;
-    0.5: wherever it looks worse."""
+    """In at most this share of the rounds chance alone replaces anybody, where all members are equally good; 1: a member
+    is replaced wherever it looks worse."""
 
     replace_fraction: float = 0.3
     """Share of the members that count as the best, and as the worst (rounded up)."""
@@ -110,7 +110,7 @@ class PbtSettings:
             raise ValueError("patience, episodes and min_episodes must be at least 1")
         if self.min_episodes > self.episodes:
             raise ValueError(f"min_episodes={self.min_episodes} are more than the episodes={self.episodes} looked at")
-        for name, highest in (("replace_fraction", 0.5), ("significance", 0.5)):
+        for name, highest in (("replace_fraction", 0.5), ("significance", 1.0)):
             if not 0 < getattr(self, name) <= highest:
                 raise ValueError(f"{name} must be above 0 and at most {highest:g}")
         for name in ("mutation_rate", "resample_rate"):

@@ -55,7 +55,7 @@ def test_the_worst_go_on_from_the_best_and_every_decision_has_its_evidence(whole
             Evidence(own["objective"], own["error"], own["episodes"])
             for own in (entry["members"][move["member"]], entry["members"][move["from"]])
         )
-        assert chance(donor, taker) < 0.05
+        assert chance(donor, taker, pairs=4 * 3) < 0.05
         assert min(taker.episodes, donor.episodes) >= 5
         old, new = move["settings"][RATE]
         assert old == entry["members"][move["member"]]["settings"][RATE]
