@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import check_shape
+from rollmill.pbt import population as rules
+from rollmill.pbt.bandit import propose
 from rollmill.pbt.evidence import Evidence, Gate, chance
 from rollmill.pbt.population import Population
 from rollmill.pbt.select import multi_frequency, pairs, truncation
@@ -199,6 +202,26 @@ def test_pb2_goes_where_gains_were() -> None:
     assert np.median(near) < 0.3
 
 
+def test_pb2_asks_about_the_period_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the number of the round at which its gains will be noted, not of the one that ends."""
+    asked: list[float] = []
+
+    def noted(model: Any, time: float, near: Sequence[float], rng: np.random.Generator) -> Any:
+        asked.append(time)
+        return propose(model, time, near, rng)
+
+    monkeypatch.setattr(rules, "propose", noted)
+    population, latest = population_of(method="pb2"), []
+    for number in range(1, 5):
+        decided = population.decide([100 * number] * 4, exact(1, 2, 3, 4)).moves
+        latest.append((asked[-1] if asked else None, len(decided)))
+    population.decide([500] * 4, exact(1, 2, 3, 4))
+    times = [row["time"] for row in population.state()["gains"]]
+    assert all(copied for _, copied in latest)
+    # Gains of the fourth period are noted at the fourth round; the settings for it were chosen at the third.
+    assert latest[2][0] == sorted(set(times))[2]
+
+
 # -- the clock ---------------------------------------------------------------------------------------------------
 
 
@@ -210,21 +233,50 @@ def test_rounds_are_due_when_all_members_are_far_enough() -> None:
     assert population.next_at == 510
 
 
-def test_the_period_doubles_when_the_best_stands_still() -> None:
-    population = population_of(growth="auto", patience=2)
-    best, gaps = [1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0], []
-    at = population.next_at
-    for mean in best:
-        population.decide([at] * 4, exact(mean, 0, 0, 0))
-        gaps.append(population.next_at - at)
+def stretches(evidence: Sequence[Evidence], **settings: Any) -> list[int]:
+    """By which factor the period has grown after each round, with this evidence of the best."""
+    population, found = population_of(growth="auto", **{"patience": 2, **settings}), []
+    for best in evidence:
         at = population.next_at
-    assert gaps[:3] == [100, 100, 100]
-    assert gaps == sorted(gaps)
-    assert population.stretch >= 1
-    still = population_of(growth="auto", patience=2)
-    for _ in range(6):
-        still.decide([still.next_at] * 4, exact(1, 1, 1, 1))
-    assert still.stretch == 4
+        population.decide([at] * 4, [best, *exact(-9.0, -9.0, -9.0)])
+        assert population.next_at - at == 100 * population.stretch
+        found.append(population.stretch)
+    return found
+
+
+def test_the_period_doubles_when_the_best_stands_still() -> None:
+    assert stretches(exact(*[1.0] * 7)) == [1, 1, 2, 2, 4, 4, 8]
+    assert stretches(exact(*range(20))) == [1] * 20
+    # Smoothed it goes on rising towards 3, by half as much each time: from the ninth round on by less than 1 % of 2.
+    assert stretches(exact(1.0, 2.0, *[3.0] * 9)) == [*[1] * 9, 2, 2]
+
+
+def test_what_rises_by_less_and_less_stands_still() -> None:
+    """An objective that creeps towards its limit has a new highest value in every round."""
+    creeping = [-50 * 0.9**k - 1 / (k + 1) for k in range(200)]
+    assert stretches(exact(*creeping), patience=10)[-1] >= 8
+    assert stretches(exact(*creeping[:25]), patience=10)[-1] == 1
+
+
+def test_noise_is_no_rise() -> None:
+    """Of 60 rounds of an objective that stays, with its standard error, nearly all count as standing still."""
+    rng = np.random.default_rng(0)
+    grown = [stretches([Evidence(x, 1.0, 20) for x in rng.normal(size=60)], patience=5)[-1] for _ in range(50)]
+    assert np.median(grown) >= 2**11
+    rising = [Evidence(3.0 * k + x, 1.0, 20) for k, x in enumerate(rng.normal(size=60))]
+    assert stretches(rising, patience=5)[-1] == 1
+
+
+def test_a_population_that_was_saved_without_its_lowest_goes_on() -> None:
+    population = population_of(growth="auto", patience=2)
+    copies(population, exact(5, 0, 0, 0))
+    state = population.state()
+    del state["lowest"]
+    check_shape(state, rules.STATE_SHAPE)
+    population.load_state(state)
+    for mean in (5.0, 5.0):
+        copies(population, exact(mean, 0, 0, 0), at=population.next_at)
+    assert population.stretch == 2
 
 
 # -- the same again ---------------------------------------------------------------------------------------------

@@ -45,8 +45,9 @@ class PbtSettings:
     """Frames of each member before the first decision."""
 
     growth: Literal["fixed", "auto"] = "fixed"
-    """auto: the period doubles when the best objective has not risen for ``patience`` rounds. Frequent selection is
-    greedy: it prefers what pays at once."""
+    """auto: the period doubles when the best objective has not risen for ``patience`` rounds: by more than its standard
+    error, and than a hundredth of its rise since the beginning. Frequent selection is greedy: it prefers what pays at
+    once."""
 
     patience: int = 3
     """Rounds without a better best after which ``growth=auto`` doubles the period."""
