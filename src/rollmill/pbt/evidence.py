@@ -56,7 +56,7 @@ class Gate:
     min_episodes: int = 10
 
     def refusal(self, donor: Evidence, taker: Evidence, pairs: int = 1) -> str:
-        """Why ``taker`` is not replaced; empty if it is. ``pairs``: how many (donor, taker) the two were chosen from."""
+        """Why ``taker`` is not replaced; empty if it is. ``pairs``: how many the two were chosen from."""
         gap = donor.mean - taker.mean
         wanted = max(self.gap * abs(donor.mean), self.gap_absolute)
         if gap <= 0:

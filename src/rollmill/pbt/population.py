@@ -39,8 +39,8 @@ STATE_SHAPE: Shape = {
 SMOOTHING = 0.5
 """Weight of the newest round in the best objective that ``growth=auto`` looks at."""
 LEAST_RISE = 0.01
-"""Share of its rise since the beginning by which the best objective must rise, or it stands still (``growth=auto``): one
-that comes nearer to its limit by less and less never stands still otherwise."""
+"""Share of its whole rise by which the best objective must rise, or it stands still (``growth=auto``): one that comes
+nearer to its limit by less and less never stands still otherwise."""
 LEARNS_FROM = 3
 """Rows that pb2 needs before it trusts its model."""
 
@@ -147,7 +147,7 @@ class Population:
         self._next_at = max(self._next_at, frames) + self._period * self.stretch
 
     def _has_risen(self, best: Evidence) -> bool:
-        """Whether the best objective, smoothed, is above its highest so far by more than noise and a share of its rise."""
+        """Whether the best objective, smoothed, is above its highest by more than noise and a share of its rise."""
         before, highest, mean = self._smooth, self._best, best.mean
         self._smooth = smooth = mean if before is None else before + SMOOTHING * (mean - before)
         self._lowest = lowest = smooth if self._lowest is None else min(self._lowest, smooth)
@@ -183,11 +183,16 @@ class Population:
         moves = [self._move(member, before, donor) for member, donor in donors.items()]
         for k, own in enumerate(evidence):
             if k not in ranked and (k not in lost or not ranked):
-                selection.kept[k] = f"{own.episodes} episodes of its present weights, {self._s.min_episodes} are needed"
+                selection.kept[k] = self._not_judged(own)
         done = Round(self.number + 1, list(frames), list(evidence), before, moves, selection.kept)
         self._begin_stretch(evidence, selection)
         self._advance(min(at for k, at in enumerate(frames) if k not in lost), evidence, ranked)
         return done
+
+    def _not_judged(self, own: Evidence) -> str:
+        if own.episodes < self._s.min_episodes:
+            return f"{own.episodes} episodes of its present weights, {self._s.min_episodes} are needed"
+        return f"{own.episodes} episodes of its present weights, and others that count have not ended"
 
     def _move(self, member: int, before: Sequence[Values], donor: int | None) -> Move:
         old, new = before[member], self.settings[member]

@@ -57,14 +57,16 @@ class PbtSettings:
     statistics (``info["episode_stats"]``) by name. With a minus before it the lowest is the best."""
 
     episodes: int = 100
-    """Newest episodes behind an objective. Only those count that began with the member's present weights."""
+    """Most episodes behind an objective. Only those count that began since the last round, with the member's present
+    weights."""
 
     min_episodes: int = 10
-    """A member with fewer episodes is neither replaced nor copied."""
+    """Fewest episodes behind an objective, as many of each environment. Until all of them have ended, a member is
+    neither replaced nor copied."""
 
     significance: float = 0.05
-    """In at most this share of the rounds chance alone replaces anybody, where all members are equally good; 1: a member
-    is replaced wherever it looks worse."""
+    """In at most this share of the rounds chance alone replaces anybody, where all members are equally good; 1: a
+    member is replaced wherever it looks worse."""
 
     replace_fraction: float = 0.3
     """Share of the members that count as the best, and as the worst (rounded up)."""

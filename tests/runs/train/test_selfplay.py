@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import SERIAL, assert_same, config_of, rows_of, saved_state, train_here
+from running import SERIAL, assert_same, rows_of, saved_state, train_here
 
 from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.errors import CheckpointError, ConfigError
