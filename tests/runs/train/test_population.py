@@ -24,6 +24,7 @@ from rollmill.pbt.lineage import ancestors, best_member, best_so_far, schedule
 from rollmill.pbt.settings import PbtSettings
 from rollmill.runs.checkpoints.export import export_policy
 from rollmill.runs.policies.load import load_policy
+from rollmill.runs.settings.population_checks import population_period, short_rounds
 from rollmill.runs.settings.train import check
 from rollmill.runs.train import ratings, run
 from rollmill.runs.train.build import Parts, build_parts
@@ -524,6 +525,7 @@ def test_killed_and_resumed(tmp_path: Path, rollmill: Run) -> None:
         (("pbt.members=16",), r"pbt.members=16 are more than the environments \(sampling.workers=2 x"),
         (("pbt.objective=episode/return",), r"named without episode/"),
         (("pbt.period=2000",), r"the first round would be at 2,000 frames of each member .* each gets 1,500"),
+        (("pbt.period=4",), r"a round every 4 frames of each member cannot hold pbt.min_episodes=5"),
         (("pbt.tune.learning.epochs=[1,8]",), r"epochs: only whole numbers can be meant: \[1, 8, integer\]"),
         (("pbt.tune.learning.epochs=[0,8,integer]",), r"epochs must be"),
         (
@@ -537,6 +539,28 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check(config_of(tmp_path, *POPULATION, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (
+            ("env=CartPole-v1",),
+            "episodes may take 500 steps, and 3 of each of a member's 2 environments are 3,000",
+        ),
+        (("env=CartPole-v1", "pbt.period=3000", "stop.frames=60000"), ""),
+        (("env=CartPole-v1", "env.max_episode_steps=30"), ""),
+        (("env=CartPole-v1", "pbt.method=random"), ""),
+        (("env=toy_target",), ""),
+    ],
+)
+def test_rounds_that_are_shorter_than_the_episodes_are_told_of(
+    tmp_path: Path, words: tuple[str, ...], warned: str
+) -> None:
+    config = config_of(tmp_path, *SERIAL, *POPULATION, *words)
+    said = short_rounds(config, config.pbt, population_period(config), 1)
+    assert said.startswith(warned)
+    assert bool(said) == bool(warned)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
