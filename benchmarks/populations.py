@@ -83,7 +83,7 @@ def quadratic(
     """
     tune = {"rate": [1e-3, 1.9]}
     settings = PbtSettings(
-        members=members, method=method, tune=tune, min_episodes=1, significance=0.5, growth=growth, patience=10
+        members=members, method=method, tune=tune, min_episodes=1, significance=1.0, growth=growth, patience=10
     )
     population = Population(settings, parse_space(tune), {}, Seeds(seed), 1)
     rng, curvature = np.random.default_rng(1000 + seed), np.array([1.0, 0.01])

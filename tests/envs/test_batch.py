@@ -21,6 +21,7 @@ from rollmill.core.slots import CARRIED_FIELDS, WORKER_FIELDS
 from rollmill.envs.batch import CLOSE, MAKE, PHASES, RESET, STEP, random_actions
 from rollmill.envs.make import EnvInstance, make_env
 from rollmill.envs.settings import EnvSettings
+from rollmill.envs.variables import EnvVariables
 
 NAN = float("nan")
 Outcome = tuple[Any, Any, Any] | Exception
@@ -618,6 +619,25 @@ def test_every_env_has_faults_of_its_own() -> None:
     assert len(drive.faults) == 8
     with pytest.raises(EnvError, match="env 0 "):
         drive.walk(1)
+
+
+def test_every_attempt_to_begin_an_episode_sees_the_variables_of_its_moment() -> None:
+    """They change while a reset is under way, which then fails: the next episode is one with the new values."""
+    source = np.array([1.0])
+    variables = EnvVariables(("level",), source)
+    seen: list[float] = []
+
+    class Changes(Scripted):
+        def reset(self, seed: int, obs: Obs) -> None:
+            super().reset(seed, obs)
+            seen.append(variables["level"])
+            if len(seen) == 1:
+                source[0] = 2.0
+                raise RuntimeError("failed")
+
+    drive = Drive(EnvSettings(id="scripted"), range(1), make=lambda _: Changes([[END]]), variables=(variables,))
+    assert drive.reset().column("episode") == [1]
+    assert seen == [1.0, 2.0]
 
 
 # -- building and closing --------------------------------------------------------------------------------

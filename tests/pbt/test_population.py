@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from rollmill.core.seeds import Seeds
+from rollmill.core.shapes import check_shape
+from rollmill.pbt import population as rules
+from rollmill.pbt.bandit import propose
 from rollmill.pbt.evidence import Evidence, Gate, chance
 from rollmill.pbt.population import Population
 from rollmill.pbt.select import multi_frequency, pairs, truncation
@@ -22,7 +25,7 @@ def exact(*means: float, episodes: int = 20, error: float = 0.0) -> list[Evidenc
 
 
 def population_of(seed: int = 0, period: int = 100, **settings: Any) -> Population:
-    settings = {"members": 4, "tune": TUNE, "significance": 0.5, **settings}
+    settings = {"members": 4, "tune": TUNE, "significance": 1.0, **settings}
     return Population(PbtSettings(**settings), parse_space(settings["tune"]), {"rate": 0.01}, Seeds(seed), period)
 
 
@@ -54,11 +57,53 @@ def test_the_chance_of_a_gap_is_what_a_simulation_finds() -> None:
     assert np.mean(called) == pytest.approx(0.05, abs=0.01)
 
 
+@pytest.mark.parametrize(("better", "worse"), [((3, 1.0), (3, 1.0)), ((5, 0.2), (40, 1.0)), ((10, 1.0), (10, 0.0))])
+def test_few_episodes_are_judged_by_what_few_can_say(better: tuple[int, float], worse: tuple[int, float]) -> None:
+    """The rare gaps matter, as they are counted once for each pair: p below 0.005, with as few as three episodes."""
+    rng = np.random.default_rng(1)
+    sides = [rng.normal(0, sigma, (40_000, count)) for count, sigma in (better, worse)]
+    found = [
+        chance(*(Evidence(x.mean(), x.std(ddof=1) / len(x) ** 0.5, len(x)) for x in pair)) < 0.005
+        for pair in zip(*sides, strict=True)
+    ]
+    assert 0.001 <= np.mean(found) <= 0.007  # with unequal variances the test is a little on the safe side
+
+
+def rounds_that_replace(method: Any, members: int, means: Sequence[float], rounds: int = 2_000) -> dict[int, float]:
+    """Share of rounds in which each member was replaced, with 20 normal episodes each; -1: in which any was."""
+    settings = PbtSettings(members=members, method=method, tune=TUNE)
+    rng, found = np.random.default_rng(7), dict.fromkeys(range(-1, members), 0.0)
+    for seed in range(rounds):
+        population = Population(settings, parse_space(TUNE), {"rate": 0.01}, Seeds(seed), 100)
+        drawn = rng.normal(np.asarray(means)[:, None], 1.0, (members, 20))
+        moved = population.decide([100] * members, [Evidence.of(row.tolist()) for row in drawn]).moves
+        for member in {-1, *(move.member for move in moved)} if moved else ():
+            found[member] += 1 / rounds
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "members"), [("pbt", 2), ("pbt", 8), ("pbt", 16), ("mf", 8), ("pairwise", 2), ("pairwise", 8)]
+)
+def test_of_equal_members_at_most_one_round_in_twenty_replaces_any(method: Any, members: int) -> None:
+    """The pairs that are compared were chosen by their ranks, so a test of one pair says nothing: it found half of the
+    rounds with 8 members. 2,000 rounds of 5 % would be above 6.3 % once in 200 times."""
+    assert rounds_that_replace(method, members, [0.0] * members)[-1] <= 0.063
+
+
+def test_a_member_that_is_really_worse_is_replaced() -> None:
+    """By 1.5 deviations of an episode, 20 episodes each, beside seven equal ones."""
+    found = rounds_that_replace("pbt", 8, [-1.5, *[0.0] * 7], 500)
+    assert found[0] >= 0.85
+    assert sum(found[k] for k in range(1, 8)) <= 0.05
+
+
 @pytest.mark.parametrize(
     ("gate", "donor", "taker", "refusal"),
     [
         (Gate(), Evidence(10, 1, 50), Evidence(5, 1, 50), ""),
         (Gate(), Evidence(10, 3, 50), Evidence(8, 3, 50), "may be chance (p = 0.32)"),
+        (Gate(1.0), Evidence(10, 3, 50), Evidence(8, 3, 50), ""),
         (Gate(), Evidence(5, 1, 50), Evidence(5, 1, 50), "nobody it could learn from is better"),
         (Gate(gap=0.1), Evidence(100, 0, 50), Evidence(91, 0, 50), "the gap of 9 is below 10"),
         (Gate(gap=0.1), Evidence(-100, 0, 50), Evidence(-111, 0, 50), ""),
@@ -79,8 +124,8 @@ def test_who_is_replaced(gate: Gate, donor: Evidence, taker: Evidence, refusal: 
 def test_best_and_worst_of_truncation(members: int, count: int) -> None:
     """As many as Sample Factory takes with the same fraction."""
     evidence = exact(*range(members))
-    ranked = Gate(0.5).ranked(evidence)
-    found = truncation(ranked, evidence, Gate(0.5), np.random.default_rng(0), 0.3)
+    ranked = Gate(1.0).ranked(evidence)
+    found = truncation(ranked, evidence, Gate(1.0), np.random.default_rng(0), 0.3)
     assert {copy.member for copy in found.copies} == set(range(count))
     assert {copy.donor for copy in found.copies} <= set(range(members - count, members))
 
@@ -96,7 +141,7 @@ def test_members_with_few_episodes_are_left_out() -> None:
 
 def test_sub_populations_have_periods_of_their_own() -> None:
     """Sixteen members in two halves: 0 to 7 at every round, 8 to 15 at every tenth."""
-    evidence, gate = exact(*range(16)), Gate(0.5)
+    evidence, gate = exact(*range(16)), Gate(1.0)
     ranked = gate.ranked(evidence)
     usual = multi_frequency(ranked, evidence, gate, 1, 16, 2)
     assert {(c.member, c.donor, c.explore) for c in usual.copies} == {
@@ -114,7 +159,7 @@ def test_sub_populations_have_periods_of_their_own() -> None:
 
 
 def test_losers_of_pairs_move_towards_winners() -> None:
-    evidence, gate = exact(1, 2, 3, 4), Gate(0.5)
+    evidence, gate = exact(1, 2, 3, 4), Gate(1.0)
     found = pairs(gate.ranked(evidence), evidence, gate, np.random.default_rng(0)).copies
     assert len(found) == 2
     assert all(evidence[c.donor].mean > evidence[c.member].mean and c.settings_of == c.member for c in found)
@@ -157,6 +202,26 @@ def test_pb2_goes_where_gains_were() -> None:
     assert np.median(near) < 0.3
 
 
+def test_pb2_asks_about_the_period_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the number of the round at which its gains will be noted, not of the one that ends."""
+    asked: list[float] = []
+
+    def noted(model: Any, time: float, near: Sequence[float], rng: np.random.Generator) -> Any:
+        asked.append(time)
+        return propose(model, time, near, rng)
+
+    monkeypatch.setattr(rules, "propose", noted)
+    population, latest = population_of(method="pb2"), []
+    for number in range(1, 5):
+        decided = population.decide([100 * number] * 4, exact(1, 2, 3, 4)).moves
+        latest.append((asked[-1] if asked else None, len(decided)))
+    population.decide([500] * 4, exact(1, 2, 3, 4))
+    times = [row["time"] for row in population.state()["gains"]]
+    assert all(copied for _, copied in latest)
+    # Gains of the fourth period are noted at the fourth round; the settings for it were chosen at the third.
+    assert latest[2][0] == sorted(set(times))[2]
+
+
 # -- the clock ---------------------------------------------------------------------------------------------------
 
 
@@ -168,21 +233,50 @@ def test_rounds_are_due_when_all_members_are_far_enough() -> None:
     assert population.next_at == 510
 
 
-def test_the_period_doubles_when_the_best_stands_still() -> None:
-    population = population_of(growth="auto", patience=2)
-    best, gaps = [1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0], []
-    at = population.next_at
-    for mean in best:
-        population.decide([at] * 4, exact(mean, 0, 0, 0))
-        gaps.append(population.next_at - at)
+def stretches(evidence: Sequence[Evidence], **settings: Any) -> list[int]:
+    """By which factor the period has grown after each round, with this evidence of the best."""
+    population, found = population_of(growth="auto", **{"patience": 2, **settings}), []
+    for best in evidence:
         at = population.next_at
-    assert gaps[:3] == [100, 100, 100]
-    assert gaps == sorted(gaps)
-    assert population.stretch >= 1
-    still = population_of(growth="auto", patience=2)
-    for _ in range(6):
-        still.decide([still.next_at] * 4, exact(1, 1, 1, 1))
-    assert still.stretch == 4
+        population.decide([at] * 4, [best, *exact(*[best.mean - 9] * 3)])
+        assert population.next_at - at == 100 * population.stretch
+        found.append(population.stretch)
+    return found
+
+
+def test_the_period_doubles_when_the_best_stands_still() -> None:
+    assert stretches(exact(*[1.0] * 7)) == [1, 1, 2, 2, 4, 4, 8]
+    assert stretches(exact(*range(20))) == [1] * 20
+    # Smoothed it goes on rising towards 3, by half as much each time: from the ninth round on by less than 1 % of 2.
+    assert stretches(exact(1.0, 2.0, *[3.0] * 9)) == [*[1] * 9, 2, 2]
+
+
+def test_what_rises_by_less_and_less_stands_still() -> None:
+    """An objective that creeps towards its limit has a new highest value in every round."""
+    creeping = [-50 * 0.9**k - 1 / (k + 1) for k in range(200)]
+    assert stretches(exact(*creeping), patience=10)[-1] >= 8
+    assert stretches(exact(*creeping[:30]), patience=10)[-1] == 1
+
+
+def test_noise_is_no_rise() -> None:
+    """Of 60 rounds of an objective that stays, with its standard error, nearly all count as standing still."""
+    rng = np.random.default_rng(0)
+    grown = [stretches([Evidence(x, 1.0, 20) for x in rng.normal(size=60)], patience=5)[-1] for _ in range(50)]
+    assert np.median(grown) >= 2**11
+    rising = [Evidence(3.0 * k + x, 1.0, 20) for k, x in enumerate(rng.normal(size=60))]
+    assert stretches(rising, patience=5)[-1] == 1
+
+
+def test_a_population_that_was_saved_without_its_lowest_goes_on() -> None:
+    population = population_of(growth="auto", patience=2)
+    copies(population, exact(5, 0, 0, 0))
+    state = population.state()
+    del state["lowest"]
+    check_shape(state, rules.STATE_SHAPE)
+    population.load_state(state)
+    for mean in (5.0, 5.0):
+        copies(population, exact(mean, 0, 0, 0), at=population.next_at)
+    assert population.stretch == 2
 
 
 # -- the same again ---------------------------------------------------------------------------------------------

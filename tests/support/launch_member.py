@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rollmill.core import atomic
 from rollmill.core.config.yaml import parse_value
 from rollmill.core.run_folder import PAUSED, RunFolder
 from rollmill.pbt.evidence import Evidence
@@ -36,7 +37,7 @@ def live(folder: RunFolder, exchange: Exchange, values: dict[str, Any]) -> int:
     folder.set_state("running", step=own["frames"])
     while True:
         own = caught_up(exchange, member, own)
-        path.write_text(json.dumps(own))
+        atomic.write_text(path, json.dumps(own))  # reports keep links to it: those must not change
         now = exchange.decided(own["round"])
         assert now is not None
         if own["frames"] >= wanted:

@@ -284,9 +284,9 @@ class EnvBatch:
 
         ``variables``: what the episode saw when it was first begun (replay).
         """
-        if self._setup.variables:
-            self._setup.variables[seat.index].take(variables)
         while True:
+            if self._setup.variables:  # for every attempt: after a fault it is another episode
+                self._setup.variables[seat.index].take(variables)
             seat.episode += 1
             self.next_episode[seat.index] = seat.episode + 1
             self.begun += 1

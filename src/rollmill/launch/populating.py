@@ -15,7 +15,7 @@ from rollmill.launch.records import LaunchRecords, PlanRecord, RunRecord
 from rollmill.launch.settings import LaunchSettings
 from rollmill.launch.status import RunStatus
 from rollmill.pbt.exchange import About, Exchange
-from rollmill.pbt.lineage import best_member
+from rollmill.pbt.lineage import best_member, last_judged
 
 
 class PopulationLauncher(Launcher):
@@ -83,9 +83,9 @@ def told(exchange: Exchange, experiment: Path) -> list[str]:
         f"{newest.number} rounds of the population, weights were copied {copies} times; the next is due at "
         f"{newest.next_at:,} frames of each member{waits}"
     ]
-    if newest.number and any(own["objective"] is not None for own in entries[-1]["members"]):
-        member = best_member(entries)
-        own = entries[-1]["members"][member]
+    member = best_member(entries)
+    own = last_judged(entries, member)
+    if own is not None:
         error = "" if own["error"] is None else f" +- {own['error']:.2g}"
         rated = f"{about.pbt.objective} {own['objective']:.4g}{error} over {own['episodes']} episodes"
         values = " ".join(f"{key}={value:.4g}" for key, value in newest.settings[member].items())

@@ -23,12 +23,26 @@ def rounds_of(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def best_member(entries: Sequence[Entry]) -> int:
-    """The member with the highest objective in the newest round that knows any; 0 before the first."""
-    for entry in reversed(rounds_of(entries)):
-        known = [(own["objective"], -own["member"]) for own in entry["members"] if own["objective"] is not None]
+    """The member with the highest objective at the newest round; 0 before the first.
+
+    Who was not judged at that round has the objective of the last one at which its present weights were.
+    """
+    known: dict[int, float] = {}
+    best = 0
+    for entry in rounds_of(entries):
+        known |= {own["member"]: own["objective"] for own in entry["members"] if own["objective"] is not None}
         if known:
-            return int(-max(known)[1])
-    return 0
+            best = max(known, key=lambda k: (known[k], -k))
+        for move in entry["moves"]:
+            if move["from"] is not None or any(key.startswith("env.variables.") for key in move["settings"]):
+                known.pop(move["member"], None)
+    return best
+
+
+def last_judged(entries: Sequence[Entry], member: int) -> Entry | None:
+    """What is said of a member in the newest round that knows its objective."""
+    rows = (entry["members"][member] for entry in reversed(rounds_of(entries)))
+    return next((own for own in rows if own["objective"] is not None), None)
 
 
 def ancestors(entries: Sequence[Entry], member: int) -> list[int]:

@@ -32,11 +32,15 @@ STATE_SHAPE: Shape = {
     "waited": int,
     "best": (float, None),
     "smooth": (float, None),
+    "lowest?": (float, None),
     "began": [(float, None)],
     "gains": [{"time": float, "units": [float], "gain": float}],
 }
 SMOOTHING = 0.5
 """Weight of the newest round in the best objective that ``growth=auto`` looks at."""
+LEAST_RISE = 0.01
+"""Share of its whole rise by which the best objective must rise, or it stands still (``growth=auto``): one that comes
+nearer to its limit by less and less never stands still otherwise."""
 LEARNS_FROM = 3
 """Rows that pb2 needs before it trusts its model."""
 
@@ -106,6 +110,7 @@ class Population:
         self._waited = 0
         self._best: float | None = None
         self._smooth: float | None = None
+        self._lowest: float | None = None
         self._velocity = [[0.0] * len(space) for _ in range(settings.members)]
         self._began: list[float | None] = [None] * settings.members
         """Objective with which each member began the present stretch (pb2)."""
@@ -136,15 +141,21 @@ class Population:
         """Set the clock for the next round; with ``growth=auto`` it doubles when the best stands still."""
         self.number += 1
         if self._s.growth == "auto" and ranked:
-            best = evidence[ranked[0]].mean
-            self._smooth = best if self._smooth is None else self._smooth + SMOOTHING * (best - self._smooth)
-            if self._best is None or self._smooth > self._best:
-                self._best, self._waited = self._smooth, 0
-            else:
-                self._waited += 1
+            self._waited = 0 if self._has_risen(evidence[ranked[0]]) else self._waited + 1
             if self._waited >= self._s.patience:
                 self.stretch, self._waited = 2 * self.stretch, 0
         self._next_at = max(self._next_at, frames) + self._period * self.stretch
+
+    def _has_risen(self, best: Evidence) -> bool:
+        """Whether the best objective, smoothed, is above its highest by more than noise and a share of its rise."""
+        before, highest, mean = self._smooth, self._best, best.mean
+        self._smooth = smooth = mean if before is None else before + SMOOTHING * (mean - before)
+        self._lowest = lowest = smooth if self._lowest is None else min(self._lowest, smooth)
+        noise = best.error if math.isfinite(best.error) else 0.0
+        if highest is not None and smooth <= highest + max(noise, LEAST_RISE * (highest - lowest)):
+            return False
+        self._best = smooth
+        return True
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -172,11 +183,16 @@ class Population:
         moves = [self._move(member, before, donor) for member, donor in donors.items()]
         for k, own in enumerate(evidence):
             if k not in ranked and (k not in lost or not ranked):
-                selection.kept[k] = f"{own.episodes} episodes of its present weights, {self._s.min_episodes} are needed"
+                selection.kept[k] = self._not_judged(own)
         done = Round(self.number + 1, list(frames), list(evidence), before, moves, selection.kept)
         self._begin_stretch(evidence, selection)
         self._advance(min(at for k, at in enumerate(frames) if k not in lost), evidence, ranked)
         return done
+
+    def _not_judged(self, own: Evidence) -> str:
+        if own.episodes < self._s.min_episodes:
+            return f"{own.episodes} episodes of its present weights, {self._s.min_episodes} are needed"
+        return f"{own.episodes} episodes of its present weights, and others that count have not ended"
 
     def _move(self, member: int, before: Sequence[Values], donor: int | None) -> Move:
         old, new = before[member], self.settings[member]
@@ -212,7 +228,9 @@ class Population:
         if self._s.method == "pairwise":
             return self._towards(copy, before, rng)
         if model is not None:
-            return from_units(self._space, propose(model, float(self.number), units(self._space, taken), rng).tolist())
+            # The gain of the coming period is noted at the next round, under its number.
+            near, time = units(self._space, taken), float(self.number + 1)
+            return from_units(self._space, propose(model, time, near, rng).tolist())
         return self._perturbed(taken, rng)
 
     def _perturbed(self, own: Mapping[str, float], rng: np.random.Generator) -> Values:
@@ -263,6 +281,7 @@ class Population:
             "waited": self._waited,
             "best": self._best,
             "smooth": self._smooth,
+            "lowest": self._lowest,
             "began": list(self._began),
             "gains": [dict(row) for row in self._gains],
         }
@@ -272,6 +291,7 @@ class Population:
         self._velocity = [list(own) for own in state["velocity"]]
         self.number, self._next_at, self.stretch = state["number"], state["next_at"], state["stretch"]
         self._waited, self._best, self._smooth = state["waited"], state["best"], state["smooth"]
+        self._lowest = state.get("lowest", self._best)  # earlier checkpoints do not have it
         self._began, self._gains = list(state["began"]), [dict(row) for row in state["gains"]]
 
 

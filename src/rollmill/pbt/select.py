@@ -2,6 +2,7 @@
 
 Each gets the members in the order of their objectives (best first; those with too few episodes are not there) and
 answers for the members that are due. ``Copy`` says what a member takes over; the others stay, and ``kept`` says why.
+Pairs that are chosen by rank are chosen from all: that many tests are made, whichever of them is looked at.
 """
 
 from __future__ import annotations
@@ -38,15 +39,20 @@ class Selection:
     kept: dict[int, str] = field(default_factory=dict)
     """Members that might have been replaced and were not, and why."""
 
-    def consider(self, copy: Copy, gate: Gate, evidence: Sequence[Evidence]) -> bool:
-        """Let a member be replaced, if the gate lets it."""
-        refusal = gate.refusal(evidence[copy.donor], evidence[copy.member])
+    def consider(self, copy: Copy, gate: Gate, evidence: Sequence[Evidence], pairs: int) -> bool:
+        """Let a member be replaced, if the gate lets it; ``pairs``: (donor, taker) that the two were chosen from."""
+        refusal = gate.refusal(evidence[copy.donor], evidence[copy.member], pairs)
         if refusal:
             self.kept[copy.member] = refusal
             return False
         self.kept.pop(copy.member, None)
         self.copies.append(copy)
         return True
+
+
+def ordered_pairs(members: int) -> int:
+    """(donor, taker) among so many members."""
+    return members * (members - 1)
 
 
 def truncation(
@@ -60,11 +66,11 @@ def truncation(
 ) -> Selection:
     """The worst go on from random ones of the best; the middle stays as it is."""
     count = min(math.ceil(fraction * len(ranked)), len(ranked) // 2)
-    best, selection = ranked[:count], Selection()
+    best, selection, tests = ranked[:count], Selection(), ordered_pairs(len(ranked))
     for member in ranked[len(ranked) - count :]:
         donor = best[int(rng.integers(count))]
         if due(member):
-            selection.consider(Copy(member, donor, donor, explore), gate, evidence)
+            selection.consider(Copy(member, donor, donor, explore), gate, evidence, tests)
     return selection
 
 
@@ -82,7 +88,7 @@ def multi_frequency(
     quarter takes weights from the best of other sub-populations, where those are better: their settings with them only
     from slower sub-populations, which are less greedy; else those of the own best.
     """
-    selection = Selection()
+    selection, tests = Selection(), ordered_pairs(len(ranked))
     part = {k: sub_population(k, members, parts) for k in ranked}
     for p in range(parts):
         own = [k for k in ranked if part[k] == p]
@@ -91,12 +97,12 @@ def multi_frequency(
         quarter = max(1, len(own) // 4)
         first, last = own[:quarter], own[-quarter:]
         for donor, member in zip(first, reversed(last), strict=True):
-            selection.consider(Copy(member, donor, donor, True), gate, evidence)
+            selection.consider(Copy(member, donor, donor, True), gate, evidence, tests)
         third = own[len(own) - 2 * quarter : len(own) - quarter]
         others = [k for k in ranked if part[k] != p]
         for donor, member in zip(others, third if len(own) >= 4 else ()):
             settings_of = donor if part[donor] > p else own[0]
-            selection.consider(Copy(member, donor, settings_of, False), gate, evidence)
+            selection.consider(Copy(member, donor, settings_of, False), gate, evidence, tests)
     return selection
 
 
@@ -107,5 +113,6 @@ def pairs(ranked: Sequence[int], evidence: Sequence[Evidence], gate: Gate, rng: 
     selection = Selection()
     for one, two in zip(order[::2], order[1::2]):
         winner, loser = sorted((one, two), key=place.__getitem__)
-        selection.consider(Copy(loser, winner, loser, True), gate, evidence)
+        # Pairs are drawn blindly; only which of the two is the winner has been looked at.
+        selection.consider(Copy(loser, winner, loser, True), gate, evidence, 2 * (len(order) // 2))
     return selection

@@ -45,8 +45,9 @@ class PbtSettings:
     """Frames of each member before the first decision."""
 
     growth: Literal["fixed", "auto"] = "fixed"
-    """auto: the period doubles when the best objective has not risen for ``patience`` rounds. Frequent selection is
-    greedy: it prefers what pays at once."""
+    """auto: the period doubles when the best objective has not risen for ``patience`` rounds: by more than its standard
+    error, and than a hundredth of its rise since the beginning. Frequent selection is greedy: it prefers what pays at
+    once."""
 
     patience: int = 3
     """Rounds without a better best after which ``growth=auto`` doubles the period."""
@@ -56,14 +57,16 @@ class PbtSettings:
     statistics (``info["episode_stats"]``) by name. With a minus before it the lowest is the best."""
 
     episodes: int = 100
-    """Newest episodes behind an objective. Only those count that began with the member's present weights."""
+    """Most episodes behind an objective. Only those count that began since the last round, with the member's present
+    weights."""
 
     min_episodes: int = 10
-    """A member with fewer episodes is neither replaced nor copied."""
+    """Fewest episodes behind an objective, as many of each environment. Until all of them have ended, a member is
+    neither replaced nor copied."""
 
     significance: float = 0.05
-    """A member is replaced only where chance alone would make it look so much worse in less than this share of cases;
-    0.5: wherever it looks worse."""
+    """In at most this share of the rounds chance alone replaces anybody, where all members are equally good; 1: a
+    member is replaced wherever it looks worse."""
 
     replace_fraction: float = 0.3
     """Share of the members that count as the best, and as the worst (rounded up)."""
@@ -110,7 +113,7 @@ class PbtSettings:
             raise ValueError("patience, episodes and min_episodes must be at least 1")
         if self.min_episodes > self.episodes:
             raise ValueError(f"min_episodes={self.min_episodes} are more than the episodes={self.episodes} looked at")
-        for name, highest in (("replace_fraction", 0.5), ("significance", 0.5)):
+        for name, highest in (("replace_fraction", 0.5), ("significance", 1.0)):
             if not 0 < getattr(self, name) <= highest:
                 raise ValueError(f"{name} must be above 0 and at most {highest:g}")
         for name in ("mutation_rate", "resample_rate"):

@@ -9,7 +9,7 @@ from typing import Any
 from rollmill.core.errors import RunFolderError
 from rollmill.core.opening import check_within
 from rollmill.pbt.ledger import NAME, Entry, read_ledger
-from rollmill.pbt.lineage import ancestors, best_member, rounds_of, schedule
+from rollmill.pbt.lineage import ancestors, best_member, last_judged, rounds_of, schedule
 from rollmill.viewer.facts import written
 
 
@@ -55,7 +55,7 @@ def _move(entry: Entry, move: Mapping[str, Any]) -> dict[str, Any]:
 def _member(entries: Sequence[Entry], k: int) -> dict[str, Any]:
     """What a member began with and has now, and with what its present weights were trained (``way``)."""
     rounds = rounds_of(entries)
-    last = rounds[-1]["members"][k] if rounds else {}
+    last = last_judged(entries, k) or {}
     way = schedule(entries, k)
     return {
         "begin": dict(entries[0]["begin"][k]),

@@ -99,7 +99,7 @@ def test_who_takes_over_has_the_weights_of_the_donor_at_the_round(tmp_path: Path
         (theirs,) = load_checkpoint(exchange.checkpoint(1, donor)).state["learners"]
         assert_same(taker["model"], theirs["model"])
         assert_same(taker["optimizer"], theirs["optimizer"])
-        assert saved_state(runs[member])["member"]["windows"] == [[]], "no episode of the old weights counts"
+        assert saved_state(runs[member])["member"]["block"] == [], "no episode of the old weights counts"
 
 
 def test_who_was_lost_goes_on_where_its_donor_was(tmp_path: Path) -> None:

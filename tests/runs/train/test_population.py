@@ -1,9 +1,11 @@
 """A population in a run: what its members are given, what is decided, what is written down, and going on with it."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import rollmill
 from rollmill.core.checkpoints import load_checkpoint
 from rollmill.core.errors import ConfigError, NonFiniteError, RunFolderError
 from rollmill.core.run_folder import RunFolder
+from rollmill.core.shapes import check_shape
 from rollmill.envs.probe import probe_here
 from rollmill.learning.appo import Appo
 from rollmill.learning.batch import Batch, Pieces
@@ -22,21 +25,24 @@ from rollmill.models.acting.weights import tensors_of
 from rollmill.pbt.evidence import Evidence, chance
 from rollmill.pbt.ledger import NAME, read_ledger
 from rollmill.pbt.lineage import ancestors, best_member, best_so_far, schedule
+from rollmill.pbt.settings import PbtSettings
 from rollmill.runs.checkpoints.export import export_policy
 from rollmill.runs.collect.options import CollectOptions
 from rollmill.runs.collect.run import collect
 from rollmill.runs.policies.load import load_policy
+from rollmill.runs.settings.population_checks import population_period, short_rounds
 from rollmill.runs.settings.train import check
-from rollmill.runs.train import run
+from rollmill.runs.train import ratings, run
 from rollmill.runs.train.build import Parts, build_parts
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
 from rollmill.runs.train.population import Members
+from rollmill.runs.train.ratings import Ratings
 from rollmill.sampling.sampler import EpisodeEnd
 
 POPULATION = (
     *("env=toy_target", "pbt.members=4", "pbt.tune.learning.learning_rate=[1e-6,1e-1]", "pbt.period=200"),
-    *("pbt.min_episodes=5", "pbt.episodes=20", "stop.frames=6000"),
+    *("pbt.min_episodes=5", "pbt.episodes=20", "stop.frames=6000", "run.seed=2"),
 )
 RATE = "learning.learning_rate"
 
@@ -61,7 +67,7 @@ def test_the_worst_go_on_from_the_best_and_every_decision_has_its_evidence(whole
             Evidence(own["objective"], own["error"], own["episodes"])
             for own in (entry["members"][move["member"]], entry["members"][move["from"]])
         )
-        assert chance(donor, taker) < 0.05
+        assert chance(donor, taker, pairs=4 * 3) < 0.05
         assert min(taker.episodes, donor.episodes) >= 5
         old, new = move["settings"][RATE]
         assert old == entry["members"][move["member"]]["settings"][RATE]
@@ -194,30 +200,175 @@ def members(tmp_path: Path) -> Iterator[tuple[Members, Parts]]:
     folder.close()
 
 
-def episodes(member: int, value: float, first: int, count: int = 10) -> list[EpisodeEnd]:
-    rng = np.random.default_rng(member)
-    returns = value + 0.01 * rng.normal(size=count)
-    return [EpisodeEnd(member, k, float(x), 10, True, member, 0, first) for k, x in enumerate(returns)]
+def envs_of(parts: Parts, member: int) -> list[int]:
+    """The environments in which a member plays; ``toy_target`` has one agent, so they are its lanes, too."""
+    plan = parts.sampler.plan
+    groups = [group for group, owner in enumerate(plan.policy_of_group) if owner == member]
+    return [group * plan.lanes_per_group + lane for group in groups for lane in range(plan.lanes_per_group)]
+
+
+def episodes(parts: Parts, member: int, value: float, first: int, number: int = 0, each: int = 5) -> list[EpisodeEnd]:
+    """``each`` episodes of every environment of a member, from ``number`` on, begun at ``first`` frames."""
+    rng, envs = np.random.default_rng(member), envs_of(parts, member)
+    return [
+        EpisodeEnd(env, number + k, value + 0.01 * float(rng.normal()), 10, True, member, 0, first)
+        for k in range(each)
+        for env in envs
+    ]
 
 
 def test_only_episodes_of_the_present_weights_count(members: tuple[Members, Parts]) -> None:
     made, parts = members
+    assert len(envs_of(parts, 3)) == 2
     parts.sampler.inference.frames = 1000
     parts.sampler.steps_of = [200] * 4
-    made.ratings.add([e for k in range(4) for e in episodes(k, -float(k), 10)])  # member 0 is the best, 3 the worst
+    # Member 0 is the best, 3 the worst.
+    made.ratings.add([e for k in range(4) for e in episodes(parts, k, -float(k), 10)])
     assert set(made.step()) == {2, 3}
-    made.ratings.add(episodes(3, 100.0, 999))  # begun by the weights that are gone
-    made.ratings.add(episodes(3, 100.0, 1000))  # decided before they were
-    made.ratings.add(episodes(3, 100.0, -1))  # nobody knows
+    made.ratings.add(episodes(parts, 3, 100.0, 999, 5))  # begun by the weights that are gone
+    made.ratings.add(episodes(parts, 3, 100.0, 1000, 10))  # decided before they were
+    made.ratings.add(episodes(parts, 3, 100.0, -1, 15))  # nobody knows
+    made.ratings.add([e for k in (0, 1) for e in episodes(parts, k, -float(k), 1001, 5)])
+    parts.sampler.inference.frames = 2000
     parts.sampler.steps_of = [400] * 4
     assert made.step() == [1], "the worse of the two that are known"
     seen = made.ledger.entries[-1]
     assert [own["episodes"] for own in seen["members"]] == [10, 10, 0, 0]
     assert seen["kept"]["3"] == "0 episodes of its present weights, 5 are needed"
-    made.ratings.add(episodes(3, 100.0, 1001))
+    made.ratings.add(episodes(parts, 0, 0.0, 2001, 10))
+    made.ratings.add(episodes(parts, 3, 100.0, 2001, 20))
     parts.sampler.steps_of = [600] * 4
     assert made.step() == [0], "negative objectives are objectives"
     assert made.best == 3
+
+
+def test_the_best_stays_the_best_while_its_episodes_are_under_way(members: tuple[Members, Parts]) -> None:
+    made, parts = members
+    parts.sampler.inference.frames, parts.sampler.steps_of = 1000, [200] * 4
+    made.ratings.add([e for k in range(4) for e in episodes(parts, k, float(k), 10)])
+    made.step()
+    assert made.best == 3
+    made.ratings.add([e for k in (0, 1, 2) for e in episodes(parts, k, float(k), 1001, 5)])
+    made.ratings.add(episodes(parts, 3, 3.0, 1001, 5, each=2))
+    parts.sampler.inference.frames, parts.sampler.steps_of = 2000, [400] * 4
+    made.step()
+    seen = made.ledger.entries[-1]
+    assert seen["members"][3]["objective"] is None
+    assert seen["members"][3]["episodes"] == 4
+    assert made.best == best_member(made.ledger.entries) == 3
+    assert made.metrics()["policy3/pbt/objective"] == pytest.approx(3.0, abs=0.1)
+
+
+# -- unbiased ---------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A sampler's face for ratings alone: environments of two policies, and the clock of decided frames."""
+
+    def __init__(self, envs: int, agents: int = 1) -> None:
+        self.plan = SimpleNamespace(
+            lanes_per_group=envs * agents, groups=2, policy_of_group=(0, 1), spec=SimpleNamespace(agents=agents)
+        )
+        self.box = SimpleNamespace(next_episode=np.zeros(2 * envs, np.int64))
+        self.inference = SimpleNamespace(frames=0)
+
+
+SHORT, LONG = 3, 75
+
+
+def coins(policy: int, envs: int, steps: int, rng: np.random.Generator) -> list[EpisodeEnd]:
+    """What ends in so many steps of all environments, in order: a coin says how long each episode is."""
+    found = []
+    for env in range(policy * envs, (policy + 1) * envs):
+        lengths = rng.choice([SHORT, LONG], steps // SHORT)
+        begins = np.cumsum(lengths) - lengths
+        for k, (begun, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
+            if begun + length > steps:
+                break
+            found.append(EpisodeEnd(env, k, 0.0, length, True, policy, begun + length, begun + 1))
+    return sorted(found, key=lambda own: own.frames)
+
+
+def judged(envs: int, period: int, seed: int, rounds: int = 12) -> list[list[float]]:
+    """Objectives (the length) of policies 0 and 1 of the same weights. Policy 1 is replaced whenever it was judged."""
+    line, rng = Line(envs), np.random.default_rng(seed)
+    pbt = PbtSettings(members=2, objective="length", min_episodes=8, episodes=100)
+    found: list[list[float]] = [[], []]
+    made = Ratings(pbt, line, 2)  # type: ignore[arg-type]
+    ends = [own for policy in range(2) for own in coins(policy, envs, rounds * period, rng)]
+    for number in range(1, rounds + 1):
+        line.inference.frames = number * period
+        made.add([own for own in ends if (number - 1) * period < own.frames <= number * period])
+        for means, own in zip(found, made.judge(), strict=True):
+            means += [] if math.isnan(own.mean) else [own.mean]
+        if found[1] and not math.isnan(made.known[1].mean):
+            made.restart(1, varied=False)
+    return found
+
+
+@pytest.mark.parametrize(("envs", "period"), [(1, 1000), (4, 300), (8, 100), (8, 160)])
+def test_objectives_prefer_neither_short_nor_long_episodes(envs: int, period: int) -> None:
+    """Half of the episodes are long, whoever asks: the means over 200 populations are within 4 standard errors (a false
+    alarm in 16,000 each), for members that go on as for those that were just replaced."""
+    rows = [judged(envs, period, seed) for seed in range(200)]
+    for policy in range(2):
+        means = [np.mean(row[policy]) for row in rows]
+        error = np.std(means, ddof=1) / len(means) ** 0.5
+        assert abs(np.mean(means) - (SHORT + LONG) / 2) < 4 * error, policy
+
+
+def test_agents_that_share_an_episode_are_one_episode() -> None:
+    line = Line(envs=1, agents=2)
+    made = Ratings(PbtSettings(members=2, min_episodes=5, episodes=20), line, 2)  # type: ignore[arg-type]
+    ends = [EpisodeEnd(lane, k, float(k + 10 * lane), 9, True, 0, 0, 1) for k in range(5) for lane in range(2)]
+    made.add(ends[:-1])  # the last agent is still playing
+    assert made.judge()[0].episodes == 4
+    made.add(ends[-1:])
+    assert made.judge()[0] == Evidence.of([5.0, 6.0, 7.0, 8.0, 9.0])
+
+
+def test_statistics_may_come_before_or_after_their_episode_or_never() -> None:
+    line = Line(envs=1)
+    pbt = PbtSettings(members=2, objective="-goals", min_episodes=3, episodes=20)
+    made = Ratings(pbt, line, 2)  # type: ignore[arg-type]
+    ends = [EpisodeEnd(0, k, 0.0, 9, True, 0, 0, 1) for k in range(4)]
+    made.add_statistics(0, 0, {"goals": 1.0})
+    made.add(ends[:3])
+    assert made.values(0) == [-1.0]
+    made.add_statistics(0, 2, {"goals": 3.0})
+    assert made.values(0) == [-1.0, -3.0], "of the second one nothing will be said any more"
+    assert math.isnan(made.judge()[0].mean)
+    made.add_statistics(0, 3, {"goals": 4.0})
+    made.add(ends[3:])
+    assert made.judge()[0] == Evidence.of([-1.0, -3.0, -4.0])
+
+
+def test_episodes_that_a_new_session_has_lost_begin_a_block_anew() -> None:
+    line = Line(envs=1)
+    pbt = PbtSettings(members=2, min_episodes=3, episodes=20)
+    first = Ratings(pbt, line, 2)  # type: ignore[arg-type]
+    first.add([EpisodeEnd(0, k, 1.0, 9, True, 0, 0, 1) for k in range(2)])
+    line.inference.frames = 50
+    for same, wanted in ((True, [1.0, 1.0]), (False, [])):
+        second = Ratings(pbt, line, 2)  # type: ignore[arg-type]
+        second.load_state(first.state())
+        second.go_on(same)
+        assert second.values(0) == wanted
+        second.add([EpisodeEnd(0, 2, 1.0, 9, True, 0, 0, 40)])
+        assert len(second.values(0)) == (3 if same else 0), "begun before the session"
+    older = {
+        "windows": [[1.0], []],
+        "since": [-1, 30],
+        "from_episode": np.zeros(2, np.int64),
+        "waiting": [],
+        "told": [],
+    }
+    check_shape(older, ratings.STATE_SHAPE)
+    third = Ratings(pbt, line, 2)  # type: ignore[arg-type]
+    third.load_state(older)
+    third.go_on(same=True)
+    third.add([EpisodeEnd(0, 2, 1.0, 9, True, 0, 0, 40)])
+    assert third.values(0) == [], "which episodes have ended before is not known"
 
 
 def test_a_member_that_takes_over_has_the_weights_the_optimizer_and_no_old_rows(
@@ -260,9 +411,10 @@ class Levels(Observer):
 
     def on_training_step(self, run: OnlineRun, iteration: int) -> None:
         assert run.members is not None
-        for window, own in zip(run.members.ratings.windows, run.members.population.settings, strict=True):
-            self.looked += len(window)
-            self.wrong += sum(value != own["env.variables.level"] for value in window)
+        for member, own in enumerate(run.members.population.settings):
+            seen = run.members.ratings.values(member)
+            self.looked += len(seen)
+            self.wrong += sum(value != own["env.variables.level"] for value in seen)
 
 
 @pytest.mark.parametrize("mode", ["serial", "async"])
@@ -453,6 +605,7 @@ def test_a_member_that_could_not_learn_goes_on_from_what_acts(
         (("pbt.members=16",), r"pbt.members=16 are more than the environments \(sampling.workers=2 x"),
         (("pbt.objective=episode/return",), r"named without episode/"),
         (("pbt.period=2000",), r"the first round would be at 2,000 frames of each member .* each gets 1,500"),
+        (("pbt.period=4",), r"a round every 4 frames of each member cannot hold pbt.min_episodes=5"),
         (("pbt.tune.learning.epochs=[1,8]",), r"epochs: only whole numbers can be meant: \[1, 8, integer\]"),
         (("pbt.tune.learning.epochs=[0,8,integer]",), r"epochs must be"),
         (
@@ -466,6 +619,28 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check(config_of(tmp_path, *POPULATION, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (
+            ("env=CartPole-v1",),
+            "episodes may take 500 steps, and 3 of each of a member's 2 environments are 3,000",
+        ),
+        (("env=CartPole-v1", "pbt.period=3000", "stop.frames=60000"), ""),
+        (("env=CartPole-v1", "env.max_episode_steps=30"), ""),
+        (("env=CartPole-v1", "pbt.method=random"), ""),
+        (("env=toy_target",), ""),
+    ],
+)
+def test_rounds_that_are_shorter_than_the_episodes_are_told_of(
+    tmp_path: Path, words: tuple[str, ...], warned: str
+) -> None:
+    config = config_of(tmp_path, *SERIAL, *POPULATION, *words)
+    said = short_rounds(config, config.pbt, population_period(config), 1)
+    assert said.startswith(warned)
+    assert bool(said) == bool(warned)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

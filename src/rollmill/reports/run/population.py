@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollmill.pbt.ledger import Entry
-from rollmill.pbt.lineage import ancestors, best_member, best_so_far, rounds_of, schedule
+from rollmill.pbt.lineage import ancestors, best_member, best_so_far, last_judged, rounds_of, schedule
 from rollmill.reports.html.document import card, details, grid, note, paragraph
 from rollmill.reports.html.elements import NOTHING, Html, join
 from rollmill.reports.html.plots import Line, Plot, curves, wide
@@ -91,10 +91,8 @@ def _members(entries: Sequence[Entry]) -> Html:
     keys = list(entries[0]["begin"][0])
     rows = []
     for k, begun in enumerate(entries[0]["begin"]):
-        own = rounds[-1]["members"][k] if rounds else None
-        told = (
-            NONE if own is None or own["objective"] is None else f"{number(own['objective'])} ± {number(own['error'])}"
-        )
+        own = last_judged(entries, k)
+        told = NONE if own is None else f"{number(own['objective'])} ± {number(own['error'])}"
         now = schedule(entries, k)[-1].settings
         copies = sum(move["member"] == k and move["from"] is not None for entry in rounds for move in entry["moves"])
         values = [f"{number(begun[key])} → {number(now[key])}" for key in keys]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.errors import ConfigError
 from rollmill.core.text import nearest
+from rollmill.envs.make import episode_limit
 from rollmill.envs.variables import PROGRESS
 from rollmill.learning.settings import LIVE, SWITCHES, WHOLE
 from rollmill.pbt.space import Range, parse_space
@@ -93,6 +95,27 @@ def _check_rounds(config: TrainConfig, pbt: PbtSettings, period: int, frames: in
             f"the first round would be at {pbt.start + period:,} frames of each member (pbt.start + pbt.period), and "
             f"each gets {frames:,}: shorten them, train longer (stop.frames), or say pbt.method=random or fixed"
         )
+
+    if pbt.decides and period < pbt.min_episodes:
+        raise ConfigError(
+            f"a round every {period:,} frames of each member cannot hold pbt.min_episodes={pbt.min_episodes}, by which "
+            "it is judged: a longer pbt.period (or stop.frames), or fewer episodes"
+        )
+
+
+def short_rounds(config: TrainConfig, pbt: PbtSettings, period: int, frames_per_step: int) -> str:
+    """Why members may not be judged at every round, as far as that is known; empty otherwise. ``config`` is sized."""
+    limit, s = episode_limit(config.env), config.sampling
+    envs = s.workers * s.envs_per_worker // config.pbt.members
+    each = math.ceil(pbt.min_episodes / envs)
+    needed = each * envs * limit * frames_per_step
+    if not pbt.decides or needed <= period:
+        return ""
+    return (
+        f"episodes may take {limit:,} steps, and {each} of each of a member's {envs} environments are {needed:,} "
+        f"frames: with a round every {period:,} frames, members with such episodes are judged at some rounds only "
+        "(pbt.period, pbt.min_episodes)"
+    )
 
 
 def _space(config: TrainConfig) -> dict[str, Range]:

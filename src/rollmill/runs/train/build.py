@@ -96,7 +96,7 @@ def build_parts(
         environment=environment,
         pin_inference=device.type == "cuda",
         on_policy=config.on_policy,
-        even=_must_wait(config, spec),
+        even=must_wait(config, spec),
         policy_of_group=group_owners(config),
         workers_before=ranks.rank * config.sampling.workers,
         spare_slots=spare_slots(config.recording, per_batch, segment_bytes, config.sampling.mode == "serial"),
@@ -181,7 +181,7 @@ def _build_matches(
     return Matches(config, plan.spec, networks, envs, own)
 
 
-def _must_wait(config: TrainConfig, spec: EnvSpec) -> bool:
+def must_wait(config: TrainConfig, spec: EnvSpec) -> bool:
     """Whether groups must wait for each other, so that all tasks of a suite, or all members, get as many rows."""
     s, env = config.sampling, config.env
     if config.pbt.on:

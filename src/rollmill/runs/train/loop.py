@@ -290,7 +290,7 @@ class OnlineRun:
     def _populated(self) -> Iterator[None]:
         """Members of a population have their settings before the first environment begins."""
         if self.members is not None:
-            self._follow(self.members.begin(anew=not self.iteration))
+            self._follow(self.members.begin(anew=not self.iteration, same=self._sampler_is_set))
         yield
 
     def _follow(self, changed: Sequence[int]) -> None:

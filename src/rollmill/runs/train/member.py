@@ -69,10 +69,13 @@ class Member(Tuned):
     def frames(self) -> int:
         return self._sampler.frames
 
-    def begin(self, anew: bool) -> Sequence[int]:
-        """The run begins, or goes on; returns its policy if that has other weights than it was saved with."""
+    def begin(self, anew: bool, same: bool = False) -> Sequence[int]:
+        """The run begins, or goes on, with the ``same`` episodes under way or with new ones; returns its policy if that
+        has other weights than it was saved with."""
         if anew:
             self.give(0, self._settings)
+        else:
+            self.ratings.go_on(same)
         return (*self._catch_up(), *self.step())
 
     def step(self) -> Sequence[int]:
@@ -82,7 +85,7 @@ class Member(Tuned):
         number = self._at.number + 1
         if self._exchange.decided(number) is None:
             if not self._exchange.reported(number, self.number):
-                evidence = self.ratings.evidence()[0]
+                evidence = self.ratings.judge()[0]
                 self._exchange.report(number, self.number, self.frames, evidence, self._checkpoint())
             if not self._wait(number):
                 return ()
@@ -142,16 +145,16 @@ class Member(Tuned):
 
     def metrics(self) -> dict[str, float]:
         """``docs/populations.md`` explains them."""
-        window = self.ratings.windows[0]
+        known = self.ratings.known[0]
         found = {
             "pbt/rounds": float(self._at.number),
             "pbt/next_round": float(self._at.next_at),
             "pbt/copies": float(self.copies),
             "pbt/setbacks": float(self.setbacks),
-            "pbt/episodes": float(len(window)),
+            "pbt/episodes": float(known.episodes),
             **{f"pbt/{key}": value for key, value in self._settings.items()},
         }
-        return found | ({"pbt/objective": sum(window) / len(window)} if window else {})
+        return found | ({"pbt/objective": known.mean} if known.episodes else {})
 
     def state(self) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
 """A population in a run: takes in the members' episodes, carries out what is decided, and writes it down.
 
 Decisions themselves are pure (``rollmill.pbt``). Here are the three things that a member is: a learner, a row of
-``env.variables``, and a window of episodes that its present weights have played from their first step on.
+``env.variables``, and a block of episodes that its present weights have played from their first step on.
 """
 
 from __future__ import annotations
@@ -97,9 +97,11 @@ class Members(Tuned):
         self.population = Population(pbt, space, own, seeds, population_period(config))
         self.ledger = Ledger(folder.path)
 
-    def begin(self, anew: bool) -> Sequence[int]:
-        """The run begins, or goes on; returns the members that have other weights than it was saved with."""
+    def begin(self, anew: bool, same: bool = False) -> Sequence[int]:
+        """The run begins, or goes on, with the ``same`` episodes under way or with new ones; returns the members that
+        have other weights than it was saved with."""
         if not anew:
+            self.ratings.go_on(same)
             return ()  # everything was loaded
         pbt = self._config.pbt
         about = {"method": pbt.method, "objective": pbt.objective, "seed": self._config.run.seed}
@@ -120,9 +122,9 @@ class Members(Tuned):
         frames = self.frames
         if not self.population.due(frames):
             return ()
-        evidence = self.ratings.evidence()
+        evidence = self.ratings.judge()
         done = self.population.decide(frames, evidence)
-        self._note_best(evidence)
+        self._note_best()
         # The donor is always the better one: from the worst taker upwards, none has changed yet when it is copied.
         moves = sorted(done.moves, key=lambda move: _rank(evidence[move.member]))
         for move in moves:
@@ -132,18 +134,20 @@ class Members(Tuned):
         self._tell(done)
         return [move.member for move in moves if move.donor is not None]
 
-    def _note_best(self, evidence: Sequence[Evidence]) -> None:
-        enough = [k for k, e in enumerate(evidence) if e.episodes >= self._config.pbt.min_episodes]
-        if enough:
-            self.best = max(enough, key=lambda k: (evidence[k].mean, -k))
+    def _note_best(self) -> None:
+        known = self.ratings.known
+        if any(e.episodes for e in known):
+            self.best = max(range(len(known)), key=lambda k: (_rank(known[k]), -k))
 
     def _tell(self, done: Round) -> None:
         copies = ", ".join(f"{m.member} <- {m.donor}" for m in done.moves if m.donor is not None)
-        best = done.evidence[self.best]
+        best = self.ratings.known[self.best]
+        late = ", ".join(str(k) for k, e in enumerate(done.evidence) if not math.isfinite(e.mean))
         log.info(
-            "population, round %d: best is member %d with %.4g +- %.2g over %d episodes; %s",
+            "population, round %d: best is member %d with %.4g +- %.2g over %d episodes; %s%s",
             *(done.number, self.best, best.mean, best.error, best.episodes),
             f"weights: {copies}" if copies else "nobody was replaced",
+            f"; not judged yet: {late}" if late else "",
         )
 
     # -- metrics and checkpoints ---------------------------------------------------------------
@@ -157,12 +161,12 @@ class Members(Tuned):
             "pbt/setbacks": float(self.setbacks),
             "pbt/best_member": float(self.best),
         }
-        for member, (window, own) in enumerate(zip(self.ratings.windows, self.population.settings, strict=True)):
+        for member, (known, own) in enumerate(zip(self.ratings.known, self.population.settings, strict=True)):
             before = f"policy{member}/pbt/"
             found |= {f"{before}{key}": value for key, value in own.items()}
-            found |= {f"{before}episodes": float(len(window))}
-            if window:
-                found[f"{before}objective"] = sum(window) / len(window)
+            found |= {f"{before}episodes": float(known.episodes)}
+            if known.episodes:
+                found[f"{before}objective"] = known.mean
         return found
 
     def state(self) -> dict[str, Any]:

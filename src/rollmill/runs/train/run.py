@@ -28,6 +28,7 @@ from rollmill.reports.store.report import write_report
 from rollmill.runs.lifecycle import Ended, Life, Request, live
 from rollmill.runs.policies.online_state import require_same_network
 from rollmill.runs.probing import episode_statistics, probe_in_child
+from rollmill.runs.settings.population_checks import population_period, short_rounds
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.background_eval import BackgroundEval
@@ -100,6 +101,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
         if life.loaded is None:
             _check_statistics(config, environment)
         config = _size_for(spec, asked, config, life)
+        _warn_of_short_rounds(config, spec)
         if life.loaded is None:
             shutil.rmtree(life.folder.levels, ignore_errors=True)  # of a start that failed
         ranks = stack.enter_context(start_ranks(config, spec, environment))
@@ -163,6 +165,18 @@ def _check_statistics(config: TrainConfig, environment: Mapping[str, str]) -> No
         told = episode_statistics(config.env, environment, config.sampling.start_timeout)
         if told is not None:
             require_statistic(f"selfplay.result={config.selfplay.result}", told)
+
+
+def _warn_of_short_rounds(config: TrainConfig, spec: EnvSpec) -> None:
+    """Say it where members of a population cannot be judged at every round."""
+    pbt, why = config.pbt, ""
+    if pbt.exchange is not None:
+        about = Exchange(pbt.exchange).about()
+        why = short_rounds(config, about.pbt, about.period, spec.frames_per_step)
+    elif pbt.on:
+        why = short_rounds(config, pbt, population_period(config), spec.frames_per_step)
+    if why:
+        log.warning("%s", why)
 
 
 def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, life: Life) -> TrainConfig:
