@@ -6,17 +6,19 @@ import os
 import socket
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import faulty_envs
 import gymnasium as gym
 import pytest
+from running import ROOT
 
 from rollmill.core.errors import ConfigError, EnvError, MissingExtraError
 from rollmill.core.imports import import_object
 from rollmill.envs.code_words import code_words
 from rollmill.envs.gym_env import GymEnv
-from rollmill.envs.make import NAMED, ROUTES, EnvInstance, Route, check_env_settings, find_route, make_env
+from rollmill.envs.make import NAMED, ROUTES, Entry, EnvInstance, Route, check_env_settings, find_route, make_env
 from rollmill.envs.settings import EnvSettings
 from rollmill.envs.toy import Target
 
@@ -26,6 +28,12 @@ def test_every_named_env_resolves(name: str) -> None:
     assert bool(NAMED[name].extra) == bool(NAMED[name].package)
     check_env_settings(EnvSettings(id=name))
     assert NAMED[name].summary
+
+
+def test_every_extra_of_an_environment_can_be_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {entry.extra for entry in NAMED.values() if entry.extra and not entry.install}
+    assert extras <= project["optional-dependencies"].keys(), "an extra of NAMED is a line in pyproject.toml"
 
 
 @pytest.mark.parametrize("name", [name for name, entry in NAMED.items() if not entry.extra])
@@ -111,11 +119,18 @@ def test_a_missing_package_is_named_before_anything_is_built(
     check_env_settings(EnvSettings(id="CartPole-v1"))
 
 
+def test_an_adapter_need_not_say_how_its_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry("broken_envs:LacksModule", "swims", extra="pool", package="no_such_module")
+    monkeypatch.setitem(NAMED, "pool", entry)
+    with pytest.raises(MissingExtraError, match=r'^pool needs no_such_module: pip install "rollmill\[pool\]"$'):
+        make_env(EnvSettings(id="pool"))
+
+
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.prefix)
 def test_every_route_leads_to_an_adapter_that_takes_its_argument(route: Route) -> None:
     name = f"{route.prefix}rest"
     assert find_route(name) is route
-    assert route.args(name) == {route.argument: name if route.whole else "rest"}
+    assert route.args(name) == {route.argument: "rest" if ":" in route.prefix else name}
     adapter = import_object(NAMED[route.entry].target, "env")
     assert route.argument in inspect.signature(adapter).parameters
 

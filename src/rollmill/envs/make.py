@@ -1,6 +1,7 @@
 """From a name in the config to an environment: an explicit map, any Gymnasium id, or the user's code.
 
-There is no registration by import: ``NAMED`` is the whole list, and a test resolves every entry.
+There is no registration by import: ``NAMED`` is the whole list, and a test resolves every entry. Names that begin
+alike and belong to one adapter (``envpool:Pong-v5``) are the ``prefixes`` of its entry.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Entry:
     """What to do instead, where no extra can bring it."""
     vector: str = ""
     """Where its vectorised form is, if it has one (``env.vector``)."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Names of its own, by how they begin: the argument that gets the rest, or all where no colon ends the beginning."""
 
 
 NAMED: dict[str, Entry] = {
@@ -122,7 +125,12 @@ NAMED: dict[str, Entry] = {
         "rollmill.envs.car_racing.env:CarRacingEnv", "CarRacing, drawn fast; best return near 930", {}, "box2d", "Box2D"
     ),
     "minigrid": Entry(
-        "rollmill.envs.minigrid:MiniGridEnv", "MiniGrid: env.args.task, any of its ids", {}, "minigrid", "minigrid"
+        "rollmill.envs.minigrid:MiniGridEnv",
+        "MiniGrid: env.args.task, any of its ids",
+        {},
+        "minigrid",
+        "minigrid",
+        prefixes={"MiniGrid-": "task", "BabyAI-": "task"},
     ),
     "minigrid_memory": Entry(
         "rollmill.envs.minigrid:MiniGridEnv",
@@ -137,6 +145,7 @@ NAMED: dict[str, Entry] = {
         {},
         "pettingzoo",
         "pettingzoo",
+        prefixes={"pettingzoo:": "env"},
     ),
     "mpe_simple_spread": Entry(
         "rollmill.envs.pettingzoo:PettingZooEnv",
@@ -158,6 +167,7 @@ NAMED: dict[str, Entry] = {
         {},
         "openspiel",
         "pyspiel",
+        prefixes={"openspiel:": "game"},
     ),
     "envpool": Entry(
         "rollmill.envs.envpool:EnvPoolEnv",
@@ -166,6 +176,7 @@ NAMED: dict[str, Entry] = {
         "envpool",
         "envpool",
         vector="rollmill.envs.envpool:EnvPoolVector",
+        prefixes={"envpool:": "task"},
     ),
     "mlagents": Entry(
         "rollmill.envs.mlagents.env:MlAgentsEnv",
@@ -174,6 +185,7 @@ NAMED: dict[str, Entry] = {
         "mlagents",
         "mlagents_envs",
         "python -m rollmill.envs.mlagents.install",
+        prefixes={"mlagents:": "build"},
     ),
     "dmlab": Entry(
         "rollmill.envs.dmlab:DmLabEnv",
@@ -182,33 +194,24 @@ NAMED: dict[str, Entry] = {
         "dmlab",
         "deepmind_lab",
         "build it from source, see docs/env_adapters.md",
+        prefixes={"dmlab:": "level"},
     ),
 }
 
 
 @dataclass(frozen=True)
 class Route:
-    """Names that begin alike and belong to one adapter, which gets the rest as an argument: ``envpool:Pong-v5``."""
+    """Names that begin alike and belong to one adapter (``Entry.prefixes``)."""
 
     prefix: str
     entry: str
     argument: str
-    whole: bool = False
-    """The prefix is part of the argument, too."""
 
     def args(self, name: str) -> dict[str, Any]:
-        return {self.argument: name if self.whole else name.removeprefix(self.prefix)}
+        return {self.argument: name.removeprefix(self.prefix) if self.prefix.endswith(":") else name}
 
 
-ROUTES = (
-    Route("envpool:", "envpool", "task"),
-    Route("pettingzoo:", "pettingzoo", "env"),
-    Route("openspiel:", "openspiel", "game"),
-    Route("MiniGrid-", "minigrid", "task", whole=True),
-    Route("BabyAI-", "minigrid", "task", whole=True),
-    Route("mlagents:", "mlagents", "build"),
-    Route("dmlab:", "dmlab", "level"),
-)
+ROUTES = tuple(Route(prefix, name, argument) for name, e in NAMED.items() for prefix, argument in e.prefixes.items())
 
 FAMILIES = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
 """Gymnasium's own environments that need more than Gymnasium: (package, our extra)."""
@@ -324,6 +327,7 @@ def _missing_is_named(name: str) -> Iterator[None]:
     try:
         yield
     except (ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
+        _check_package(name)
         raise MissingExtraError(f"{name}: {error}") from error
 
 

@@ -28,22 +28,20 @@ from rollmill.core.errors import ConfigError
 from rollmill.core.janitor import find_stale_segments, sweep_stale_segments
 from rollmill.core.machine import available_cores, available_memory, cpu_quota, may_have_gpu, usable_cores
 from rollmill.core.text import bytes_text, nearest
+from rollmill.envs.make import NAMED
 from rollmill.monitor.usage import descendants
 from rollmill.runs import gl_version
 
 Level = Literal["good", "warn", "bad"]
 
 PACKAGES = ("torch", "numpy", "gymnasium", "pydantic", "rich", "tensorboardX", "zstandard", "msgpack")
+_OF_ENVS = [(entry.extra, entry.package) for entry in NAMED.values() if entry.extra and not entry.install]
 EXTRAS: dict[str, tuple[str, ...]] = {
+    **{extra: tuple(dict.fromkeys(package for other, package in _OF_ENVS if other == extra)) for extra, _ in _OF_ENVS},
     "vizdoom": ("vizdoom", "cv2"),
     "classic": ("pygame",),
-    "box2d": ("Box2D",),
     "mujoco": ("mujoco",),
     "atari": ("ale_py", "cv2"),
-    "minigrid": ("minigrid",),
-    "pettingzoo": ("pettingzoo", "mpe2"),
-    "openspiel": ("pyspiel",),
-    "envpool": ("envpool",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
     "ray": ("ray",),
@@ -59,7 +57,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "viewer": ("starlette", "uvicorn"),
     "notebook": ("ipykernel", "matplotlib", "pandas"),
 }
-"""Extras of the package, with what they install by the names it is imported under."""
+"""Extras of the package, with what they install by the names it is imported under; those of environments, unless they
+bring more, are told by ``envs.make.NAMED``."""
 PROGRAMS = {"py_spy": "py-spy"}
 """Packages that bring a program instead of a module."""
 LOW_DISK, NO_DISK = 5e9, 0.2e9
