@@ -41,7 +41,8 @@ class Faults(Until):
     def told(self, _: Until) -> bool:
         """The file of the status is written every other second."""
         (self.status,) = self.look()["runs"]
-        return [node["stage"] for node in self.status["nodes"]] == ["sampling"] * 2
+        nodes = self.status["nodes"]
+        return [node["stage"] for node in nodes] == ["sampling"] * 2 and all(node["steps"] for node in nodes)
 
     def kill_node(self, _: Until) -> bool:
         self.imported = "ray" in sys.modules
