@@ -49,7 +49,7 @@ class Entry:
     vector: str = ""
     """Where its vectorised form is, if it has one (``env.vector``)."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Names of its own, by how they begin: the argument that gets the rest, or all where no colon ends the beginning."""
+    """Names of its own, by how they begin: the argument that gets the rest, or the whole name if no colon ends that."""
 
 
 NAMED: dict[str, Entry] = {
