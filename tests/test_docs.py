@@ -37,10 +37,11 @@ from rollmill.core.config.schema import describe
 from rollmill.core.errors import ConfigError
 from rollmill.core.fields import ActionSpec, EnvSpec, Field
 from rollmill.core.imports import import_object
+from rollmill.core.run_kind import STAGES
 from rollmill.envs.batch import random_actions
 from rollmill.envs.make import NAMED, make_env
 from rollmill.envs.settings import EnvSettings
-from rollmill.launch.settings import LaunchSettings
+from rollmill.launch.settings import BACKENDS, LaunchSettings
 from rollmill.models.encoders import smallest_image
 from rollmill.models.settings import ENCODERS
 from rollmill.monitor.trackio import TrackioSettings
@@ -377,8 +378,9 @@ def play(name: str) -> None:
 
 
 def test_every_built_in_environment_is_described() -> None:
-    text = "".join(text_of(DOCS / f"{page}.md") for page in ("environments", "env_adapters", "doom_matches"))
-    assert [name for name in NAMED if f"`{name}`" not in text] == []
+    pages = ("environments", "env_adapters", "doom_matches")
+    text = "".join(text_of(DOCS / f"{page}.md") for page in pages)
+    assert [name for name in NAMED if f"`{name}`" not in text] == [], f"give it a row in one of {pages}"
 
 
 def test_every_public_name_has_its_place_in_the_reference() -> None:
@@ -402,11 +404,24 @@ def test_every_encoder_is_described() -> None:
     """With its layers, and how small an image may be."""
     text = text_of(DOCS / "models.md")
     for name, layers in ENCODERS.items():
-        (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+        rows = re.findall(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+        assert len(rows) == 1, f"`{name}` needs one row in docs/models.md"
         if not isinstance(layers, str):
+            (row,) = rows
             for channels, kernel, stride in layers:
                 assert f"{channels} {kernel}x{kernel} stride {stride}" in row, name
             assert f"{smallest_image(name)} pixels at least" in row
+
+
+def test_every_back_end_is_described() -> None:
+    (row,) = (cells for cells in table_rows(DOCS / "launch.md") if cells[0] == "`backend`")
+    assert [name for name in BACKENDS if f"`{name}`" not in row[2]] == [], "it belongs into docs/launch.md"
+
+
+def test_every_stage_of_world_models_is_described_in_its_place() -> None:
+    rows = [cells[:2] for cells in table_rows(DOCS / "world_models.md") if cells[0] in STAGES]
+    places = [[name, f"`{stage.folder}/`" if stage.folder else ""] for name, stage in STAGES.items()]
+    assert rows == places, "a stage has a row in the first table of docs/world_models.md"
 
 
 def test_every_verb_is_mentioned() -> None:
@@ -439,7 +454,9 @@ def test_every_logged_metric_is_explained_and_every_explained_one_is_logged(tmp_
     explained = [name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)]
     assert len(explained) == len(set(explained))
     of_clusters = {name for name in explained if name.startswith("cluster/")}  # tests/runs/train/test_cluster.py
-    assert set(explained) - of_clusters - {"learn/ranks"} == logged  # tests/runs/train/test_ranks.py
+    not_here = of_clusters | {"learn/ranks"}  # tests/runs/train/test_ranks.py
+    assert logged - set(explained) == set(), "logged, and not explained in docs/metrics.md"
+    assert set(explained) - logged - not_here == set(), "explained in docs/metrics.md, and not logged here"
 
 
 # -- reliability --------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def plan(
     settings = launch_settings(experiment, overrides)
     made = plan_of(experiment, root)
     measured = measure_like(like) if like else measure(run.folder for run in made.runs)
-    total = total_of(made, _parallel(settings), measured)
+    total = total_of(made, settings.at_once, measured)
     if json_:
         print(json.dumps(_plan_dict(made, total)))
         return 0
@@ -75,17 +75,9 @@ def plan(
     return 0
 
 
-def _parallel(settings: LaunchSettings) -> int:
-    """Runs at the same time; 0 if the cluster decides."""
-    if settings.backend == "local":
-        return settings.local.slots
-    return {"slurm": settings.slurm.parallel, "ray": settings.ray.parallel}.get(settings.backend, 0)
-
-
 def total_text(total: Total, settings: LaunchSettings) -> str:
     """The totals in a sentence or two."""
-    parallel = _parallel(settings)
-    at_once = f"{parallel} at a time" if parallel else "all at the same time"
+    at_once = f"{settings.at_once} at a time" if settings.at_once else "all at the same time"
     unknown = "not known (no run has been measured: --like RUN, or expect in the description)"
     hours = unknown if total.hours is None else f"about {total.hours:.3g} h with {at_once}"
     disk = unknown if total.gb is None else f"about {total.gb:.3g} GB"

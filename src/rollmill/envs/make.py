@@ -49,7 +49,7 @@ class Entry:
     vector: str = ""
     """Where its vectorised form is, if it has one (``env.vector``)."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Names of its own, by how they begin: the argument that gets the rest, or all where the beginning has no colon."""
+    """Names of its own, by how they begin: the argument that gets the rest, or the whole name if no colon ends that."""
 
 
 NAMED: dict[str, Entry] = {
@@ -360,12 +360,6 @@ def vector_args(settings: EnvSettings) -> dict[str, Any]:
         limit for limit in (settings.max_episode_steps, settings.args.get("max_episode_steps", registered)) if limit
     ]
     return {**settings.args, "max_episode_steps": min(limits)} if limits else dict(settings.args)
-
-
-def episode_limit(settings: EnvSettings) -> int:
-    """Steps after which every episode ends, as far as that is known before an environment is built; else 0."""
-    args = {} if tasks_of(settings) else vector_args(settings)
-    return int(args.get("max_episode_steps") or settings.max_episode_steps)
 
 
 def check_env_settings(settings: EnvSettings) -> None:

@@ -68,6 +68,8 @@ class _ByKind:
         return self._settings.backend if handle is None else str(handle["kind"])
 
     def _of(self, kind: str) -> BackEnd:
+        if kind not in BACKENDS:
+            raise LaunchError(f"a run was handed to {kind!r}, and there is no such back end: {', '.join(BACKENDS)}")
         if kind not in self._made:
             self._made[kind] = _make(replace(self._settings, backend=kind))
         return self._made[kind]

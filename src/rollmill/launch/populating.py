@@ -41,8 +41,8 @@ class PopulationLauncher(Launcher):
 
     def room(self, active: int, waiting: int) -> int:
         """An array of its own for everybody who goes on would have a limit of its own."""
-        slurm = self.settings.slurm.parallel if self.settings.backend == "slurm" else 0
-        return max(0, slurm - active) if slurm else super().room(active, waiting)
+        limit = self.settings.at_once if self.backend.batch else 0
+        return max(0, limit - active) if limit else super().room(active, waiting)
 
     def _follow(self, statuses: Sequence[RunStatus]) -> bool:
         """Say who is lost, decide if nobody else is left to do so, and bring the lost back; whether anything is new."""

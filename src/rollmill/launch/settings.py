@@ -10,10 +10,9 @@ import shlex
 import string
 from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rollmill.core.config.schema import settings
-from rollmill.core.text import nearest
 
 BACKENDS = {
     "local": "rollmill.launch.backends.local:LocalBackEnd",
@@ -23,6 +22,11 @@ BACKENDS = {
 }
 """Where runs can be started: the class of each place (``backends.base.BackEnd``), imported when it is used. Its
 constructor gets the settings of the same name, or nothing where there are none."""
+
+if TYPE_CHECKING:
+    BackEndName = str
+else:
+    BackEndName = Literal[tuple(BACKENDS)]
 
 
 @settings
@@ -180,8 +184,8 @@ class NgcSettings:
 class LaunchSettings:
     """Everything ``rollmill launch`` can be told besides the runs."""
 
-    backend: str = "local"
-    """Where runs are started: local, slurm, ray or ngc."""
+    backend: BackEndName = "local"
+    """Where runs are started."""
 
     retries: int = 2
     """How often a run that failed is started again, from its checkpoint if it has one."""
@@ -195,10 +199,13 @@ class LaunchSettings:
     ngc: NgcSettings = field(default_factory=NgcSettings)
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            hint = nearest(self.backend, BACKENDS) or f"expected one of {', '.join(BACKENDS)}"
-            raise ValueError(f"backend={self.backend!r}: {hint}")
         if self.retries < 0:
             raise ValueError("retries must not be negative")
         if self.poll_seconds < 0:
             raise ValueError("poll_seconds must not be negative")
+
+    @property
+    def at_once(self) -> int:
+        """Runs at the same time, as the back end is told (``parallel`` of its settings); 0: it decides."""
+        own = getattr(self, self.backend, None)
+        return own.slots if isinstance(own, LocalSettings) else getattr(own, "parallel", 0)

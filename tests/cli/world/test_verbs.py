@@ -68,7 +68,8 @@ def test_a_pipeline_runs_up_to_a_stage(call: Call, tmp_path: Path) -> None:
     words = ("world", "run", "--config", "my_world.yaml", "--until", "vae")
     done = call(*words)
     assert done.code == 0, done.err
-    assert "finished: collect done, vae done, encode waiting" in done.out
+    assert "finished: collect done, vae done, " in done.out
+    assert "encode waiting" in done.out
     again = call(*words, "--json")
     assert json.loads(again.out)["stages"]["vae"] == "skipped"
     assert (tmp_path / "runs" / "world" / "my_world" / "vae" / "encoder.bin").is_file()
