@@ -362,6 +362,12 @@ def vector_args(settings: EnvSettings) -> dict[str, Any]:
     return {**settings.args, "max_episode_steps": min(limits)} if limits else dict(settings.args)
 
 
+def episode_limit(settings: EnvSettings) -> int:
+    """Steps after which every episode ends, as far as that is known before an environment is built; else 0."""
+    args = {} if tasks_of(settings) else vector_args(settings)
+    return int(args.get("max_episode_steps") or settings.max_episode_steps)
+
+
 def check_env_settings(settings: EnvSettings) -> None:
     """Refuse an unknown name or argument, or a package that is not there, before any process starts."""
     tasks = tasks_of(settings)
