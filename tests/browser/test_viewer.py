@@ -942,7 +942,7 @@ def test_whose_weights_went_where(browser: Any, tmp_path: Path) -> None:
         places = page.evaluate("document.querySelector('.plot').chart.plot.points[0].x")
         assert places == [1000, 2000 - 0.012 * 2000, 2000], "copies of one round stand beside each other"
         row = page.locator("section", has_text="Members").locator("tbody tr").nth(2).inner_text()
-        assert row.split() == ["2", "-", "20", "2", "0.1", "→", "0.005"]
+        assert row.split() == ["2", "12", "±", "0.5", "20", "2", "0.1", "→", "0.005"], "as it was judged last"
         assert page.locator(".chart", has_text="learning.learning_rate").locator(".entry").count() == 3
         decisions = page.locator("section", has_text="Decisions, the newest first").locator("tbody tr")
         assert decisions.first.inner_text().startswith("2\t2\tfrom 1")
