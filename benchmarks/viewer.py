@@ -3,6 +3,7 @@
     python benchmarks/viewer.py                      1,000 runs of 100 rows in a temporary folder
     python benchmarks/viewer.py --keep runs/made_up  leave them there, for a look in the browser
     python benchmarks/viewer.py frames               a store of 1 GB of 128x72 images: its table, points and frames
+                                                     (--gb 10; --keep for one that stays there)
     python benchmarks/viewer.py beside               a training alone and beside a viewer with an open page, by turns
 
 *Cold*: the first look, without an index. *Warm*: a new process that finds the index. Prints the figures and writes
@@ -41,6 +42,7 @@ from rollmill.launch.progress import last_row
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.store.episode import Episode, EpisodeInfo
 from rollmill.store.format.schema import StoreSchema
+from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
 from rollmill.viewer.catalog import Catalog
 from rollmill.viewer.columns import Columns
@@ -58,19 +60,20 @@ def main() -> int:
     parser.add_argument("what", nargs="?", choices=("runs", "frames", "beside"), default="runs")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=100)
-    parser.add_argument("--keep", type=Path, help="a folder for the runs, which stay there")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs or the store, which stay there")
     parser.add_argument("--gb", type=float, default=1.0, help="of the store")
     parser.add_argument("--pairs", type=int, default=5, help="of trainings, alone and beside the viewer")
     parser.add_argument("--frames", type=int, default=100_000, help="of each of these trainings")
     options = parser.parse_args()
     if options.what != "runs":
         with tempfile.TemporaryDirectory() as scratch:
+            root = options.keep or Path(scratch) / "runs"
             job = (
                 partial(of_a_store, gb=options.gb)
                 if options.what == "frames"
                 else partial(beside, pairs=options.pairs, frames=options.frames)
             )
-            found = with_load(lambda: job(Path(scratch)))
+            found = with_load(lambda: job(root))
         print(json.dumps(found))
         record(f"viewer_{options.what}", found)
         return 0
@@ -172,12 +175,14 @@ class Client:
         self.process.wait()
 
 
-def of_a_store(scratch: Path, gb: float) -> dict[str, Any]:
+def of_a_store(root: Path, gb: float) -> dict[str, Any]:
     """Milliseconds for the table, for all points and for parts of 128x72 frames."""
-    store = scratch / "runs" / "loose" / "store"
-    episodes = write_store(store, gb)
+    store = root / "loose" / "store"
+    if not store.exists():
+        write_store(store, gb)
+    episodes = len(Store(store))
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
-    client = Client(scratch / "runs")
+    client = Client(root)
     try:
         (known,) = json.loads(client.ask("/api/runs"))["stores"]
         rng, parts = np.random.default_rng(0), STEPS // FRAMES_OF_A_PART
@@ -211,8 +216,8 @@ STEPS = 1000
 FRAMES_OF_A_PART = max(1, min(MOST_FRAMES, PIXELS // (IMAGE[0] * IMAGE[1])))
 
 
-def write_store(path: Path, gb: float) -> int:
-    """Episodes of images with noise in their lower bits, as simulators draw textures; returns how many."""
+def write_store(path: Path, gb: float) -> None:
+    """Episodes of images with noise in their lower bits, as simulators draw textures."""
     fields = (Field("image", "uint8", (*IMAGE, 3)),)
     spec = EnvSpec("made_up", fields, ActionSpec("discrete", nvec=(3,), start=(0,)))
     rng, episodes = np.random.default_rng(0), 0
@@ -225,12 +230,10 @@ def write_store(path: Path, gb: float) -> int:
             columns |= {"global_step": STEPS * episodes + np.arange(STEPS), "version": np.zeros(STEPS, int)}
             writer.add_episode(Episode(columns, EpisodeInfo(uid=episodes + 1, seed=episodes), True, False))
             episodes += 1
-    return episodes
 
 
-def beside(scratch: Path, pairs: int, frames: int) -> dict[str, Any]:
+def beside(root: Path, pairs: int, frames: int) -> dict[str, Any]:
     """Frames per second of the same training, alone and beside a viewer with an open page, by turns."""
-    root = scratch / "runs"
     make_runs(root, 100, 100)
     rates: dict[str, list[float]] = {"alone": [], "beside": []}
     shares = []

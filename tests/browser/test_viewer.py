@@ -514,6 +514,69 @@ def test_fixed_columns_stand_before_settings_which_fold(browser: Any, tmp_path: 
         assert complaints == []
 
 
+def test_settings_that_only_one_kind_of_run_has_are_no_columns(browser: Any, tmp_path: Path) -> None:
+    """Runs of two kinds differ by hundreds of them, which say nothing and hid what does."""
+    for k in range(2):
+        settings = {"gamma": 0.9 + 0.05 * k, **{f"a_knob_{j:02}": j for j in range(20)}}
+        write_run(tmp_path / "runs" / "exp" / f"r{k}", online(learning=settings), [1.0])
+    write_run(tmp_path / "runs" / "exp" / "cloned", offline(tmp_path / "none"), [1.0], metric="eval/return")
+    with serving(tmp_path / "runs") as server:
+        with opened(browser, server.link) as (page, complaints):
+            page.locator("table.runs th", has_text="learning.gamma").wait_for()
+            assert page.locator("table.runs th", has_text="knob").count() == 0
+            row = page.locator("table.runs tr", has=page.get_by_role("link", name="cloned", exact=True))
+            assert row.locator("td").last.inner_text() == "-", "which is not null"
+            assert complaints == []
+        ids = ",".join(server.id_of(f"exp/{name}") for name in ("r0", "cloned"))
+        with opened(browser, f"{server.link}#compare?runs={ids}") as (page, complaints):
+            page.locator("section p", has_text="None that all have").wait_for()
+            page.locator("summary", has_text="that not all have").click()
+            assert page.locator("tr", has_text="a_knob_07").inner_text().split("\t") == ["learning.a_knob_07", "7", "-"]
+            assert complaints == []
+
+
+def test_from_a_world_model_to_the_curves_of_its_stages(browser: Any, tmp_path: Path) -> None:
+    world = tmp_path / "runs" / "world" / "car"
+    write_run(world, {"collect": {}, "dynamics": {}, "controller": {}}, [])
+    (world / "stages").mkdir()
+    write_run(world / "vae", {"encoder": {"size": 3}, "images": {}}, [0.5, 0.25], metric="learn/loss")
+    with serving(tmp_path / "runs") as server, opened(browser, server.link) as (page, complaints):
+        page.get_by_role("link", name="world/car", exact=True).click()
+        page.locator(".chart .entry", has_text="vae").wait_for()
+        assert complaints == []
+
+
+def test_who_comes_back_finds_what_was_unfolded_and_chosen(browser: Any, server: Serving) -> None:
+    with opened(browser, f"{server.link}#runs?filter=experiment%3Dsweep") as (page, complaints):
+        page.get_by_role("button", name="unfold gamma-0.9", exact=True).click()
+        page.get_by_label("choose sweep/g0.9-s0").check()
+        page.get_by_label("choose sweep/g0.9-s1").check()
+        page.get_by_role("button", name="compare 2 runs").click()
+        page.locator("section", has_text="Settings that differ").first.wait_for()
+        assert page.title() == "Compare: runs"
+        page.go_back()
+        page.get_by_role("button", name="compare 2 runs").wait_for()
+        assert page.get_by_label("choose sweep/g0.9-s0").is_checked()
+        assert page.title() == "Runs: runs"
+        assert complaints == []
+
+
+def test_an_answer_that_takes_long_is_waited_for_aloud(browser: Any, everything: Serving) -> None:
+    """An empty page would look like one with nothing on it."""
+    with opened(browser, everything.link) as (page, complaints):
+        page.locator("table.runs a").first.wait_for()
+        held: list[Any] | None = []
+        page.route("**/api/experiment?*", lambda route: route.continue_() if held is None else held.append(route))
+        page.evaluate("location.hash = 'experiments'")
+        page.locator("#status", has_text="reading").wait_for()
+        waiting, held = held, None
+        for route in waiting:
+            route.continue_()
+        page.locator(".chart .entry").first.wait_for()
+        page.locator("#status", has_text=" runs").wait_for()
+        assert complaints == []
+
+
 def test_typing_and_sliding_are_no_steps_back(browser: Any, server: Serving) -> None:
     with opened(browser, f"{server.link}#curves?metrics=episode/return") as (page, complaints):
         page.locator(".chart .entry").first.wait_for()
@@ -646,6 +709,37 @@ def test_frames_that_cannot_be_read_leave_no_others_there(browser: Any, recorded
         slider.evaluate(go, 6)
         wait_until(lambda: pixel(page) == [6, 1, 7])
         assert page.locator(".pane [role=alert]").inner_text() == ""
+
+
+DRAWN = """() => {
+  const { fillText } = CanvasRenderingContext2D.prototype;
+  window.drawn = {};
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    (window.drawn[this.canvas.ariaLabel] ??= []).push(text);
+    return fillText.call(this, text, ...rest);
+  };
+}"""
+
+
+def test_steps_and_versions_have_whole_ticks(browser: Any, recorded: Serving) -> None:
+    (store,) = (own["id"] for own in recorded.ask("/api/runs").json["stores"])
+    with opened(browser, f"{recorded.link}#play?e={store}:2") as (page, complaints):
+        page.evaluate(DRAWN)
+        page.set_viewport_size({"width": 3000, "height": 900})  # room for many ticks
+        page.wait_for_function("window.drawn['policy version']?.length > 20")
+        words = page.evaluate("window.drawn['policy version']")
+        assert all(float(word).is_integer() for word in words if word), words
+        assert complaints == []
+
+
+def test_the_player_without_episodes_has_nothing_to_press(browser: Any, recorded: Serving) -> None:
+    with opened(browser, f"{recorded.link}#play") as (page, complaints):
+        page.locator("p", has_text="Choose episodes on the page").wait_for()
+        assert not page.get_by_role("button", name="largest reward").is_visible()
+        page.locator("#page").get_by_role("link", name="Data").click()
+        page.locator("table.episodes a").first.click()
+        page.get_by_role("button", name="largest reward").wait_for()
+        assert complaints == []
 
 
 def test_one_of_several_images_is_chosen(browser: Any, tmp_path: Path) -> None:
@@ -894,6 +988,8 @@ def test_how_a_launch_stands(browser: Any, tmp_path: Path) -> None:
     with serving(tmp_path / "runs") as server, opened(browser, f"{server.link}#experiments") as (page, complaints):
         page.locator("td", has_text="to_come").wait_for()
         assert page.locator("tr", has_text="to_come").inner_text().split()[1] == "waiting"
+        assert page.locator("tr", has_text="to_come").locator("a").count() == 0, "there is nothing to see of it yet"
+        assert page.locator("tr", has_text="g0.5-s0").locator("a").count() == 1
         assert page.locator("section", has_text="What matters").locator("td", has_text="learning.gamma").is_visible()
         assert page.locator(".chart .entry").count() >= 3
         assert complaints == []
@@ -928,6 +1024,7 @@ def test_attempts_and_every_run_over_its_parameters(browser: Any, tmp_path: Path
         assert chart.locator(".entry").count() == 0, "a place between two axes has no value"
         assert drawn.count("<path") == 9 + 2, "a line for each run, an axis for gamma and one for the score"
         assert ">0.99</text>" in drawn
+        assert 'paint-order="stroke">0.99<' in drawn, "words that stand on lines can be read"
         assert complaints == []
 
 

@@ -46,6 +46,8 @@ def test_a_rise_is_told_once_for_every_lowest_loss() -> None:
 def test_a_plateau_is_no_rise() -> None:
     assert not watched([1.0, 1.0, 1.0, 1.0, 1.0]).rising
     assert watched([1.0, 1.1, 1.1, 1.1]).rising
+    assert not watched([0.8495, 0.8497, 0.8496, 0.8498]).rising, "a fit that has come to rest wavers"
+    assert watched([-2.0, -1.9, -1.9, -1.9]).rising, "the logarithm of a density may be above 0"
 
 
 @pytest.mark.parametrize(("patience", "ends_after"), [(2, 4), (3, 5), (0, None)])

@@ -108,6 +108,16 @@ def test_all_kept_is_exactly_alike(tmp_path: Path) -> None:
     assert all(d.z == 0 for d in found.differences.values())
 
 
+def test_no_part_goes_on_behind_the_last_episode(tmp_path: Path) -> None:
+    """An axis would end where there is nothing."""
+    first, _, lengths = coins(300)
+    played = played_of(first, lengths)
+    found = compare(store_of(tmp_path, first, lengths, np.ones(300)).table, played)
+    assert found is not None
+    assert first.max() % played.width, "the last part is not full"
+    assert found.parts[-1]["frames"] == [first.max() // played.width * played.width, first.max()]
+
+
 def test_chance_is_told_from_survivors(tmp_path: Path) -> None:
     first, _, lengths = coins(1200)
     played, rng = played_of(first, lengths), np.random.default_rng(1)

@@ -233,6 +233,7 @@ def cluster_run(folder: Path) -> Path:
         "INFO    node local-1 samples (seat 1, incarnation 1001)",
         "WARNING node local-1 is gone",
         "INFO    training",
+        "INFO    checkpoint runs/nodes/two-nodes/checkpoints/frames-000000000100.ckpt",
     )
     (folder / "log.txt").write_text("".join(f"{stamp} {text}\n" for text in said))
     node = NodeStanding("local-0", 0, 1000, "sampling", "", 510.0, 0.25, 1.0, 5000, 0, 3.0, 0.1)

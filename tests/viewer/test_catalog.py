@@ -56,6 +56,23 @@ def test_a_metric_of_few_rows_is_listed(root: Path) -> None:
     assert found["spark"] == [[3340, 333], [5020, 501], [7780, 777]]
 
 
+def test_stages_of_a_world_model_that_learn_are_runs(root: Path) -> None:
+    """The whole has no curves; what its encoder learns would be seen nowhere."""
+    world = root / "world" / "car"
+    write_run(world, {"collect": {}, "dynamics": {}, "controller": {}}, [])
+    (world / "stages").mkdir()
+    write_run(world / "vae", {"encoder": {"size": 3}, "images": {}}, [0.5, 0.25], metric="learn/loss")
+    (world / "raw").mkdir()
+    (world / "raw" / "store.json").write_text("{}")
+    write_run(world / "another", online(), [1.0])
+    catalog = Catalog(root, Index(None))
+    look(catalog)
+    found = {run["name"]: run for run in catalog.to_dict()["runs"] if run["name"].startswith("world")}
+    assert list(found) == ["world/car", "world/car/vae"]
+    assert (found["world/car/vae"]["kind"], found["world/car/vae"]["experiment"]) == ("encoder", "world/car")
+    assert "learn/loss" in found["world/car/vae"]["metrics"]
+
+
 def test_only_what_has_changed_is_told_again(root: Path) -> None:
     catalog = Catalog(root, Index(None))
     first = look(catalog)

@@ -183,6 +183,9 @@ def test_a_job_stands_as_its_records_say(tmp_path: Path) -> None:
     assert state(None, cancelled=True) == ("cancelled", "")
     assert state(replace(begun, ended=1.8e9, exit_code=2, reason="wrong"))[0] == "failed"
     assert state(None) == ("queued", "")
+    write_run(experiment / "to_come", online(), [1.0])
+    assert state(replace(begun, process=gone)) == ("finished", "elsewhere"), "though nobody has written down its end"
+    assert state(None) == ("finished", "")
 
 
 VALUES = st.recursive(

@@ -26,6 +26,8 @@ HELD_OUT_SHAPE: Shape = {
 }
 RISING = 3
 """Validations in a row above the lowest before it counts as risen: one or two are noise."""
+RISE = 0.01
+"""Share of the lowest loss by which it must have risen: a fit that has come to rest wavers by less."""
 
 
 class HeldOut:
@@ -59,7 +61,7 @@ class HeldOut:
 
     @property
     def rising(self) -> bool:
-        return self.since >= RISING and self.last_loss > self.best_loss
+        return self.since >= RISING and self.last_loss - self.best_loss > RISE * abs(self.best_loss)
 
     def warning(self) -> str:
         """A sentence when the loss has begun to rise, once for every lowest loss; else nothing."""

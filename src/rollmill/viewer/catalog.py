@@ -19,7 +19,7 @@ from typing import Any
 from rollmill.core.errors import ConfigError, RollmillError
 from rollmill.core.opening import check_within
 from rollmill.core.run_folder import RunFolder, is_run
-from rollmill.core.run_kind import UNITS
+from rollmill.core.run_kind import FOLDERS, RECORDS, UNITS
 from rollmill.launch.compare.aggregate import POINTS, SEEDS, t975
 from rollmill.launch.compare.gather import Found, in_groups
 from rollmill.launch.listing import RETURNS, run_folders, standing
@@ -125,7 +125,8 @@ class Catalog:
         def refuse(folder: Path, words: str) -> None:
             refused.append(f"{folder.relative_to(self.root).as_posix()}: {words}")
 
-        for folder in run_folders(self.root, wanted=_is_shown, refuse=refuse):
+        found = run_folders(self.root, wanted=_is_shown, refuse=refuse)
+        for folder in (part for run in found for part in (run, *_stages_in(run))):
             name = folder.relative_to(self.root).as_posix()
             try:
                 check_within(folder, self.root)
@@ -251,6 +252,12 @@ def _launch_stamps(experiment: Path) -> tuple[Stamp | None, ...]:
     runs = sorted((launch / "attempts").glob("*"))
     places = (experiment / LEDGER, experiment / _LAUNCH_FILE, launch / "runs", launch / "cancelled")
     return tuple(map(stamp_of, (*places, *runs)))
+
+
+def _stages_in(run: Path) -> list[Path]:
+    """The stages of a world model that learn, as runs of their own: the whole has no curves."""
+    places = [run / name for name in FOLDERS.values()] if (run / RECORDS).is_dir() else []
+    return [place for place in places if is_run(place) and not (place / STORE_FILE).is_file()]
 
 
 def _is_shown(folder: Path) -> bool:

@@ -16,7 +16,8 @@ from rollmill.viewer.facts import written
 
 PREFIX = "cluster/"
 MOST_LINES = 200
-_TOLD = re.compile(rb"\b(?:nodes?|gateway|cluster)\b")
+_TOLD = re.compile(rb"(?<![\w/.-])(?:nodes?|gateway|cluster)\b(?![/-])")
+"""Words, and no parts of paths: many a folder of runs is called after its nodes."""
 
 
 def cluster(run: RunFolder, root: Path, metrics: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.errors import ConfigError, LaunchError
+from rollmill.core.errors import ConfigError, LaunchError, RollmillError
 from rollmill.core.identity import Identity
 from rollmill.core.opening import check_within, plain_file
 from rollmill.core.run_folder import RunFolder
@@ -57,6 +57,8 @@ def _recorded(records: LaunchRecords, run: str, handle: Handle | None) -> JobSta
     if last is not None and last.ended is None:
         if last.process.is_here:
             return JobStatus("running" if last.process.alive else "ended", host)
+        if _has_finished(records, run):  # its node was given up while it tidied up: there is nothing left to ask about
+            return JobStatus("ended", host)
         return JobStatus("running", host, f"as its records say; {_ASK}")
     if handle is not None and handle.get("process"):
         process = Identity.from_dict(handle["process"])  # of this machine, and about to write down its attempt
@@ -65,6 +67,13 @@ def _recorded(records: LaunchRecords, run: str, handle: Handle | None) -> JobSta
     if handle is None or submission.cancelled or submission.submitted_count <= len(jobs):
         return JobStatus("ended", host)
     return JobStatus("queued", reason=f"handed in to {handle['kind']}; {_ASK}")
+
+
+def _has_finished(records: LaunchRecords, run: str) -> bool:
+    with contextlib.suppress(RollmillError):
+        state = RunFolder(records.experiment / run).read_state()
+        return state is not None and state["state"] == "finished"
+    return False
 
 
 class Experiments:

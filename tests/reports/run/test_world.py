@@ -8,7 +8,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from rollmill.reports.run.report import write_run_report
-from rollmill.reports.run.world import PLOTS, GenerationRow, metric_curves, search_plots, write_generations
+from rollmill.reports.run.world import (
+    PLOTS,
+    GenerationRow,
+    metric_curves,
+    read_records,
+    search_plots,
+    stages_table,
+    write_generations,
+)
 
 
 def rows(first: float) -> list[dict[str, float]]:
@@ -70,3 +78,14 @@ def test_the_plots_of_a_search_are_shown(tmp_path: Path) -> None:
 def test_a_search_of_one_generation_has_plots(tmp_path: Path) -> None:
     write_generations(tmp_path, [GenerationRow(1, 9, 9, 1.0, 1.0, 2.0, 0.0, 0.1, 0, None, None, None)])
     assert 'class="point c0"' in search_plots(tmp_path)
+
+
+def test_that_no_signal_came_is_no_outcome(tmp_path: Path) -> None:
+    """A stage that a signal has ended says so by its number."""
+    (tmp_path / "stages").mkdir()
+    for name, signal in (("vae", 0), ("dynamics", 15)):
+        record = {"state": "done", "seconds": 3.0, "result": {"steps": 40, "signal": signal}}
+        (tmp_path / "stages" / f"{name}.json").write_text(json.dumps(record))
+    text = stages_table(read_records(tmp_path))
+    assert "steps 40</td>" in text
+    assert "steps 40, signal 15</td>" in text

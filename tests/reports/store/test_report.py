@@ -252,6 +252,18 @@ def test_every_kind_of_action_is_drawn(tmp_path: Path) -> None:
     assert "No value lies within the action space" in words(root)
 
 
+def test_only_the_last_parts_are_left_out_where_few_have_ended() -> None:
+    """At the beginning, too, long episodes may be few: they belong to the curve."""
+    counts = (2, 3, 40, 40, 40, 40, 1)
+    parts = [
+        {"frames": [100 * k, 100 * k + 100], "played": played, "return": {"kept": 1.0 * k, "played": 1.0 * k}}
+        for k, played in enumerate(counts)
+    ]
+    drawn = render.part_plot(parts, "return")
+    (path,) = re.findall(r'class="line" d="M([^"]*)"', drawn)
+    assert len(path.split("L")) == 6
+
+
 def test_the_report_needs_the_name_of_a_page_and_a_place_for_it(tmp_path: Path) -> None:
     store = write_views(tmp_path / "data", 1)
     with pytest.raises(StoreError, match=r"ends in \.html"):

@@ -49,7 +49,7 @@ def render_world(facts: RunFacts) -> Html:
     place = {stage: folder / name for stage, name in FOLDERS.items()}
     every: sections.Sections = {
         "What it is worth": lambda: _worth(read_records(folder)),
-        "Stages": lambda: _stages(read_records(folder)),
+        "Stages": lambda: stages_table(read_records(folder)),
         "Reconstructions": lambda: reconstructions(place["vae"], media),
         "Dreams": lambda: _dreams(folder, media),
         "Controller": lambda: search_plots(place["controller"]),
@@ -93,7 +93,7 @@ def _worth(records: Records) -> Html:
     return tiles(metrics)
 
 
-def _stages(records: Records) -> Html:
+def stages_table(records: Records) -> Html:
     rows = [
         (name, record["state"] or NONE, duration_text(record["seconds"]), _facts(record["result"]))
         for name, record in records.items()
@@ -102,7 +102,9 @@ def _stages(records: Records) -> Html:
 
 
 def _facts(result: Mapping[str, Any]) -> str:
-    plain = [(name, value) for name, value in result.items() if type(value) in (int, float) and value == value]
+    """Numbers of an outcome; that no signal has ended the stage (0) is none."""
+    kept = {name: value for name, value in result.items() if (name, value) != ("signal", 0)}
+    plain = [(name, value) for name, value in kept.items() if type(value) in (int, float) and value == value]
     return ", ".join(f"{name.rpartition('/')[2]} {number(value)}" for name, value in plain[:MAX_FACTS])
 
 

@@ -128,7 +128,7 @@ def compare(table: EpisodeTable, played: PlayedEpisodes) -> Comparison | None:
         played=total,
         all_played=played.count,
         differences={name: _difference(pairs, total, k) for k, name in enumerate(QUANTITIES)},
-        parts=[pair.to_json(played.width) for pair in pairs],
+        parts=[pair.to_json(played.width, last=int(table["global_step_first"][known].max())) for pair in pairs],
     )
 
 
@@ -174,9 +174,10 @@ class _Pair:
     def _away(self) -> Array:
         return np.asarray(self.values - self.part.moments.mean)
 
-    def to_json(self, width: int) -> dict[str, Any]:
+    def to_json(self, width: int, last: int) -> dict[str, Any]:
+        """``last``: where the last episode began; no part goes on behind it."""
         return {
-            "frames": [self.place * width, (self.place + 1) * width],
+            "frames": [self.place * width, min((self.place + 1) * width, last)],
             "played": self.part.moments.count,
             "kept": len(self.values),
             **{

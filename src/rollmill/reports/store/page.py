@@ -127,13 +127,15 @@ def _kept_and_played(selection: Metrics | None) -> Html:
         "line: kept, weighted by one over the probability of having been kept; dots: all episodes that were played; "
         "by the global step (frames) at which an episode began"
     )
-    plots = pair(*(_part_plot(selection["parts"], name) for name in QUANTITIES))
+    plots = pair(*(part_plot(selection["parts"], name) for name in QUANTITIES))
     return join(card(sentence, plots, note(about)), table(head, rows, left=1))
 
 
-def _part_plot(parts: Sequence[Metrics], name: str) -> Html:
+def part_plot(parts: Sequence[Metrics], name: str) -> Html:
+    """The means of parts over where they lie. Of the last parts only short episodes have ended: they are left out."""
     usual = statistics.median(part["played"] for part in parts)
-    parts = [part for part in parts if part["played"] >= usual / 4]  # of the last part only short ones have ended
+    while parts[-1]["played"] < usual / 4:
+        parts = parts[:-1]
     middles = [sum(part["frames"]) / 2 for part in parts]
     kept = [part[name]["kept"] for part in parts]
     played = [part[name]["played"] for part in parts]

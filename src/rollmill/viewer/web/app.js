@@ -28,6 +28,8 @@ const view = document.getElementById("view");
 const status = h("span", { class: "note", id: "status", role: "status" });
 const tabs = h("nav", {});
 const body = h("div", { id: "page" });
+const PATIENCE = 700; // ms without an answer before the page says that it reads
+let begun = 0; // how often something was to be shown
 let shown = null;
 
 function place() {
@@ -62,6 +64,7 @@ async function show() {
   replace(tabs, Object.entries(PAGES).map(([key, [title]]) =>
     h("a", { href: `#${key}${[name, key].every((one) => FILTERED.includes(one)) && query.get("filter") ? `?${new URLSearchParams({ filter: query.get("filter") })}` : ""}`,
       "aria-current": key === name ? "page" : null }, title)));
+  document.title = `${PAGES[name][0]}: ${state.root || "rollmill"}`; // of several tabs, which is which
   if (shown?.name !== name) {
     shown?.page.close();
     const page = new PAGES[name][1](goTo);
@@ -75,13 +78,18 @@ async function show() {
   }
 }
 
+// What takes long is said: an empty page looks like one with nothing on it.
 async function safely(work) {
+  const own = (begun += 1);
+  const waiting = setTimeout(() => own === begun && (status.textContent = "reading ..."), PATIENCE);
   try {
     await work();
     tell();
   } catch (error) {
     tell(error.message);
     throw error;
+  } finally {
+    clearTimeout(waiting);
   }
 }
 

@@ -6,6 +6,8 @@ import { counted, number, whole } from "rollmill/format";
 import { table } from "rollmill/parts";
 import { Plot } from "rollmill/plot";
 
+const elo = (value) => whole(Math.round(value) + 0); // never -0
+
 export class Games {
   constructor() {
     this.element = h("div", {});
@@ -48,7 +50,7 @@ export class Games {
 
   list(found, order) {
     const games = found.names.map((_, one) => found.cells.filter(([a, b]) => a === one || b === one).reduce((sum, cell) => sum + cell[3], 0));
-    const rows = order.map((one, k) => [String(k + 1), found.names[one], `${number(found.ratings[one][0])} ± ${number(found.ratings[one][1])}`, whole(games[one]), whole(found.frames[found.names[one]])]);
+    const rows = order.map((one, k) => [String(k + 1), found.names[one], `${elo(found.ratings[one][0])} ± ${elo(found.ratings[one][1])}`, whole(games[one]), whole(found.frames[found.names[one]])]);
     return table(["", "player", "Elo", "games", "frames when published"], rows, 2);
   }
 

@@ -1,13 +1,12 @@
 // Two to six runs side by side: what differs in settings and code, what came of them, and evaluations seed by seed.
 
 import { h, replace } from "rollmill/dom";
-import { text, valueOf } from "rollmill/filter";
-import { duration, number, rate, whole } from "rollmill/format";
+import { counted, duration, number, rate, whole } from "rollmill/format";
 import { choice, textClass } from "rollmill/parts";
 import { key, look, Plot } from "rollmill/plot";
 import { Chart } from "rollmill/chart";
 import { ask } from "rollmill/source";
-import { differing, metrics, state, unitsOf } from "rollmill/runs";
+import { differing, metrics, settingOf, shownSetting, state, unitsOf } from "rollmill/runs";
 import { band, mean } from "rollmill/stats";
 
 const MOST = 6;
@@ -15,7 +14,7 @@ const MOST_PAIRED = 500; // as many as the server tells at a time
 const CURVES = ["episode/return", "eval/return", "learn/loss", "validation/loss"];
 const FACTS = [["state", (run) => `${run.state}${run.reason ? `: ${run.reason}` : ""}`], ["kind", (run) => run.kind], ["environment", (run) => run.env],
   ["reached", (run) => `${whole(run.frames)} ${run.unit}`], ["return", (run) => number(run.return)], ["seconds of training", (run) => duration(run.seconds)],
-  ["frames/s", (run) => rate(run.frames_per_s)], ["faults", (run) => whole(run.faults)], ["seed", (run) => text(valueOf(run, "seed", state.common))],
+  ["frames/s", (run) => rate(run.frames_per_s)], ["faults", (run) => whole(run.faults)], ["seed", (run) => shownSetting(run, "run.seed")],
   ["host", (run) => run.host], ["commit", (run) => run.commit],
   ["version", (run) => run.version], ...["python", "torch", "numpy", "gymnasium"].map((name) => [name, (run) => run.libraries?.[name] ?? ""]), ["command", (run) => run.command], ["parent", (run) => run.parent]];
 
@@ -60,9 +59,13 @@ export class ComparePage {
   }
 
   settings(runs) {
-    const keys = differing(runs);
-    const rows = keys.map((key) => [key, ...runs.map((run) => text(valueOf(run, key, state.common)))]);
-    return rows.length ? section("Settings that differ", runs, rows) : h("section", {}, h("h2", {}, "Settings that differ"), h("p", {}, "None, the seed apart."));
+    const rowsOf = (keys) => keys.map((key) => [key, ...runs.map((run) => shownSetting(run, key))]);
+    const every = differing(runs);
+    const shared = every.filter((key) => runs.every((run) => settingOf(run, key) !== undefined));
+    const others = every.filter((key) => !shared.includes(key));
+    const first = shared.length ? section("Settings that differ", runs, rowsOf(shared)) : h("section", {}, h("h2", {}, "Settings that differ"), h("p", {}, "None that all have, the seed apart."));
+    if (others.length) first.append(h("details", {}, h("summary", {}, `${counted(others.length, "setting")} that not all have`), grid(runs, rowsOf(others))));
+    return first;
   }
 
   facts(runs) {
@@ -141,8 +144,12 @@ function gap(differences, rules) {
 }
 
 // A table with a column for each run; ``marked``: rows that stand out.
-function section(title, runs, rows, marked = () => false) {
+function section(title, runs, rows, marked) {
+  return h("section", {}, h("h2", {}, title), grid(runs, rows, marked));
+}
+
+function grid(runs, rows, marked = () => false) {
   const head = h("tr", {}, h("th", { class: "l" }), runs.map((run, k) => h("th", { class: textClass(run.name) }, key(look(k)), run.name)));
   const body = rows.map(([name, ...cells]) => h("tr", {}, h("td", { class: textClass(name) }, name), cells.map((cell) => h("td", { class: `${textClass(cell)}${marked(cells) ? " differs" : ""}` }, cell))));
-  return h("section", {}, h("h2", {}, title), h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body))));
+  return h("div", { class: "card scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }

@@ -20,7 +20,7 @@ export class ExperimentsPage {
     this.logs = new Map(); // attempt -> what it has written, while that is shown
     this.charts = [];
     this.summary = h("p", {});
-    this.table = h("div", {});
+    this.table = h("div", { class: "standing" });
     this.families = h("div", {});
     this.content = h("div", {}, this.summary, this.table, this.families);
     this.empty = h("p", { class: "muted" }, "No experiment below this folder was launched. ", h("code", {}, "rollmill launch run grid.yaml"), " starts many runs.");
@@ -50,8 +50,10 @@ export class ExperimentsPage {
   draw(name, found) {
     this.summary.textContent = found.summary;
     const cell = (value, show) => (value === null || value === undefined ? "-" : show(value));
+    const begun = new Set([...state.runs.values()].map((run) => run.name));
+    const link = (run) => h("a", { href: `#curves?${new URLSearchParams({ filter: `name=${quoted(`${name}/${run}`)}` })}` }, run);
     const rows = found.runs.map((run) => [
-      h("a", { href: `#curves?${new URLSearchParams({ filter: `name=${quoted(`${name}/${run.run}`)}` })}` }, run.run),
+      begun.has(`${name}/${run.run}`) ? link(run.run) : run.run, // there is nothing to see of what has not begun
       h("span", { class: FACES[run.state] ?? "" }, run.state), this.attempts(name, run),
       cell(run.frames, whole) + (run.frames !== null && run.frames_wanted ? ` (${Math.min(100, Math.round((100 * run.frames) / run.frames_wanted))} %)` : ""),
       cell(run.return, number), rate(run.frames_per_s), cell(run.seconds_left, duration), run.host || "-"]);

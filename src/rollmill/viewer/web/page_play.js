@@ -56,11 +56,12 @@ export class PlayPage {
       [this.text, this.shownImage] = [text, image];
       this.episodes.forEach((episode) => episode.close());
       this.episodes = opened;
-      replace(this.panes, this.episodes.length ? this.episodes.map((episode) => episode.element) : h("p", { class: "muted" }, "Choose episodes on the page Data."));
+      replace(this.panes, this.episodes.length ? this.episodes.map((episode) => episode.element) : h("p", { class: "muted" }, "Choose episodes on the page ", h("a", { href: "#data" }, "Data"), "."));
       const names = [...new Set(opened.flatMap(({ head }) => head.images.map(({ name }) => name)))];
       this.image.element.hidden = isCopy || names.length < 2;
       replace(this.image.select, names.map((name) => h("option", { value: name }, name)));
       this.image.select.value = opened.find((episode) => episode.image)?.image.name ?? "";
+      for (const part of [this.bar, this.slider, this.hint]) part.hidden = !this.episodes.length;
       this.slider.max = Math.max(0, ...this.episodes.map((episode) => episode.length));
       this.seek(Number(query.get("t")) || 0);
     }
@@ -167,12 +168,17 @@ class Episode {
         const canvas = h("canvas", { role: "img", "aria-label": title });
         const box = h("div", { class: "track", onclick: (event) => seek(this.plots[0].plot.at(event.clientX - box.getBoundingClientRect().left)) },
           canvas, h("div", { class: "here" }));
-        this.plots.push({ canvas, box, plot: new Plot({ lines: [{ ...this.line(key, steps, this.values[name]), hue: "--accent", width: 1.5 }], xRange: [0, Math.max(1, this.length)] }) });
+        this.plots.push({ canvas, box, plot: new Plot({ lines: [{ ...this.line(key, steps, this.values[name]), hue: "--accent", width: 1.5 }], xRange: [0, Math.max(1, this.length)], xWhole: true, yWhole: this.counts(key, name) }) });
         this.tracks.append(h("p", { class: "note" }, name === key ? title : `${title} ${name.slice(key.length)}`), box);
       }
     }
     this.resized = new ResizeObserver(() => this.redraw());
     this.resized.observe(this.tracks);
+  }
+
+  // Versions, and actions that are chosen among several: there is nothing between them.
+  counts(key, name) {
+    return ["action", "version"].includes(key) && this.values[name].every(Number.isInteger);
   }
 
   // What belongs to a step holds for all of it; sums and values are drawn from step to step.

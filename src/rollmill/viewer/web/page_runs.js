@@ -1,9 +1,9 @@
 // The table of runs: a row for each group, which unfolds; columns of settings only where they differ.
 
 import { h, replace, svg } from "rollmill/dom";
-import { parse, quoted, text, valueOf } from "rollmill/filter";
+import { parse, quoted, valueOf } from "rollmill/filter";
 import { counted, duration, number, rate, whole } from "rollmill/format";
-import { differing, grouped, state, unitsOf } from "rollmill/runs";
+import { differing, grouped, shownSetting, state, unitsOf } from "rollmill/runs";
 import { filterBox } from "rollmill/parts";
 import { extremes } from "rollmill/stats";
 
@@ -17,11 +17,13 @@ const FIRST = ["algorithm", "learning.", "sac.", "model.", "pbt.", "env.", "data
 const SHOWN_ANYWAY = ["env.id", "env"]; // in a column of their own
 const FACES = { running: "good", finished: "", failed: "bad", killed: "bad", interrupted: "warn", "?": "unknown" };
 
+// Groups that are unfolded and runs that are chosen: whoever looks at curves and comes back goes on where he was.
+const LEFT = { open: new Set(), chosen: new Set() };
+
 export class RunsPage {
   constructor(goTo) {
     this.goTo = goTo;
-    this.open = new Set();
-    this.chosen = new Set();
+    Object.assign(this, LEFT);
     this.compare = h("button", { type: "button", hidden: true, onclick: () => (location.hash = `compare?runs=${[...this.chosen].join(",")}`) });
     this.box = filterBox((words) => goTo("runs", { filter: words }, true));
     this.head = h("thead", {});
@@ -42,11 +44,12 @@ export class RunsPage {
 
   show(query) {
     this.query = query;
+    for (const id of this.chosen) if (!state.runs.has(id)) this.chosen.delete(id);
     const every = [...state.runs.values()];
     const fits = this.box.use(query.get("filter") ?? "", (words) => parse(words, every, state.common));
     const runs = every.filter(fits);
     const rank = (key) => (FIRST.findIndex((start) => key.startsWith(start)) + FIRST.length + 1) % (FIRST.length + 1);
-    const keys = differing(runs).filter((key) => !SHOWN_ANYWAY.includes(key)).sort((a, b) => rank(a) - rank(b));
+    const keys = differing(runs, false).filter((key) => !SHOWN_ANYWAY.includes(key)).sort((a, b) => rank(a) - rank(b));
     this.shownColumns = columnsOf(keys.slice(0, MOST_SETTINGS), unitsOf(runs));
     this.lines = this.sorted(grouped(runs)).flatMap((group) => this.linesOf(group));
     this.note.textContent = `${counted(runs.length, "run")} of ${whole(every.length)} in ${counted(grouped(runs).length, "group")}`;
@@ -55,6 +58,7 @@ export class RunsPage {
     replace(this.more, h("summary", {}, `${counted(left.length, "more setting")} differ`), h("span", { class: "note" }, left.join(", ")));
     this.drawHead();
     this.draw();
+    this.tellChosen();
   }
 
   sorted(groups) {
@@ -110,20 +114,22 @@ export class RunsPage {
 
   // A box beside a run: those that are chosen are compared.
   chooser(run) {
-    const tell = () => {
-      this.compare.hidden = this.chosen.size < 2;
-      this.compare.disabled = this.chosen.size > MOST_COMPARED;
-      this.compare.textContent = this.chosen.size > MOST_COMPARED ? `at most ${MOST_COMPARED} are compared` : `compare ${this.chosen.size} runs`;
-    };
     return h("input", { type: "checkbox", checked: this.chosen.has(run.id), "aria-label": `choose ${run.name}`, onchange: () => {
       if (!this.chosen.delete(run.id)) this.chosen.add(run.id);
-      tell();
+      this.tellChosen();
     } });
+  }
+
+  tellChosen() {
+    this.compare.hidden = this.chosen.size < 2;
+    this.compare.disabled = this.chosen.size > MOST_COMPARED;
+    this.compare.textContent = this.chosen.size > MOST_COMPARED ? `at most ${MOST_COMPARED} are compared` : `compare ${this.chosen.size} runs`;
   }
 
   name(line) {
     const [run] = line.runs;
-    const filter = line.key ? `experiment=${quoted(run.experiment)} group=${quoted(run.group)}` : `name=${quoted(run.name)}`;
+    const alone = run.kind === "world" ? `experiment=${quoted(run.name)}` : `name=${quoted(run.name)}`; // its stages have the curves
+    const filter = line.key ? `experiment=${quoted(run.experiment)} group=${quoted(run.group)}` : alone;
     const curves = h("a", { href: `#curves?${new URLSearchParams({ filter })}` }, line.name);
     if (!line.key) return h("span", { class: `level${line.level}` }, this.chooser(line.runs[0]), curves);
     const isOpen = this.open.has(line.key);
@@ -164,7 +170,7 @@ function columnsOf(settings, units) {
       hintOf: (runs) => one(runs, (run) => run.created).sort().join(", ") },
     { ...same("commit", "commit"), shape: (runs) => { const found = one(runs, (run) => run.commit); return found.length > 1 ? `${found.length} of them` : found[0]?.replace(/^(\w{8})\w*/, "$1") ?? "-"; } },
     ...settings.map((key) => ({ key, title: key, left: false, order: (runs) => valueOf(runs[0], key, state.common),
-      shape: (runs) => { const found = [...new Set(runs.map((run) => text(valueOf(run, key, state.common))))]; return found.length > 1 ? `${found.length} values` : found[0]; } })),
+      shape: (runs) => { const found = [...new Set(runs.map((run) => shownSetting(run, key)))]; return found.length > 1 ? `${found.length} values` : found[0]; } })),
   ].filter((column) => !["share", "commit", "host"].includes(column.key) || [...state.runs.values()].some((run) => run[column.key]));
 }
 

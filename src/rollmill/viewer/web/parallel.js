@@ -30,7 +30,7 @@ export class Parallel extends Plot {
       const anchor = k === 0 ? "start" : k === this.axes.length - 1 ? "end" : "middle";
       shapes.push({ path: [place(k), this.top, place(k), this.bottom], stroke: "--muted", width: 1 });
       shapes.push({ text: key.split(".").pop(), x: k === 0 ? 4 : k === this.axes.length - 1 ? width - 4 : place(k), y: 14, anchor, fill: "--ink" });
-      for (const [share, words] of ticks) shapes.push({ text: words, x: place(k) + 5, y: level(share) - 4, anchor: "start", fill: "--ink" });
+      for (const [share, words] of ticks) shapes.push({ text: words, x: place(k) + 5, y: level(share) - 4, anchor: "start", fill: "--ink", ground: "--card" });
     });
     return shapes;
   }

@@ -39,9 +39,10 @@ export function tick(label, changed, hint = null) {
 
 const BRIEF = 24; // characters that stand in one line, however narrow the page
 
-// The classes of a cell with text: what is short is not broken into lines, a name least of all.
+// The classes of a cell with text: what is short is not broken into lines, a name least of all; what is long keeps room
+// for some words in each of its lines.
 export function textClass(cell) {
-  return (cell.textContent ?? cell).length < BRIEF ? "l brief" : "l";
+  return (cell.textContent ?? cell).length < BRIEF ? "l brief" : "l long";
 }
 
 // A table in a card of its own; the first ``left`` columns are text.

@@ -10,6 +10,7 @@ const MARKS = ["disc", "ring", "square", "cross"]; // of points, where lines hav
 const HUES = 8;
 const LARGEST = 1e300;
 const [KEY_WIDTH, KEY_HEIGHT] = [22, 10]; // of a legend's samples
+const HALO = 4; // pixels around words that stand on lines
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
 
 // How line k looks: from the ninth on, hues come again with other dashes.
@@ -37,9 +38,9 @@ export function colour(name, on = document.documentElement) {
 
 export class Plot {
   // lines: [{x, y, hue, dash, width, alpha}], bands: [{x, low, high, hue}], points: [{x, y, hue, mark}], marks: [{x, text}];
-  // xNames, yNames: [[value, words], ...] instead of numbers; yWhole: of things that are counted, without ticks between.
-  constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, yRange = null, xNames = null, yNames = null, logX = false, logY = false, yWhole = false }) {
-    Object.assign(this, { lines, bands, points, marks, xTitle, xNames, yNames, logX, logY, yWhole });
+  // xNames, yNames: [[value, words], ...] instead of numbers; xWhole, yWhole: of things that are counted, without ticks between.
+  constructor({ lines = [], bands = [], points = [], marks = [], xTitle = "", xRange = null, yRange = null, xNames = null, yNames = null, logX = false, logY = false, xWhole = false, yWhole = false }) {
+    Object.assign(this, { lines, bands, points, marks, xTitle, xNames, yNames, logX, logY, xWhole, yWhole });
     const every = extent([...lines, ...bands, ...points].map((part) => part.x), logX);
     this.xs = scale(xRange ? (logX ? positive(xRange, every) : xRange) : every, logX, xRange ? 0 : 0.01);
     this.ys = scale(yRange ?? this.heights(), logY, yRange ? 0 : 0.05);
@@ -62,11 +63,12 @@ export class Plot {
 
   layout(width, height) {
     const levels = this.ys.ticks(Math.max(2, Math.floor(height / 45)));
-    this.yTicks = this.yNames ?? named(this.yWhole ? levels.filter((value) => Number.isInteger(value)) : levels);
+    const whole = (ticks, only) => (only ? ticks.filter((value) => Number.isInteger(value)) : ticks);
+    this.yTicks = this.yNames ?? named(whole(levels, this.yWhole));
     this.left = Math.min(0.4 * width, Math.max(46, 10 + 7 * Math.max(...this.yTicks.map(([, words]) => words.length))));
     [this.right, this.top, this.bottom] = [width - 12, 10, height - (this.xTitle ? 36 : 22)];
     [this.width, this.height] = [width, height];
-    this.xTicks = this.xNames ?? named(this.xs.ticks(Math.max(2, Math.floor(width / 90))));
+    this.xTicks = this.xNames ?? named(whole(this.xs.ticks(Math.max(2, Math.floor(width / 90))), this.xWhole));
   }
 
   x(value) {
@@ -218,6 +220,10 @@ function onCanvas(pen, shape) {
     pen.font = FONT;
     pen.fillStyle = colour(shape.fill);
     pen.textAlign = { start: "left", middle: "center", end: "right" }[shape.anchor];
+    if (shape.ground) { // what stands on lines has to be read
+      [pen.strokeStyle, pen.lineWidth, pen.lineJoin] = [colour(shape.ground), HALO, "round"];
+      pen.strokeText(shape.text, shape.x, shape.y);
+    }
     pen.fillText(shape.text, shape.x, shape.y);
   } else if (shape.dots) {
     pen.fillStyle = pen.strokeStyle = colour(shape.fill);
@@ -266,7 +272,8 @@ function onFile(parent, shape, hueOf) {
   const round = (value) => value.toFixed(1);
   if (shape.text !== undefined) {
     const { x, y, anchor } = shape;
-    const attributes = { x, y, "text-anchor": anchor, fill: hueOf("--muted"), "font-family": "sans-serif", "font-size": 11 };
+    const halo = shape.ground ? { stroke: "white", "stroke-width": HALO, "stroke-linejoin": "round", "paint-order": "stroke" } : {};
+    const attributes = { x, y, "text-anchor": anchor, fill: hueOf("--muted"), "font-family": "sans-serif", "font-size": 11, ...halo };
     parent.append(svg("text", attributes, shape.text));
   } else if (shape.dots) {
     const hue = hueOf(shape.fill);

@@ -1,5 +1,6 @@
 // The runs that are known, and their groups; kept up to date. Pages ask here.
 
+import { text } from "rollmill/filter";
 import { ask, columns } from "rollmill/source";
 
 export const state = { root: "", revision: -1, common: {}, rules: null, refused: [], stores: [], experiments: [], populations: [], runs: new Map() };
@@ -32,12 +33,23 @@ export function grouped(runs) {
   return [...groups.values()];
 }
 
-// Keys of settings whose values are not the same in all of these runs, the seed apart.
-export function differing(runs) {
+// What a run has under a key of its settings; undefined where runs of its kind have none.
+export function settingOf(run, key) {
+  return key in run.settings ? run.settings[key] : state.common[key];
+}
+
+export function shownSetting(run, key) {
+  const value = settingOf(run, key);
+  return value === undefined ? "-" : text(value);
+}
+
+// Keys of settings whose values are not the same in all of these runs, the seed apart. ``missing``: whether a setting that
+// only some of them have differs by that alone; runs of two kinds have hundreds of those.
+export function differing(runs, missing = true) {
   const keys = new Set(runs.flatMap((run) => Object.keys(run.settings)));
   const aside = /^(run\.(dir|experiment|name|seed)|report\.|wandb\.|checkpoints\.|profile\.)/;
-  const text = (run, key) => JSON.stringify(key in run.settings ? run.settings[key] : state.common[key]);
-  return [...keys].filter((key) => !aside.test(key) && runs.some((run) => text(run, key) !== text(runs[0], key))).sort();
+  const varies = (key) => new Set(runs.map((run) => JSON.stringify(settingOf(run, key))).filter((value) => missing || value !== undefined)).size > 1;
+  return [...keys].filter((key) => !aside.test(key) && varies(key)).sort();
 }
 
 // Run id -> {name: numbers}; what is known and has not changed is not asked for again.
