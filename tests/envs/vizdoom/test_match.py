@@ -26,6 +26,7 @@ from rollmill.envs.settings import EnvSettings
 from rollmill.envs.variables import EnvVariables
 from rollmill.envs.vizdoom import bots, network
 from rollmill.envs.vizdoom.bots import LEVELS, PER_LEVEL, choose_bots, write_bots
+from rollmill.envs.vizdoom.engine import Engine
 from rollmill.envs.vizdoom.maps import places_of
 from rollmill.envs.vizdoom.match import DoomMatch
 from rollmill.envs.vizdoom.network import PORT, choose_network
@@ -178,6 +179,21 @@ def test_a_match_that_loses_an_engine_is_over_and_the_next_one_is_whole(
     fragile.reset(0, obs)
     play(fragile, obs, 3)
     assert not set(pids) & set(fragile.engine_pids)
+
+
+def test_an_engine_that_is_reaped_while_it_is_killed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ViZDoom waits for its child, too, and may be the first."""
+    engine = object.__new__(Engine)
+    engine.pid = child = os.spawnlp(os.P_NOWAIT, "true", "true")
+
+    def kill(pid: int, number: int) -> None:
+        os.waitpid(pid, 0)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", kill)
+    engine.kill()
+    engine.kill()  # it is gone by now
+    assert engine.pid == child
 
 
 @pytest.mark.parametrize(("player", "raised"), [(1, EnvError), (0, SystemExit)])

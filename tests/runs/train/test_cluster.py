@@ -83,9 +83,9 @@ def test_what_nodes_have_played_is_learnt_from_counted_and_recorded_once(tmp_pat
         file = tmp_path / "x" / "run" / FILE
         return file.exists() and [node.stage for node in RunStanding.read(file.parent).nodes] == ["sampling"] * 2
 
-    seen, until, agreed = Seen(), Until(both_sample, told), Agreed()
+    seen, agreed = Seen(), Agreed()
+    until = Until(both_sample, told, lambda _: agreed.times > 0)
     _, folder = train_here(tmp_path, *MARKER, *LOCAL_NODES, *ENDLESS, *RECORDED, observers=[seen, until, agreed])
-    assert agreed.times
     assert until.workers == {0, 1, 2}
     assert until.incarnations == {0, FIRST, FIRST + 1}
     stored = check_stored(folder.data, seen)

@@ -162,7 +162,7 @@ class Engine:
         """End the process, also a stopped one; a call that waits for it raises."""
         if not self.pid:
             return
-        with contextlib.suppress(ChildProcessError):  # raised if ViZDoom has reaped it: not ours any more
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):  # ViZDoom has reaped it: not ours any more
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.kill(self.pid, signal.SIGKILL)
 
