@@ -15,6 +15,7 @@ from rollmill.core import tree_file
 from rollmill.core.checkpoints import Checkpoint, Checkpoints
 from rollmill.core.errors import CheckpointError, ConfigError
 from rollmill.core.run_folder import RunFolder
+from rollmill.runs.evaluate import setup
 from rollmill.runs.evaluate.options import EvalOptions
 from rollmill.runs.evaluate.play import Metrics, Pace
 from rollmill.runs.evaluate.results import EpisodeRow, EvalResult, Score, document, table
@@ -354,6 +355,17 @@ def test_in_this_process_environments_are_here(tmp_path: Path) -> None:
     assert Counted.made == 4, "one to look at, three to play"
     with pytest.raises(ConfigError, match="--serial and --workers 2"):
         evaluate("random", replace(options, serial=True, workers=2))
+
+
+def test_episodes_of_a_vectorised_environment_need_not_fit_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("env=CartPole-v1", "env.vector=true", *SERIAL, "stop.frames=64")
+    _, folder = train_here(tmp_path, *words)
+    monkeypatch.setattr(setup, "default_workers", lambda: 2)
+    assert evaluate(folder.path, EvalOptions(episodes=3)).policy.summary()["episodes"] == 3
+    with pytest.raises(ConfigError, match="3 environments cannot be shared out evenly to --workers 2"):
+        evaluate(folder.path, EvalOptions(episodes=3, workers=2))
 
 
 def test_several_seeds_are_each_played_as_alone(run: RunFolder) -> None:

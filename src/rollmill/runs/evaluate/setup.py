@@ -82,10 +82,10 @@ class EvalSetup:
             episodes *= shares
             envs = min(envs, episodes)
         count = 1 if self.serial else min(self.workers or default_workers(), envs)
+        if self.env.vector and not self.workers:
+            count = next(fewer for fewer in range(count, 0, -1) if envs % fewer == 0)
         if self.env.vector and envs % count:
-            raise ConfigError(
-                f"env.vector: --envs {envs} cannot be shared out evenly to {count} workers; set --workers"
-            )
+            raise ConfigError(f"env.vector: {envs} environments cannot be shared out evenly to --workers {count}")
         settings = replace(
             self.sampling,
             mode="serial" if self.serial else "sync",
