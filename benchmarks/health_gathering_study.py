@@ -8,7 +8,11 @@ One chain on one machine, made for a GPU and 16 cores inside 25 minutes:
 3. on each set, two fits at a time: dt, conv (dt with convolutional mixing), bc; on mixed also bc10 (the best tenth)
 4. every policy, the trained agent and random play on the same number of episodes: a table per set, as JSON and markdown
 
+Each of ``--seeds`` is a chain of its own, from the agent on: agents are trained one after the other, fits and tables of
+all seeds are made ``--parallel`` at a time. A last table has the means of all seeds.
+
     python benchmarks/health_gathering_study.py                                        all of it
+    python benchmarks/health_gathering_study.py --seeds 0 1 2 --sets mixed              three agents, one table of all
     python benchmarks/health_gathering_study.py --stages train                         one stage; what is done is kept
     python benchmarks/health_gathering_study.py --env doom_basic --train-frames 200_000 --offline-seconds 30 --small
 
@@ -25,8 +29,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +81,9 @@ def main() -> int:
     parser.add_argument("--budget-gb", type=float, default=12.0, help="disk for the recorded rows")
     parser.add_argument("--every", type=int, default=10, help="record every k-th episode of each lane")
     parser.add_argument("--expert-share", type=float, default=0.25, help="the last part of the frames: expert rows")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="each trains an agent of its own")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="rows to learn from")
+    parser.add_argument("--methods", nargs="+", default=[m.name for m in METHODS], choices=[m.name for m in METHODS])
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "study")
     parser.add_argument("--stages", default=",".join(STAGES), help=f"which of {', '.join(STAGES)}")
     parser.add_argument("--small", action="store_true", help="a small network, for trying it out on CPUs")
@@ -88,23 +96,37 @@ def main() -> int:
     if unknown:
         parser.error(f"--stages: no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
     begun = time.monotonic()
-    study = Study(options)
-    for stage in STAGES:
-        if stage in options.stages.split(","):
-            getattr(study, stage)()
-            say(f"{stage}: {time.monotonic() - begun:.0f} s since the beginning")
+    studies = [Study(options, seed) for seed in options.seeds]
+    asked = options.stages.split(",")
+    if "train" in asked:
+        for study in studies:
+            study.train()
+    for stage in ("fit", "table"):
+        if stage in asked:
+            with ThreadPoolExecutor(options.parallel) as pool:
+                jobs = [pool.submit(job) for study in studies for job in getattr(study, stage)()]
+            for job in jobs:
+                job.result()
+        say(f"{stage}: {time.monotonic() - begun:.0f} s since the beginning")
+    if "table" in asked:
+        for study in studies:
+            study.write()
+        text = over_seeds([study.results() for study in studies])
+        (options.dir / f"{options.env}.md").write_text(text)
+        print(text)
     say(f"{time.monotonic() - begun:.0f} s in all")
-    return 0 if "table" not in options.stages or study.passed() else 1
+    return 0 if "table" not in asked or all(study.passed() for study in studies) else 1
 
 
 class Study:
-    """The chain; every method is a stage that finds out by itself what is done already."""
+    """The chain of one seed; every method is a stage that finds out by itself what is done already."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.folder: Path = options.dir / f"{options.env}-s{options.seed}"
+    def __init__(self, options: argparse.Namespace, seed: int) -> None:
+        self.options, self.seed = options, seed
+        self.folder: Path = options.dir / f"{options.env}-s{seed}"
         self.agent = self.folder / "agent"
-        self.results = self.folder / "results.json"
+        self.file = self.folder / "results.json"
+        self._rows: dict[str, Any] = {}
 
     def train(self) -> None:
         """The agent and the store of its training."""
@@ -113,16 +135,17 @@ class Study:
             return
         rollmill(
             *("train", "-f", o.env, *self._place("agent"), "--overwrite"),
-            *(f"stop.frames={o.train_frames}", "learning.lr_schedule=linear", f"run.seed={o.seed}", *o.train),
+            *(f"stop.frames={o.train_frames}", "learning.lr_schedule=linear", f"run.seed={self.seed}", *o.train),
             *("recording.keep=episodes", f"recording.every={o.every}", f"recording.budget_gb={o.budget_gb}"),
             *("recording.at_budget=thin", "report.tensorboard=false"),
         )
 
-    def fit(self) -> None:
+    def fit(self) -> list[Callable[[], None]]:
         """Every method on its sets of rows."""
-        jobs = [(rows, method) for rows in SETS for method in METHODS if rows in method.sets]
-        with ThreadPoolExecutor(self.options.parallel) as pool:
-            list(pool.map(self._fit, *zip(*jobs, strict=True)))
+        return [partial(self._fit, rows, method) for rows in self.options.sets for method in self._methods(rows)]
+
+    def _methods(self, rows: str) -> list[Method]:
+        return [m for m in METHODS if m.name in self.options.methods and rows in m.sets]
 
     def _fit(self, rows: str, method: Method) -> None:
         name = f"{rows}-{method.name}"
@@ -132,7 +155,7 @@ class Study:
         rollmill(
             *("offline", str(self.agent / "data"), *self._place(name), "--overwrite"),
             *(SMALL if o.small else LARGE),
-            *(f"fit.seconds={o.offline_seconds}", f"run.seed={o.seed}", "evaluation.episodes=0"),
+            *(f"fit.seconds={o.offline_seconds}", f"run.seed={self.seed}", "evaluation.episodes=0"),
             *("report.tensorboard=false", "fit.every_steps=100", *method.words, *o.words),
             f"data.filter={json.dumps(self._filter(rows, method))}",
         )
@@ -149,34 +172,41 @@ class Study:
         state: dict[str, Any] = json.loads((self.agent / "state.json").read_text())
         return int(state["frames"])
 
-    def table(self) -> None:
-        """All policies of a set beside each other, and the marks."""
+    def table(self) -> list[Callable[[], None]]:
+        """All policies of a set beside each other."""
+        return [partial(self._compare, rows) for rows in self.options.sets]
+
+    def write(self) -> None:
+        """The tables and the marks, as files."""
         o = self.options
         found: dict[str, Any] = {"machine": machine(), "gpu": gpu(), "options": vars(o), "frames": self._frames()}
-        with ThreadPoolExecutor(o.parallel) as pool:
-            for rows, answer in zip(SETS, pool.map(self._compare, SETS), strict=True):
-                found[rows] = answer
-                found[f"{rows}_data"] = {run.name: data_of(run) for run in self._runs(rows)}
+        for rows in o.sets:
+            found[rows] = self._rows[rows]
+            found[f"{rows}_data"] = {run.name: data_of(run) for run in self._runs(rows)}
         found["marks"] = marks(found)
-        self.results.write_text(json.dumps(found, indent=1, default=str))
-        text = markdown(found)
-        (self.folder / "results.md").write_text(text)
-        print(text)
-        say(f"kept in {self.results}")
+        self.file.write_text(json.dumps(found, indent=1, default=str))
+        (self.folder / "results.md").write_text(markdown(found))
+        say(markdown(found))
+        say(f"kept in {self.file}")
 
-    def _compare(self, rows: str) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
+        """What ``write`` has written."""
+        found: dict[str, Any] = json.loads(self.file.read_text())
+        return found
+
+    def _compare(self, rows: str) -> None:
         o = self.options
-        return rollmill(
+        self._rows[rows] = rollmill(
             *("eval", *map(str, self._runs(rows)), "--behaviour", str(self.agent), "--random", "--json"),
             *("--episodes", str(o.episodes), "--envs", str(o.envs), "--report", str(self.folder / f"{rows}.html")),
             *("--targets", *o.targets.split(",")),
         )
 
     def _runs(self, rows: str) -> list[Path]:
-        return [self.folder / f"{rows}-{m.name}" for m in METHODS if rows in m.sets]
+        return [self.folder / f"{rows}-{m.name}" for m in self._methods(rows)]
 
     def passed(self) -> bool:
-        return all(mark["passed"] for mark in json.loads(self.results.read_text())["marks"])
+        return all(mark["passed"] for mark in self.results()["marks"])
 
     def _place(self, name: str) -> tuple[str, ...]:
         return (f"run.dir={self.folder.parent}", f"run.experiment={self.folder.name}", f"run.name={name}")
@@ -191,17 +221,20 @@ class Study:
 
 def marks(found: dict[str, Any]) -> list[dict[str, Any]]:
     """What the study must show. The best target is chosen on the episodes that judge it, which flatters it."""
-    best = {rows: best_rows(found[rows]["rows"]) for rows in SETS}
-    share = best["expert"]["expert-dt"]["share"]  # None: the agent is not clearly better than random play
-    dt, bc, conv = (best["mixed"][f"mixed-{name}"] for name in ("dt", "bc", "conv"))
-    gain = dt["mean"] - bc["mean"]
-    error = math.hypot(dt["standard_error"] or 0.0, bc["standard_error"] or 0.0)
-    wanted = max(0.2 * abs(bc["mean"]), 2 * error)  # and not by chance
-    return [
-        _mark("expert rows: dt of behaviour (share)", share, 0.9),
-        _mark("mixed rows: dt over bc, and by 2 standard errors", gain, wanted),
-        _mark("mixed rows: conv over dt (no mark)", conv["mean"] - dt["mean"], None),
-    ]
+    best = {rows: best_rows(found[rows]["rows"]) for rows in SETS if rows in found}
+    shown = []
+    if "expert-dt" in best.get("expert", {}):
+        share = best["expert"]["expert-dt"]["share"]  # None: the agent is not clearly better than random play
+        shown.append(_mark("expert rows: dt of behaviour (share)", share, 0.9))
+    mixed = {name.removeprefix("mixed-"): row for name, row in best.get("mixed", {}).items()}
+    if {"dt", "bc"} <= mixed.keys():
+        dt, bc = mixed["dt"], mixed["bc"]
+        error = math.hypot(dt["standard_error"] or 0.0, bc["standard_error"] or 0.0)
+        wanted = max(0.2 * abs(bc["mean"]), 2 * error)  # and not by chance
+        shown.append(_mark("mixed rows: dt over bc, and by 2 standard errors", dt["mean"] - bc["mean"], wanted))
+    if {"dt", "conv"} <= mixed.keys():
+        shown.append(_mark("mixed rows: conv over dt (no mark)", mixed["conv"]["mean"] - mixed["dt"]["mean"], None))
+    return shown
 
 
 def _mark(what: str, found: float | None, wanted: float | None) -> dict[str, Any]:
@@ -227,7 +260,7 @@ def data_of(run: Path) -> dict[str, Any]:
 
 def markdown(found: dict[str, Any]) -> str:
     lines = [f"{found['frames']:,} frames of training; {found['gpu'] or 'no GPU'}, {found['machine']['cores']} cores"]
-    for rows in SETS:
+    for rows in (rows for rows in SETS if rows in found):
         lines += ["", f"**{rows} rows**", "", "| policy | asked for | return | of behaviour | episodes |"]
         lines.append("|---|---|---|---|---|")
         for row in found[rows]["rows"]:
@@ -241,6 +274,26 @@ def markdown(found: dict[str, Any]) -> str:
         wanted = "-" if mark["wanted"] is None else f"{mark['wanted']:.2f}"
         value = "-" if mark["found"] is None else f"{mark['found']:.2f}"
         lines.append(f"| {mark['what']} | {value} | {wanted} | {'yes' if mark['passed'] else 'NO'} |")
+    return "\n".join(lines) + "\n"
+
+
+def over_seeds(all_found: list[dict[str, Any]]) -> str:
+    """A table per set of rows: a line for each policy and target, its return with each seed, and the mean of all."""
+    frames = ", ".join(f"{found['frames']:,}" for found in all_found)
+    lines = [f"{frames} frames of training"]
+    for rows in (rows for rows in SETS if rows in all_found[0]):
+        seeds = [f"seed {seed}" for seed in all_found[0]["options"]["seeds"]]
+        lines += ["", f"**{rows} rows**", "", f"| policy | asked for | {' | '.join(seeds)} | mean | of behaviour |"]
+        lines.append("|---" * (len(seeds) + 4) + "|")
+        tables = [{(r["policy"], r["target"]): r for r in found[rows]["rows"]} for found in all_found]
+        for policy, target in tables[0]:
+            row = [table[policy, target] for table in tables]
+            cells = [f"{r['mean']:.1f} ± {r['standard_error'] or 0:.1f}" for r in row]
+            shares = [r["share"] for r in row]
+            share = "-" if None in shares else f"{100 * sum(shares) / len(shares):.0f} %"
+            mean = sum(r["mean"] for r in row) / len(row)
+            asked = "-" if target is None else f"{target:g}"
+            lines.append(f"| {policy} | {asked} | {' | '.join(cells)} | {mean:.1f} | {share} |")
     return "\n".join(lines) + "\n"
 
 
