@@ -221,11 +221,13 @@ def test_priorities_are_the_errors_of_values() -> None:
     learner = OffPolicyAppo.__new__(OffPolicyAppo)
     learner.settings = config_of(Path(), *REPLAY, "learning.gamma=0.5", "learning.reward_scale=2").learning
     learner._by_priority = True
+    learner.policy_id = 1
     segment = {
-        "value": np.array([1.0, 2.0, 4.0, 8.0], np.float32),
-        "reward": np.array([1.0, 1.0, 9.0, 9.0], np.float32),
-        "terminated": np.array([False, True, False, False]),
-        "valid": np.array([True, True, False, True]),
+        "value": np.array([1.0, 2.0, 4.0, 8.0, 9.0], np.float32),
+        "reward": np.array([1.0, 1.0, 9.0, 9.0, 9.0], np.float32),
+        "terminated": np.array([False, True, False, False, False]),
+        "valid": np.array([True, True, False, True, True]),
+        "policy_id": np.array([1, 1, 1, 0, 1], np.int16),
     }
-    # 2 * 1 + 0.5 * 2 - 1 = 2 and, after the end, 2 * 1 - 2 = 0; the third row does not count.
+    # 2 * 1 + 0.5 * 2 - 1 = 2 and, after the end, 2 * 1 - 2 = 0; the third row does not count, the fourth is another's.
     assert learner._priority(segment) == pytest.approx(1.0)

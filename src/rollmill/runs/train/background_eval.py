@@ -122,7 +122,7 @@ class BackgroundEval(Observer):
         log.error("the evaluation beside the training failed, training goes on: %s%s", why, more)
 
     def extra_summaries(self, run: OnlineRun) -> dict[str, float]:
-        """Counts in every row; metrics once, in the first row after they were found."""
+        """Return counts in every row; metrics once, in the first row after they were found."""
         self._look()
         fresh, self._fresh = self._fresh, {}
         return {**fresh, "eval/done": self.done, "eval/skipped": self.skipped, "eval/failures": self.failures}
@@ -144,7 +144,7 @@ class BackgroundEval(Observer):
             self._say_what_is_missing(run, unfinished)
 
     def _say_what_is_missing(self, run: OnlineRun, unfinished: bool) -> None:
-        """A line about evaluations that were asked for and did not come: nobody else would notice."""
+        """Log a line about evaluations that were asked for and did not come: nobody else would notice."""
         missed = {
             "was still being played when the run ended": int(unfinished),
             "failed": self.failures,
@@ -160,7 +160,7 @@ class BackgroundEval(Observer):
         log.warning("no evaluation was finished: %s", why or never)
 
     def _finish(self, run: OnlineRun) -> None:
-        """The last weights, after what is running; a second Ctrl-C ends the waiting."""
+        """Evaluate the last weights, after what is running; a second Ctrl-C ends the waiting."""
         if self._child is not None and self._child.busy:
             self._child.wait()
             self._look()
@@ -172,7 +172,7 @@ class BackgroundEval(Observer):
 
 
 def _of_tasks(event: Mapping[str, Any]) -> dict[str, float]:
-    """What was found of each task of a suite, and of all together."""
+    """Return what was found of each task of a suite, and of all together."""
     names = {"mean": "return", "score": "score"}
     rows = event["by_task"].items()
     found = {
@@ -235,7 +235,7 @@ class Evaluator(Child):
             self.end()  # noticed and counted as any other death
 
     def heard(self) -> list[dict[str, Any]]:
-        """What it has said since the last time; a finished evaluation makes room for the next."""
+        """Return what it has said since the last time; a finished evaluation makes room for the next."""
         self._log.write(self.read_output())
         events = self.read_events()
         if events:
@@ -243,14 +243,14 @@ class Evaluator(Child):
         return events
 
     def wait(self) -> None:
-        """Until something was said, or it has ended."""
+        """Wait until something was said, or it has ended."""
         if self._writing is not None:
             self._writing.join()
         while self.alive and not self.events.wait(0.1):
             self._log.write(self.read_output())
 
     def close(self) -> None:
-        """Nothing of it is left when this returns, simulators apart: those are the janitor's."""
+        """End it; nothing is left when this returns, simulators apart: those are the janitor's."""
         if self._writing is not None:
             self._writing.join()
         os.close(self._orders_fd)

@@ -30,7 +30,7 @@ def work(setup: EvaluatorSetup, parent: Parent) -> None:
 
 
 def _answer(order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What to tell of an evaluation: its kind, and more."""
+    """Evaluate and return what to tell of it: its kind, and more."""
     begun = time.monotonic()
     try:
         score = _evaluate(order)

@@ -33,8 +33,8 @@ from rollmill.optim.device import choose_device
 from rollmill.recording.recorder import spare_slots
 from rollmill.runs.settings.population_checks import group_owners
 from rollmill.runs.settings.train import TrainConfig, segments_per_batch, segments_taken
-from rollmill.runs.train.cluster import node_sampling, remote_slots
-from rollmill.runs.train.matches import Matches
+from rollmill.runs.train.cluster.cluster import node_sampling, remote_slots
+from rollmill.runs.train.selfplay.matches import Matches
 from rollmill.sampling.placement import Placement
 from rollmill.sampling.policies.per_agent import lane_owners
 from rollmill.sampling.policies.random import RandomPolicy
@@ -69,7 +69,7 @@ def build_parts(
     ranks: Ranks | None = None,
     level_tickets: Path | None = None,
 ) -> Parts:
-    """Build everything of one rank; nothing is started. ``config`` is this rank's (``runs.train.ranks.share_of``).
+    """Build everything of one rank; nothing is started. ``config`` is this rank's (``ranks.processes.share_of``).
 
     ``level_tickets``: where the run writes down which levels it has drawn; None for what is no run of its own.
     """
@@ -121,8 +121,10 @@ def build_parts(
 def _build_learners(
     config: TrainConfig, spec: EnvSpec, seeds: Seeds, own: Seeds, ranks: Ranks, device: torch.device
 ) -> tuple[list[WeightBoard], list[Learner]]:
-    """The learner of every policy, and the board where it publishes weights. ``seeds``: of the run; ``own``: of the
-    rank."""
+    """Build the learner of every policy, and the board where it publishes weights.
+
+    ``seeds``: of the run; ``own``: of the rank.
+    """
     boards: list[WeightBoard] = []
     learners: list[Learner] = []
     make = LEARNERS["custom" if config.learning.custom else config.learning.algorithm]
@@ -135,7 +137,7 @@ def _build_learners(
 
 
 def _is_resident(config: TrainConfig, plan: SamplerPlan) -> bool:
-    """Whether observations stay on the device from acting to learning."""
+    """Return whether observations stay on the device from acting to learning."""
     # Replayed segments come from host memory: with them, as with SAC, there is nothing to keep on the device.
     on_policy = config.learning.algorithm == "appo" and not config.replay.on and not plan.idle
     # With ``eager`` acting runs Python, too, and breakpoints in networks stop.
@@ -145,7 +147,7 @@ def _is_resident(config: TrainConfig, plan: SamplerPlan) -> bool:
 def _build_actors(
     config: TrainConfig, plan: SamplerPlan, boards: Sequence[WeightBoard], seeds: Seeds, device: torch.device
 ) -> list[Policy]:
-    """What acts with the weights of each board."""
+    """Build what acts with the weights of each board."""
     lanes = plan.groups * plan.lanes_per_group
     actors: list[Policy] = []
     for k, board in enumerate(boards):
@@ -159,7 +161,7 @@ def _build_actors(
 
 
 def _stackable(config: TrainConfig, policies: Sequence[Policy]) -> Sequence[TorchPolicy]:
-    """The policies, if they can be asked in one pass; else none.
+    """Return the policies, if they can be asked in one pass; else none.
 
     They are not where somebody wants to look into networks (``learning.eager``), and in other precision.
     """
@@ -172,7 +174,7 @@ def _stackable(config: TrainConfig, policies: Sequence[Policy]) -> Sequence[Torc
 def _build_matches(
     config: TrainConfig, plan: SamplerPlan, device: torch.device, seeds: Seeds, stackable: Sequence[TorchPolicy]
 ) -> Matches:
-    """Self-play, still without opponents (``runs.train.selfplay``)."""
+    """Build self-play, still without opponents (``runs.train.selfplay.opponents``)."""
     envs = plan.groups * plan.lanes_per_group // plan.spec.agents
     own = seeds.branch("selfplay")
     model, seed = build_model(plan.spec, config.model).to(device), own.branch("actions").integer()
@@ -182,7 +184,7 @@ def _build_matches(
 
 
 def must_wait(config: TrainConfig, spec: EnvSpec) -> bool:
-    """Whether groups must wait for each other, so that all tasks of a suite, or all members, get as many rows."""
+    """Return whether groups must wait for each other, so that all tasks, or all members, get as many rows."""
     s, env = config.sampling, config.env
     if config.pbt.on:
         return s.mode == "async"
@@ -227,7 +229,7 @@ def _on_gpu(
     ranks: Ranks,
     device: torch.device,
 ) -> Parts:
-    """Acting by CUDA graphs, observations resident on the device."""
+    """Build parts that act by CUDA graphs, with observations resident on the device."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True  # graphs have fixed shapes: the search for fast kernels happens once
     model = build_model(plan.spec, config.model).to(device)

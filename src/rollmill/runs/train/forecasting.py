@@ -72,12 +72,12 @@ class Forecaster:
         return self._sample
 
     def _unknown(self, why: str) -> Sample:
-        """What a step takes at most, where the trial failed."""
+        """Return what a step takes at most, where the trial failed."""
         log.warning("recording: the forecast is an upper bound, a trial of %s failed: %s", self._spec.name, why)
         return Sample(0, float(self._schema.row_bytes), 1000.0)
 
     def _size(self) -> RunSize:
-        """Decisions of the run, as far as its limits tell."""
+        """Return the decisions of the run, as far as its limits tell."""
         stop, spec = self._config.stop, self._spec
         limits = [stop.frames // spec.frames_per_step] if stop.frames else []
         if stop.batches:
@@ -91,7 +91,7 @@ class Forecaster:
 
 @contextlib.contextmanager
 def start_forecast(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str]) -> Iterator[Forecaster | None]:
-    """A forecaster for runs that record; nothing is left of it when this ends."""
+    """Yield a forecaster for runs that record, else None; nothing is left of it when this ends."""
     if not config.recording.on:
         yield None
         return

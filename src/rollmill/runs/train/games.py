@@ -83,7 +83,7 @@ class Exploitability(Observer):
 
 
 def policy_table(model: ActorCritic, tree: GameTree) -> Array:
-    """``[sets, actions]``: the probabilities with which a network without memory plays a game."""
+    """Return ``[sets, actions]``, the probabilities with which a network without memory plays a game."""
     import torch
 
     device = next(model.parameters()).device

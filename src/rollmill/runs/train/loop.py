@@ -34,13 +34,13 @@ from rollmill.runs.lifecycle import Life
 from rollmill.runs.policies.online_state import STATE_SHAPE
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.build import Parts
-from rollmill.runs.train.cluster import Cluster
-from rollmill.runs.train.member import Member
+from rollmill.runs.train.cluster.cluster import Cluster
 from rollmill.runs.train.observers import Observer, Trajectory, call_hook, cut_trajectories
-from rollmill.runs.train.population import Members
-from rollmill.runs.train.rank_sync import COUNTERS, RankSync
+from rollmill.runs.train.population.member import Member
+from rollmill.runs.train.population.members import Members
+from rollmill.runs.train.ranks.sync import COUNTERS, RankSync
 from rollmill.runs.train.reporting import TrainMetrics
-from rollmill.runs.train.selfplay import SelfPlay
+from rollmill.runs.train.selfplay.opponents import SelfPlay
 from rollmill.sampling.sampler import COUNTERS_SHAPE, EXACT_SHAPE, SamplerThread
 
 log = logging.getLogger("rollmill")
@@ -52,7 +52,7 @@ SWITCH_SECONDS = 0.0005
 
 
 def _mean(seconds: Array) -> float:
-    """Over workers, where there are any."""
+    """Return the mean over workers, where there are any."""
     return float(seconds.mean()) if seconds.size else 0.0
 
 
@@ -137,7 +137,7 @@ class OnlineRun:
         return self._dropped + self._rank_sync.elsewhere("dropped_segments")
 
     def counts(self) -> dict[str, int]:
-        """What the samplers of all ranks have counted, over all sessions (``rank_sync.COUNTERS``)."""
+        """Return what the samplers of all ranks have counted in all sessions (``runs.train.ranks.sync.COUNTERS``)."""
         sampler = self.parts.sampler
         report = sampler.pool.report
         own = (sampler.steps, sampler.lost_segments, report.env_faults, report.worker_restarts)
@@ -172,7 +172,7 @@ class OnlineRun:
         return self._on_host
 
     def trajectories(self) -> list[Trajectory]:
-        """The batch of the last training step, segment by segment: who acted, and named arrays (views, no copies)."""
+        """Return the batch of the last training step, segment by segment: who acted, and arrays (views, no copies)."""
         return cut_trajectories(self.segments, self._groups, self.config.sampling.groups)
 
     @property
@@ -193,7 +193,7 @@ class OnlineRun:
         return self._metrics.mean_return
 
     def phase_seconds(self) -> dict[str, float]:
-        """Where the time of this session went so far, by process and phase (workers: mean over them)."""
+        """Return where the time of this session went so far, by process and phase (workers: mean over them)."""
         sampler = self.parts.sampler
         return {
             "worker env": _mean(sampler.box.seconds_env),
@@ -227,7 +227,7 @@ class OnlineRun:
             self._metrics.finish(self)  # only now: the recorder has written the last of it
 
     def _turn(self) -> bool | None:
-        """Learn once, if all ranks have a batch: whether they had; None when the run is over."""
+        """Learn once, if all ranks have a batch; returns whether they had, or None when the run is over."""
         try:
             agreed = self._agree()
             if agreed is None:
@@ -245,12 +245,14 @@ class OnlineRun:
         return False
 
     def begin_together(self) -> None:
-        """All ranks begin with what rank 0 has: weights, counts, and episodes that nobody has used."""
+        """Begin on all ranks with what rank 0 has: weights, counts, and episodes that nobody has used."""
         self.iteration = self._rank_sync.begin(self.iteration)
 
     def _agree(self) -> tuple[list[int], float] | None:
-        """What all ranks do next: segments to learn from (none, where one of them has no batch yet) and the share of
-        the run that is done; None when it is over."""
+        """Return what all ranks do next: segments to learn from, and the share of the run that is done.
+
+        There are no segments where one of the ranks has no batch yet. Returns None when the run is over.
+        """
         if self.cluster is not None:
             self.cluster.tick(self.frames)
         if isinstance(self.members, Member):  # before it is looked whether the run is over: others may wait for it
@@ -278,7 +280,10 @@ class OnlineRun:
             self.parts.sampler.set_variable(PROGRESS, progress)
 
     def _goes_on(self) -> bool:
-        """Between two batches of one training step: nodes get weights, and signals are heard."""
+        """Look after the run between two batches of one training step: nodes get weights, and signals are heard.
+
+        Returns whether the run goes on.
+        """
         if self.cluster is not None:
             self.cluster.tick(self.frames)
         return not self.life.over(lambda: "")
@@ -288,19 +293,19 @@ class OnlineRun:
 
     @contextlib.contextmanager
     def _populated(self) -> Iterator[None]:
-        """Members of a population have their settings before the first environment begins."""
+        """Give the members of a population their settings before the first environment begins."""
         if self.members is not None:
             self._follow(self.members.begin(anew=not self.iteration, same=self._sampler_is_set))
         yield
 
     def _follow(self, changed: Sequence[int]) -> None:
-        """These policies have weights of others now."""
+        """Begin the metrics of these policies anew: they have weights of others now."""
         for policy in changed:
             self._metrics.restart(policy)
 
     @contextlib.contextmanager
     def _sampling(self) -> Iterator[None]:
-        """Workers and, in async mode, the sampler's thread, for as long as the loop runs."""
+        """Run workers and, in async mode, the sampler's thread, for as long as the loop runs."""
         sampler, usual = self.parts.sampler, sys.getswitchinterval()
         try:
             if self.recorder is not None:
@@ -336,7 +341,7 @@ class OnlineRun:
                 log.log(logging.INFO if rows else logging.WARNING, "%s", closing_words(self.recorder, self.folder.data))
 
     def _collect(self) -> list[int] | None:
-        """A batch of finished segments that are fresh enough, or None when it is time to look around."""
+        """Return a batch of finished segments that are fresh enough, or None when it is time to look around."""
         sampler, wanted = self.parts.sampler, self.parts.segments_per_batch
         if self._thread is not None:
             self._thread.check()
@@ -354,7 +359,10 @@ class OnlineRun:
         return fresh
 
     def _drop_stale(self, slots: list[int]) -> list[int]:
-        """Segments in which somebody finds a row to learn from; each learner leaves out what is too old for it."""
+        """Return the segments in which a learner finds a row to learn from, and give the others back.
+
+        Each learner leaves out what is too old for it.
+        """
         arena = self.parts.sampler.arena
         versions, owners = arena["version"][slots, :-1], arena["policy_id"][slots, :-1]
         useful = np.zeros(versions.shape, bool)
@@ -368,7 +376,7 @@ class OnlineRun:
         return fresh
 
     def _give_back(self, slots: list[int], learnt: bool = True) -> None:
-        """Nobody here needs these segments any more; the recorder may want to keep some a little longer."""
+        """Give back segments that nobody here needs any more; the recorder may keep some a little longer."""
         sampler = self.parts.sampler
         if self.recorder is not None:
             groups = sampler.inference.group_of_slot[slots]
@@ -377,7 +385,7 @@ class OnlineRun:
         sampler.release(slots)
 
     def _offer_rest(self, recorder: Recorder) -> None:
-        """Segments that ended, and that nobody will learn from any more: episodes end in them, too."""
+        """Offer the recorder segments that ended and that nobody will learn from: episodes end in them, too."""
         sampler = self.parts.sampler
         rest = list(sampler.finished)
         if rest and self.config.sampling.mode != "serial":  # there they are learnt from after a resume
@@ -432,7 +440,7 @@ class OnlineRun:
             self._save_or_complain(self.state())
 
     def init_observers(self) -> None:
-        """Everything is built: tell the observers, and give them back what they have saved."""
+        """Tell the observers that everything is built, and give them back what they have saved."""
         self.tell("on_init")
         self._observers_are_set = True
         waiting = list(self.observers)
@@ -449,7 +457,7 @@ class OnlineRun:
             call_hook(observer, hook, self, *args)
 
     def _limit(self) -> str:
-        """The limit that is reached, if one is."""
+        """Return the limit that is reached, if one is."""
         stop, mean = self.config.stop, self.mean_return
         if stop.frames and self.frames >= stop.frames:
             return f"reached stop.frames={stop.frames:_}"
@@ -468,14 +476,14 @@ class OnlineRun:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def save(self, with_envs: bool = True, keep: bool = False) -> Path:
-        """Write a checkpoint now; CheckpointError when it cannot be written (older ones are safe).
+        """Write a checkpoint now. Raises CheckpointError if it cannot be written (older ones are safe).
 
         ``keep``: it stays for ever.
         """
         return self.life.save(*self._to_save(self.state(with_envs)), keep)
 
     def _best_metric(self) -> float | None:
-        """What checkpoints are compared by (``checkpoints.best_metric``): the higher, the better."""
+        """Return what checkpoints are compared by (``checkpoints.best_metric``): the higher, the better."""
         settings, usual = self.config.checkpoints, usual_metric(self.config.env)
         if not settings.best_metric and usual == RETURN:
             return self.mean_return
@@ -486,11 +494,14 @@ class OnlineRun:
             self._metrics.checkpoint_failures += 1
 
     def _to_save(self, state: dict[str, Any]) -> tuple[dict[str, Any], int, float | None]:
-        """Not ``frames``: the sampler's thread may have counted on while the weights were copied."""
+        """Return the state, the frames it was taken at, and the metric that checkpoints are compared by.
+
+        The frames are not ``self.frames``: the sampler's thread may have counted on while the weights were copied.
+        """
         return state, state["sampler"]["steps"] * self.spec.frames_per_step, self._best_metric()
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
-        """Everything needed to go on; in serial mode bit for bit, unless the envs are to be left out.
+        """Return everything needed to go on; in serial mode bit for bit, unless the envs are to be left out.
 
         Vector envs always are: their lanes restart by themselves, from no seed of their own.
         After a failure in the middle of a step the envs stand between two rows: they begin anew.
@@ -567,7 +578,7 @@ class OnlineRun:
         self._sampler_is_set = True
 
     def _can_replay(self, state: Mapping[str, Any]) -> bool:
-        """Whether the saved rows and envs fit this run; if not, it goes on with fresh episodes."""
+        """Return whether the saved rows and envs fit this run; if not, it goes on with fresh episodes."""
         old, new = completed(state["config"], type(self.config)()), to_dict(self.config)
         held = state["sampler"]["held"]
         return (

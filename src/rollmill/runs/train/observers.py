@@ -96,7 +96,7 @@ class Trajectory:
 
 
 def cut_trajectories(segments: Mapping[str, Array], groups: Array, groups_per_worker: int) -> list[Trajectory]:
-    """A batch ``[T + 1, B, ...]`` as the segments it was put together from; ``groups``: who filled each of them."""
+    """Cut a batch ``[T + 1, B, ...]`` into the segments it was put together from; ``groups``: who filled each."""
     if not segments:
         return []
     lanes = segments["reward"].shape[1] // len(groups)
@@ -146,7 +146,7 @@ def call_hook(observer: Observer, hook: str, *args: object) -> Any:
 
 
 def ask_summaries(observer: Observer, run: OnlineRun, taken: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of one observer, refused where they are no numbers or have the name of another metric."""
+    """Return the metrics of one observer, refused if they are no numbers or have the name of another metric."""
     name = type(observer).__name__
     found = call_hook(observer, "extra_summaries", run)
     if not isinstance(found, Mapping):
@@ -164,7 +164,10 @@ def ask_summaries(observer: Observer, run: OnlineRun, taken: Mapping[str, float]
 
 
 def build_observers(wanted: ObserverSettings) -> list[Observer]:
-    """The observers a config names; ConfigError where one does not exist or does not take its arguments."""
+    """Build the observers a config names.
+
+    Raises ConfigError if one does not exist or does not take its arguments.
+    """
     targets = {target.rpartition(":")[2]: target for target in wanted.use}
     if len(targets) < len(wanted.use):
         raise ConfigError(f"observers.use={list(wanted.use)}: every class may stand there once")

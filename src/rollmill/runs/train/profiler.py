@@ -68,7 +68,7 @@ class Profiler(Observer):
             log.info("profile: %s", ", ".join(str(path) for path in self._files) or "nothing was written")
 
     def on_stop(self, run: OnlineRun) -> None:
-        """Whatever still records is stopped, and keeps what it has."""
+        """Stop whatever still records; it keeps what it has."""
         if self._script is None:
             return
         self._script = None
@@ -81,7 +81,7 @@ class Profiler(Observer):
         self._end_spies()
 
     def _play(self, run: OnlineRun) -> Iterator[None]:
-        """What happens, from one training step to the next."""
+        """Record what is wanted, from one training step to the next: torch's trace, then the stacks of Python."""
         begun = time.monotonic()
         while time.monotonic() < begun + self._settings.after:
             yield
@@ -125,7 +125,7 @@ class Profiler(Observer):
 
 
 def processes_of(run: OnlineRun) -> dict[str, int]:
-    """Python processes of a run by name; in serial mode there is only one."""
+    """Return the Python processes of a run by name; in serial mode there is only one."""
     pool = run.parts.sampler.pool
     workers = pool.pids() if isinstance(pool, ProcessPool) else []
     return {"main": os.getpid(), **{f"worker-{index}": pid for index, pid in enumerate(workers)}}
@@ -155,7 +155,7 @@ class TorchTrace:
         self._profile.start()
 
     def stop(self) -> Path:
-        """End the recording and write it; OSError when it cannot be written."""
+        """End the recording and write it. Raises OSError if it cannot be written."""
         assert self._profile is not None
         recorded, self._profile = self._profile, None
         names = {thread.native_id: thread.name for thread in threading.enumerate()}
@@ -170,7 +170,7 @@ class TorchTrace:
 
 
 def _all_threads() -> Any:
-    """The option by which torch records threads that were there before: acting and learning have their own."""
+    """Return the option by which torch records threads that were there before: acting and learning have their own."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
@@ -181,7 +181,7 @@ def _all_threads() -> Any:
 
 
 def name_threads(trace: dict[str, Any], names: Mapping[int | None, str]) -> dict[str, Any]:
-    """A Chrome trace in which threads have the names this program gave them, by their system-wide number."""
+    """Return a Chrome trace in which threads have the names this program gave them, by their system-wide number."""
     events = [
         {**event, "args": {"name": f"{names[event['tid']]} ({event['tid']})"}}
         if event.get("name") == "thread_name" and event.get("tid") in names
@@ -206,7 +206,7 @@ def find_py_spy() -> Path:
 
 
 def require_permission(py_spy: Path, pid: int) -> None:
-    """Look into a process once; ConfigError when the system does not allow it."""
+    """Look into a process once. Raises ConfigError if the system does not allow it."""
     done = subprocess.run([py_spy, "dump", "--pid", str(pid)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(
@@ -244,7 +244,7 @@ class Spy:
         return self._process.poll() is None
 
     def interrupt(self) -> None:
-        """Have it write what it has."""
+        """Let it write what it has."""
         if self.is_recording():
             self._process.send_signal(signal.SIGINT)
 

@@ -76,12 +76,12 @@ class Publisher(Observer):
 
 
 def _updates(run: OnlineRun) -> int:
-    """Batches learnt from, by the policy that is furthest."""
+    """Return the batches learnt from, by the policy that is furthest."""
     return max(learner.version for learner in run.parts.learners)
 
 
 def weights_only(run: OnlineRun) -> dict[str, Any]:
-    """A checkpoint that can be played and nothing more: config, spec and weights, no optimizer, no environments."""
+    """Return a checkpoint that can be played and no more: config, spec and weights, no optimizer, no environments."""
     from rollmill.models.saving import weights_of
 
     learners = []

@@ -14,13 +14,13 @@ from rollmill.recording.pieces import PieceChooser
 from rollmill.recording.recorder import LocalRecorder, ProcessRecorder, Recorder
 from rollmill.recording.sink import SinkPlan
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.cluster import node_sampling
+from rollmill.runs.train.cluster.cluster import node_sampling
 from rollmill.sampling.sampler import Sampler, SamplerPlan
 from rollmill.store.format.schema import Column, StoreSchema, create_store
 
 
 def store_schema(config: TrainConfig, spec: EnvSpec) -> StoreSchema:
-    """What the run's store holds."""
+    """Return the columns and facts that the run's store holds."""
     extra = {"log_prob": Column("log_prob", "float32"), "value": Column("value", "float32", per="obs")}
     # Row by row, so that it can be seen that nobody changes within an episode.
     who = [Column("policy_id", "int16"), Column("opponent", "int16")] if config.selfplay.on else []
@@ -35,7 +35,10 @@ def store_schema(config: TrainConfig, spec: EnvSpec) -> StoreSchema:
 def build_recorder(
     config: TrainConfig, sampler: Sampler, store: Path, environment: Mapping[str, str], sample: Sample
 ) -> Recorder:
-    """The run's recorder; nothing is started. ``sample``: what a step takes. StoreError when the store does not fit."""
+    """Build the run's recorder; nothing is started. ``sample``: what a step takes.
+
+    Raises StoreError if the store does not fit.
+    """
     plan = sampler.plan
     schema = create_store(store, store_schema(config, plan.spec))
     lanes = LanePlan(

@@ -30,8 +30,8 @@ from rollmill.sampling.sampler import EpisodeEnd
 
 if TYPE_CHECKING:
     from rollmill.runs.train.loop import OnlineRun
-    from rollmill.runs.train.member import Member
-    from rollmill.runs.train.population import Members
+    from rollmill.runs.train.population.member import Member
+    from rollmill.runs.train.population.members import Members
 
 TASKS_SHAPE: Shape = {"window?": WINDOW_SHAPE, "steps?": {str: int}, "episodes?": {str: int}}
 """The shape of ``TaskMetrics.state``."""
@@ -51,7 +51,7 @@ log = logging.getLogger("rollmill")
 
 
 def panel_rows(config: TrainConfig) -> tuple[Row, ...]:
-    """What the panel of a run shows: the usual rows, and limits beside metrics that have one."""
+    """Return what the panel of a run shows: the usual rows, and limits beside metrics that have one."""
     rate, limit = config.report.sim_rate, config.learning.max_grad_norm
     rows = list(ROWS)
     if rate:
@@ -145,15 +145,15 @@ class TrainMetrics:
         return self.policies[self._members.best] if self._members is not None and self.policies else self.episodes
 
     def follow(self, members: Members | Member) -> None:
-        """The run is a population, which is judged by its best member, or a member of one."""
+        """Follow the members of a population, which is judged by its best one, or the one member that this run is."""
         self._members = members
 
     def restart(self, policy_id: int) -> None:
-        """A policy has other weights now: its returns are told of those alone."""
+        """Forget the returns of a policy that has other weights now: its metrics speak of those alone."""
         (self.policies or [self.episodes])[policy_id].restart()
 
     def add_learning(self, policy_id: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one training step; rows hold their means."""
+        """Add metrics of one training step; rows hold their means."""
         prefix = "learn/" if policy_id == 0 else f"policy{policy_id}/learn/"
         for name, value in metrics.items():
             entry = self._sums.setdefault(prefix + name, [0.0, 0.0])
@@ -161,7 +161,7 @@ class TrainMetrics:
             entry[1] += 1
 
     def step(self, run: OnlineRun) -> None:
-        """Called after every training step: count episodes, and write a row when one is due."""
+        """Count episodes after a training step, and write a row when one is due."""
         self._count_episodes(run)
         self._reporter.count(run.frames)
         if run.frames >= self._next_row:
@@ -246,13 +246,13 @@ class TrainMetrics:
         self._reporter.write(frames, metrics)
 
     def _by_policy(self) -> dict[str, float]:
-        """Returns and lengths of every policy, where there are several."""
+        """Return the mean returns and lengths of every policy, where there are several."""
         return {
             f"policy{k}/{name}": value for k, own in enumerate(self.policies) for name, value in own.metrics().items()
         }
 
     def finish(self, run: OnlineRun) -> None:
-        """The last metrics for whoever looks at the console: rows of metrics go by frames and end a little earlier."""
+        """Show the last metrics on the console: rows of metrics go by frames and end a little earlier."""
         fresh = {**self._judged.metrics(), "learn/batches": run.iteration, "time/seconds": run.seconds}
         if run.recorder is not None:
             fresh |= recorder_metrics(run.recorder)
@@ -263,7 +263,7 @@ class TrainMetrics:
         return {} if left is None else {"time/seconds_left": left}
 
     def close_episodes(self, run: OnlineRun) -> None:
-        """No more will end."""
+        """Take in the last episodes: no more will end."""
         self._count_episodes(run)
         if self._played is not None:
             self._played.save()
@@ -294,7 +294,7 @@ class TrainMetrics:
 
 
 def _replay_counts(run: OnlineRun) -> dict[str, float]:
-    """Metrics of the learners' replay buffers, where they have one."""
+    """Return metrics of the learners' replay buffers, where they have one."""
     found: dict[str, float] = {}
     for learner in run.parts.learners:
         prefix = "replay/" if learner.policy_id == 0 else f"policy{learner.policy_id}/replay/"
@@ -303,13 +303,13 @@ def _replay_counts(run: OnlineRun) -> dict[str, float]:
 
 
 def _worker_pids(run: OnlineRun) -> list[int]:
-    """Processes of the workers; in serial mode there are none."""
+    """Return the processes of the workers; in serial mode there are none."""
     pool = run.parts.sampler.pool
     return pool.pids() if isinstance(pool, ProcessPool) else []
 
 
 def _gpu_memory() -> dict[str, float]:
-    """The most that torch has held of the GPU, if this run uses one."""
+    """Return the most that torch has held of the GPU, if this run uses one."""
     import torch
 
     held = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
@@ -334,7 +334,7 @@ class TaskMetrics:
         self._episodes[name] += 1
 
     def metrics(self, frames_per_step: int) -> dict[str, float]:
-        """``task/<name>/...`` and, once every task has ended an episode, ``suite/score``."""
+        """Return ``task/<name>/...`` and, once every task has ended an episode, ``suite/score``."""
         means = self._window.means()
         found = {f"task/{name}": value for name, value in means.items()}
         for task in self._tasks:

@@ -32,17 +32,17 @@ from rollmill.runs.settings.population_checks import population_period, short_ro
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig
 from rollmill.runs.train.background_eval import BackgroundEval
-from rollmill.runs.train.cluster import start_cluster
+from rollmill.runs.train.cluster.cluster import start_cluster
 from rollmill.runs.train.forecasting import announce_pool, announce_replay, start_forecast
 from rollmill.runs.train.observers import Observer, build_observers, call_hook
+from rollmill.runs.train.population.ratings import BUILT_IN, require_objective
+from rollmill.runs.train.population.settings_replay import SettingsReplay
 from rollmill.runs.train.profiler import Profiler
 from rollmill.runs.train.publishing import Publisher
-from rollmill.runs.train.ranks import share_of, start_ranks
-from rollmill.runs.train.ratings import BUILT_IN, require_objective
+from rollmill.runs.train.ranks.processes import share_of, start_ranks
 from rollmill.runs.train.recording import build_recorder
 from rollmill.runs.train.reporting import TrainMetrics
 from rollmill.runs.train.save_requests import SaveRequests
-from rollmill.runs.train.settings_replay import SettingsReplay
 from rollmill.store.reader import Store
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def train(config: TrainConfig, request: Request | None = None, observers: Sequen
 
 
 def _report_data(folder: RunFolder) -> None:
-    """What was recorded, as a page beside the run's metrics; the run has not failed if this does."""
+    """Write a page about what was recorded, beside the run's metrics; the run has not failed if this does."""
     try:
         store = Store(folder.data)
         if len(store):
@@ -143,15 +143,14 @@ def _report_data(folder: RunFolder) -> None:
 
 
 def _learn_spec(config: TrainConfig, environment: Mapping[str, str]) -> EnvSpec:
-    """The env's spec, from a process of its own (serial mode: from this one) while torch is imported."""
+    """Return the env's spec, from a process of its own (serial mode: this one) while torch is imported."""
     if config.sampling.mode == "serial":
         return probe_here(config.env)
     return probe_in_child(config.env, environment, config.sampling.start_timeout)
 
 
 def _check_statistics(config: TrainConfig, environment: Mapping[str, str]) -> None:
-    """ConfigError where members of a population are to be compared, or games to be decided, by what the environment
-    does not tell.
+    """Raise ConfigError if members are to be compared, or games decided, by what the environment does not tell.
 
     An environment whose episodes are long passes: it is looked again when the first one has ended.
     """
@@ -180,7 +179,7 @@ def _warn_of_short_rounds(config: TrainConfig, spec: EnvSpec) -> None:
 
 
 def _size_for(spec: EnvSpec, asked: TrainConfig, config: TrainConfig, life: Life) -> TrainConfig:
-    """Automatic numbers once more, now that it is known what the env is like."""
+    """Decide automatic numbers once more, now that it is known what the env is like."""
     life.config = fitting = size(asked, spec)
     changes = differences(config, fitting)
     for key, (old, new) in changes.items():

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from rollmill.core.process import Errand
 from rollmill.core.protocols import Env
 from rollmill.core.slots import OBS
 from rollmill.envs.batch import PHASES, RESET, STEP, STOPS, random_actions
-from rollmill.envs.probe import answer_about_env, build_one, close_one, note_closing
+from rollmill.envs.probe import answer_about_env, build_one, close_here, note_closing
 from rollmill.envs.settings import EnvSettings
 from rollmill.recording.forecast import Sample
 from rollmill.store.episode import Episode
@@ -32,8 +31,6 @@ from rollmill.store.format.index import EPISODE, PLACE
 from rollmill.store.format.schema import StoreSchema
 from rollmill.store.reader import Store
 from rollmill.store.writer import StoreWriter
-
-log = logging.getLogger("rollmill")
 
 STEPS = 2000
 SECONDS = 1.5
@@ -49,8 +46,7 @@ def sample_here(settings: EnvSettings, schema: StoreSchema, block: int = 0, piec
     try:
         return _sample(settings, env, schema, block, piece)
     finally:
-        if problem := close_one(env):
-            log.warning("%s: %s", settings.id, problem)
+        close_here(settings.id, env)
 
 
 def _sample(settings: EnvSettings, env: Env, schema: StoreSchema, block: int, piece: int) -> Sample:
@@ -103,7 +99,7 @@ class _Player:
 
     @contextlib.contextmanager
     def _calling(self, phase: int, seed: int, step: int) -> Iterator[None]:
-        """Whatever comes out of the env, or cannot be made sense of, is told with its place."""
+        """Turn whatever comes out of the env, or cannot be made sense of, into an EnvError that tells the place."""
         try:
             yield
         except STOPS:
@@ -148,7 +144,7 @@ class SizeSample:
         self._errand = Errand("rollmill.runs.train.size_sample", question, environment)
 
     def result(self, timeout: float) -> Sample | str:
-        """The sample, or why there is none."""
+        """Return the sample, or why there is none."""
         try:
             answer = self._errand.first_line(timeout)
             if answer is None:

@@ -32,12 +32,13 @@ from rollmill.runs.collect.run import collect
 from rollmill.runs.policies.load import load_policy
 from rollmill.runs.settings.population_checks import population_period, short_rounds
 from rollmill.runs.settings.train import check
-from rollmill.runs.train import ratings, run
+from rollmill.runs.train import run
 from rollmill.runs.train.build import Parts, build_parts
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.population import Members
-from rollmill.runs.train.ratings import Ratings
+from rollmill.runs.train.population import ratings
+from rollmill.runs.train.population.members import Members
+from rollmill.runs.train.population.ratings import Ratings
 from rollmill.sampling.sampler import EpisodeEnd
 
 POPULATION = (

@@ -21,8 +21,8 @@ from rollmill.learning.appo import Appo
 from rollmill.pbt.exchange import Decided, Exchange
 from rollmill.runs.lifecycle import Life
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train import ratings
-from rollmill.runs.train.population import Tuned
+from rollmill.runs.train.population import ratings
+from rollmill.runs.train.population.members import Tuned
 from rollmill.sampling.sampler import Sampler
 
 log = logging.getLogger("rollmill")
@@ -70,8 +70,10 @@ class Member(Tuned):
         return self._sampler.frames
 
     def begin(self, anew: bool, same: bool = False) -> Sequence[int]:
-        """The run begins, or goes on, with the ``same`` episodes under way or with new ones; returns its policy if that
-        has other weights than it was saved with."""
+        """Begin the run, or go on, with the ``same`` episodes under way or with new ones.
+
+        Returns its policy if that has other weights than it was saved with.
+        """
         if anew:
             self.give(0, self._settings)
         else:
@@ -92,12 +94,12 @@ class Member(Tuned):
         return self._catch_up()
 
     def _checkpoint(self) -> Path:
-        """Of this moment: a run that goes on has it already."""
+        """Return a checkpoint of this moment: a run that goes on has it already."""
         loaded = self._life.loaded
         return loaded.path if loaded is not None and loaded.step == self.frames else self._save()
 
     def _wait(self, number: int) -> bool:
-        """Until the round is decided; False where the run has to end first."""
+        """Wait until the round is decided; returns False where the run has to end first."""
         while self._exchange.decide() < number:
             if self._life.over(lambda: ""):
                 return False
@@ -126,7 +128,7 @@ class Member(Tuned):
         return () if weights is None else (0,)
 
     def _weights(self, source: Decided) -> Any:
-        """The state of the donor's learner at a round. Who was lost goes on where the donor was."""
+        """Return the state of the donor's learner at a round. Who was lost goes on where the donor was."""
         donor = source.donors[self.number]
         path = self._exchange.checkpoint(source.number, donor)
         state = load_checkpoint(path).state
@@ -144,7 +146,7 @@ class Member(Tuned):
     # -- metrics and checkpoints ---------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """``docs/populations.md`` explains them."""
+        """Return the metrics that ``docs/populations.md`` explains."""
         known = self.ratings.known[0]
         found = {
             "pbt/rounds": float(self._at.number),

@@ -29,7 +29,7 @@ from rollmill.pbt.matchmaking import LIVE, TOP, Candidate, Numbers, Odds, Rule, 
 from rollmill.pbt.payoff import PAYOFF_FILE, PAYOFF_SHAPE, Games, Payoff, Result, require_statistic
 from rollmill.runs.policies.base import LoadedPolicy
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.matches import Matches, load_anchors
+from rollmill.runs.train.selfplay.matches import Matches, load_anchors
 from rollmill.sampling.sampler import EpisodeEnd, Sampler
 
 log = logging.getLogger("rollmill")
@@ -92,7 +92,7 @@ class SelfPlay:
         return tuple(number for number in self._models if number not in self._leaving)
 
     def begin(self) -> None:
-        """Everything is in its place; a run that begins has no opponents from the pool yet."""
+        """Begin, now that everything is in its place; a run that begins has no opponents from the pool yet."""
         if not self.ledger.entries:
             self.ledger.begin([{"begin": [], **self._about()}])
         if not self._own.pool_share:
@@ -103,7 +103,7 @@ class SelfPlay:
         return {"rule": self._own.rule, "policies": self._numbers.policies, "anchors": anchors}
 
     def admit(self, entry: Entry, content: Mapping[str, Any]) -> None:
-        """A model was published: from now on it is an opponent. ``content``: as it was given to the pool."""
+        """Take in a model that was published: from now on it is an opponent. ``content``: as given to the pool."""
         if not self._numbers.fits(entry.id):
             if not self._full:
                 log.error("model %d and later ones are no opponents: there are no numbers left for them", entry.id)
@@ -118,14 +118,17 @@ class SelfPlay:
         self._post()
 
     def name_of(self, number: int) -> str:
-        """Who has this ``policy_id``: ``model 3``, the name of an anchor, or ``policy 1`` of the run itself."""
+        """Return who has this ``policy_id``: ``model 3``, an anchor's name, or ``policy 1`` of the run itself."""
         if self._numbers.is_anchor(number):
             return self._anchors[TOP - number]
         model = self._numbers.model_of(number)
         return f"policy {number}" if model is None else f"model {model}"
 
     def _leave(self) -> None:
-        """The pool's rules say who stays. Who may still be playing, in an episode that has begun, is kept ready."""
+        """Let models leave that the pool's rules do not keep.
+
+        Those that may still be playing, in an episode that has begun, are kept ready.
+        """
         playing = self._playing()
         gone = self._leaving - playing  # those that leave now may be seated by a draw that is under way
         self._models = {number: own for number, own in self._models.items() if number not in gone}
@@ -177,7 +180,7 @@ class SelfPlay:
         return Candidate(number, entry.version, entry.frames, win_rate)
 
     def needed(self) -> set[int]:
-        """Ids of models that must stay in the pool: this run plays against them, or its checkpoints go on from them."""
+        """Return ids of models that must stay in the pool: it plays against them, or checkpoints go on from them."""
         found = Checkpoints(self._folder.checkpoints).list()
         known = self._of_checkpoints
         self._of_checkpoints = {c.path: known.get(c.path) or _models_of(c.path) for c in found}
@@ -212,7 +215,7 @@ class SelfPlay:
             self._set_odds()
 
     def metrics(self) -> dict[str, float]:
-        """``docs/self_play.md`` explains them."""
+        """Return the metrics that ``docs/self_play.md`` explains."""
         found = {"selfplay/models": float(len(self.models)), "selfplay/games": float(self.payoff.games)}
         for policy in range(self._numbers.policies):
             before = "selfplay/" if policy == 0 else f"policy{policy}/selfplay/"
@@ -278,7 +281,7 @@ def _load(path: Path) -> Any:
 
 
 def _models_of(checkpoint: Path) -> frozenset[int]:
-    """Ids of the models that a checkpoint goes on from."""
+    """Return ids of the models that a checkpoint goes on from."""
     try:
         content: Any = read_header(checkpoint)
         return frozenset(own["entry"]["id"] for own in content["state"]["selfplay"]["models"])

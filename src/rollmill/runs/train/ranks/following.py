@@ -22,7 +22,7 @@ from rollmill.distributed.messages import differences, versions
 from rollmill.distributed.ray_place import Place, silence
 from rollmill.runs.probing import probe_in_child
 from rollmill.runs.settings.train import TrainConfig, check
-from rollmill.runs.train.ranks import RankTask, share_of
+from rollmill.runs.train.ranks.processes import RankTask, share_of
 
 if TYPE_CHECKING:
     from rollmill.learning.roll_call import Follower

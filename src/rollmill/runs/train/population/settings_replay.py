@@ -27,7 +27,7 @@ class SettingsReplay(Observer):
     """Changes the run's settings between training steps, when their time has come."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """ConfigError unless the ledger can be read, and everything it has tuned is there to be set."""
+        """Read the ledger. Raises ConfigError unless that can be done, and all it has tuned is there to be set."""
         source = config.pbt.replay
         assert source is not None, "asked for by pbt.replay"
         if not source.exists():

@@ -39,7 +39,7 @@ from rollmill.learning.off_policy import OffPolicyAppo
 from rollmill.monitor.jsonl import read_jsonl
 from rollmill.runs.settings.sizing import size
 from rollmill.runs.settings.train import TrainConfig, check
-from rollmill.runs.train import cluster
+from rollmill.runs.train.cluster import cluster
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer, Trajectory
 

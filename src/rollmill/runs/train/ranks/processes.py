@@ -1,6 +1,6 @@
 """Starts, watches and ends the other ranks of a run (``learning.ranks``); rank 0 is the main process itself.
 
-A rank is a learner with a share of the workers and of every batch (``runs.train.following``). Without ``learning.meet``
+A rank is a learner with a share of the workers and of every batch (``ranks.following``). Without ``learning.meet``
 all are processes of this machine, which rank 0 starts, reads and ends: they die with it, and the janitor knows them by
 their token. With it they are on other machines and come by themselves. From there on there is no difference: the roll
 call (``learning.roll_call``) says who lives, those that are left go on, and the end of rank 0 is the end of all.
@@ -69,7 +69,7 @@ class RankSetup:
 
 
 def share_of(config: TrainConfig) -> TrainConfig:
-    """The config one rank builds its parts from: its share of workers and rows."""
+    """Return the config one rank builds its parts from: its share of workers and rows."""
     count = config.learning.ranks
     return replace(
         config,
@@ -80,7 +80,7 @@ def share_of(config: TrainConfig) -> TrainConfig:
 
 @contextlib.contextmanager
 def start_ranks(config: TrainConfig, spec: EnvSpec, environment: Mapping[str, str]) -> Iterator[RankProcesses]:
-    """The other ranks for as long as this context lasts; with one rank there are none."""
+    """Run the other ranks for as long as this context lasts; with one rank there are none."""
     processes = RankProcesses(config, environment)
     try:
         processes.start(spec)
@@ -172,7 +172,7 @@ class RankProcesses:
     # -- ranks of other machines ---------------------------------------------------------------
 
     def _invite(self, task: RankTask) -> None:
-        """Whoever comes to ``learning.meet`` is given a rank, if it can learn with this one."""
+        """Give whoever comes to ``learning.meet`` a rank, if it can learn with this one."""
         from rollmill.optim.device import choose_device
 
         assert self._leader is not None
@@ -205,7 +205,7 @@ class RankProcesses:
 
     def _spawn(self, setup: RankSetup, extra: Mapping[str, str]) -> None:
         assert self._leader is not None
-        child = Child("rollmill.runs.train.rank_main", setup, {**self._environment, **extra})
+        child = Child("rollmill.runs.train.ranks.rank_main", setup, {**self._environment, **extra})
         self._handles.append(_Handle(setup.rank, child))
         self._leader.name(setup.rank, f"rank {setup.rank} (pid {child.pid})")
         # By a thread: this one waits for the other ranks again and again, and a full pipe would hold them up.
@@ -229,7 +229,10 @@ class RankProcesses:
 
 
 def _meeting_place(meet: str) -> Place:
-    """Where rank 0 listens; ConfigError where the name of this machine is no address that others reach."""
+    """Return where rank 0 listens.
+
+    Raises ConfigError if the name of this machine is no address that others reach.
+    """
     place = place_of(meet, "learning.meet")
     try:
         address = socket.gethostbyname(place.host)
@@ -257,7 +260,7 @@ def _log_output(rank: int, output: Lines) -> None:
 
 
 def visible_gpus(device: str, count: int) -> list[str]:
-    """For each rank the one GPU it is to see; empty where they learn on CPUs, or share the GPU ``cuda:N``."""
+    """Return for each rank the one GPU it is to see; empty if they learn on CPUs, or share the GPU ``cuda:N``."""
     import torch
 
     if device not in ("auto", "cuda") or (device == "auto" and not torch.cuda.is_available()):

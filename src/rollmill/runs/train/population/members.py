@@ -23,8 +23,8 @@ from rollmill.pbt.settings import PbtSettings
 from rollmill.pbt.space import parse_space
 from rollmill.runs.settings.population_checks import LEARNING, VARIABLES, configured, population_period
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train import ratings
-from rollmill.runs.train.ratings import Ratings
+from rollmill.runs.train.population import ratings
+from rollmill.runs.train.population.ratings import Ratings
 from rollmill.sampling.sampler import Sampler
 
 log = logging.getLogger("rollmill")
@@ -58,8 +58,10 @@ class Tuned:
                 self._sampler.set_variable(key.removeprefix(VARIABLES), value, policy)
 
     def change(self, policy: int, settings: Mapping[str, float], keys: Collection[str], weights: Any = None) -> None:
-        """A policy goes on with other ``settings``, of which ``keys`` have changed, and from the ``weights`` of another
-        (the state of its learner), if there are any."""
+        """Give a policy other ``settings``, of which ``keys`` have changed.
+
+        ``weights``: the state of another's learner, from which the policy goes on, if there is one.
+        """
         if weights is not None:
             self.copies += 1
             self._learners[policy].adopt(weights)
@@ -69,9 +71,9 @@ class Tuned:
             self.ratings.restart(policy, varied)
 
     def set_back(self, policy: int, error: Exception) -> None:
-        """A policy cannot learn from a batch: its settings are bad, which the next rounds see to; the run goes on.
+        """Set back a policy that cannot learn from a batch: its settings are bad, which the next rounds see to.
 
-        It keeps the weights that act: they are those that its episodes speak of, and that others may take over.
+        The run goes on. The policy keeps the weights that act: its episodes speak of them, and others may take them.
         """
         self.setbacks += 1
         self._learners[policy].set_back()
@@ -98,8 +100,10 @@ class Members(Tuned):
         self.ledger = Ledger(folder.path)
 
     def begin(self, anew: bool, same: bool = False) -> Sequence[int]:
-        """The run begins, or goes on, with the ``same`` episodes under way or with new ones; returns the members that
-        have other weights than it was saved with."""
+        """Begin the run, or go on, with the ``same`` episodes under way or with new ones.
+
+        Returns the members that have other weights than it was saved with.
+        """
         if not anew:
             self.ratings.go_on(same)
             return ()  # everything was loaded
@@ -114,7 +118,7 @@ class Members(Tuned):
 
     @property
     def frames(self) -> list[int]:
-        """Of every member."""
+        """The frames of every member."""
         return [steps * self._sampler.plan.spec.frames_per_step for steps in self._sampler.steps_of]
 
     def step(self) -> Sequence[int]:
@@ -153,7 +157,7 @@ class Members(Tuned):
     # -- metrics and checkpoints ---------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """``docs/populations.md`` explains them."""
+        """Return the metrics that ``docs/populations.md`` explains."""
         found = {
             "pbt/rounds": float(self.population.number),
             "pbt/next_round": float(self.population.next_at),

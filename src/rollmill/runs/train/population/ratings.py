@@ -36,7 +36,10 @@ BUILT_IN = {"return": "episode_return", "length": "length"}
 
 
 def require_objective(objective: str, told: Collection[str]) -> None:
-    """ConfigError unless members can be compared by it; ``told``: what the environment tells of an episode, by name."""
+    """Raise ConfigError unless members can be compared by the ``objective``.
+
+    ``told``: what the environment tells of an episode, by name.
+    """
     name, there = objective.removeprefix("-"), (*BUILT_IN, *told)
     if name in there:
         return
@@ -108,7 +111,7 @@ class Ratings:
                 self._add(own, env, None if stats is None else self._told_by(stats))
 
     def _add(self, own: EpisodeEnd, env: int, value: float | None) -> None:
-        """An episode has ended for all of its agents."""
+        """Take in an episode that has ended for all of its agents."""
         if own.first_frames <= self._since[own.policy_id] or own.episode < self._from_episode[env]:
             return  # begun before, by other weights or with other variables; or nobody knows
         block = self._block.setdefault(env, {})
@@ -118,7 +121,7 @@ class Ratings:
                 self._rate(env, own.episode, value)
 
     def _rate(self, env: int, episode: int, value: float) -> None:
-        """Statistics come in order: earlier episodes that have none never will."""
+        """Set the objective of an episode. Statistics come in order: earlier episodes that have none never will."""
         block = {k: known for k, known in self._block[env].items() if known is not None or k >= episode}
         self._block[env] = {**block, episode: value}
 
@@ -143,7 +146,7 @@ class Ratings:
     # -- blocks --------------------------------------------------------------------------------
 
     def _first(self, env: int) -> list[float]:
-        """Objectives of an environment's episodes in its block, up to the first one that is not known yet."""
+        """Return objectives of an environment's episodes in its block, up to the first one that is not known yet."""
         found: list[float] = []
         for value in self._block.get(env, {}).values():
             if value is None:
@@ -152,17 +155,17 @@ class Ratings:
         return found
 
     def values(self, policy: int) -> list[float]:
-        """The objectives that a policy would be judged by now, whether they are enough or not."""
+        """Return the objectives that a policy would be judged by now, whether they are enough or not."""
         rows = [self._first(env) for env in self._envs[policy]]
         least, most = self._bounds[policy]
         each = least if self._late[policy] else min(most, max(least, min(map(len, rows))))
         return [value for row in rows for value in row[:each]]
 
     def judge(self) -> list[Evidence]:
-        """It is time for a round: what every policy's block has brought, if it is whole, and the next one begins.
+        """Return what every policy's block has brought, if it is whole, and begin the next one: it is time for a round.
 
-        One that is not whole has no mean, only a number of episodes, and goes on. ConfigError where the environment
-        never says what they are to be judged by.
+        A block that is not whole has no mean, only a number of episodes, and goes on. Raises ConfigError if the
+        environment never says what they are to be judged by.
         """
         silent = sum(list(block.values()).count(None) for block in self._block.values())
         if silent >= SILENT and not self._is_told:
@@ -179,13 +182,13 @@ class Ratings:
         return found
 
     def _begin(self, policy: int) -> None:
-        """A block begins: what is decided later than this is in it."""
+        """Begin a block: what is decided later than this is in it."""
         self._since[policy], self._late[policy] = self._sampler.inference.frames, False
         for env in self._envs[policy]:
             self._block.pop(env, None)
 
     def restart(self, policy: int, varied: bool) -> None:
-        """A policy has other weights from now on or, with ``varied``, other variables of its environments.
+        """Begin anew for a policy that has other weights or, with ``varied``, other variables of its environments.
 
         Called after the weights were published: what is decided later than this is decided by them.
         """
@@ -198,7 +201,7 @@ class Ratings:
             self._from_episode[own] = self._sampler.box.next_episode[own] + 1
 
     def go_on(self, same: bool) -> None:
-        """A session goes on; ``same``: with the very episodes that were under way when it was saved.
+        """Go on in another session; ``same``: with the very episodes that were under way when it was saved.
 
         Else those are lost, long ones more often than short ones, and the blocks begin anew.
         """
@@ -238,13 +241,13 @@ class Ratings:
 
 
 def bounds(pbt: PbtSettings, envs: int) -> tuple[int, int]:
-    """Fewest and most episodes of each of a policy's environments in a block."""
+    """Return the fewest and most episodes of each of a policy's environments in a block."""
     least = math.ceil(pbt.min_episodes / envs)
     return least, max(least, pbt.episodes // envs)
 
 
 def _keep(waiting: dict[Any, Any], key: Any, value: Any) -> None:
-    """What never finds its other half (a lane was reset) must not fill the memory."""
+    """Keep a value until its other half comes; what never finds it (a lane was reset) must not fill the memory."""
     waiting[key] = value
     if len(waiting) > MOST_WAITING:
         del waiting[next(iter(waiting))]

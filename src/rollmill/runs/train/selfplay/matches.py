@@ -28,7 +28,7 @@ STATE_SHAPE: Shape = {"models": MAPPING, "anchors": {str: MAPPING}}
 
 
 def load_anchors(config: TrainConfig) -> dict[str, LoadedPolicy]:
-    """The opponents that never change, by name; ConfigError where one does not exist."""
+    """Load the opponents that never change, by name. Raises ConfigError if one does not exist."""
     found = {}
     for word in config.selfplay.anchors:
         (policy,) = load_each(word, LoadOptions(env=config.env), flag="selfplay.anchors: ")
@@ -42,7 +42,7 @@ class Matches(Matchmaker):
     """Who plays whom, and those who do not learn. Built without opponents: they come with ``SelfPlay``."""
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, networks: FrozenNetworks, envs: int, seeds: Seeds) -> None:
-        """``envs``: of the whole run."""
+        """Begin without opponents. ``envs``: of the whole run."""
         self.networks = networks
         self.anchors: dict[int, Policy] = {}
         """Those that do not learn and are no models, by number."""
@@ -61,7 +61,7 @@ class Matches(Matchmaker):
         return self.networks.with_own
 
     def add_anchor(self, number: int, name: str, policy: LoadedPolicy) -> None:
-        """Have one more; ConfigError where it cannot play in this environment."""
+        """Add one more opponent that never changes. Raises ConfigError if it cannot play in this environment."""
         policy.check(self._spec)
         seeds = self._seeds.branch("anchor", name)
         if name == RANDOM:  # its place in every episode can be kept in a checkpoint

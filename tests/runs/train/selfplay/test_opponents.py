@@ -18,9 +18,10 @@ from rollmill.core.model_pool import ModelPool
 from rollmill.core.run_folder import RunFolder
 from rollmill.models.acting import frozen
 from rollmill.pbt.matchmaking import TOP
-from rollmill.runs.train import run, selfplay
+from rollmill.runs.train import run
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
+from rollmill.runs.train.selfplay import opponents
 from rollmill.sampling.pool import ProcessPool
 from rollmill.store.reader import Store
 
@@ -307,7 +308,7 @@ def test_where_no_episode_ends_in_time_the_first_games_find_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(run, "episode_statistics", lambda *words: None)
-    monkeypatch.setattr(selfplay, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(opponents, "SILENT_SECONDS", 0.0)
     with pytest.raises(ConfigError, match=r"the environment tells no (such statistic|statistics) of every agent"):
         train_here(tmp_path, *DUEL, *POOL, *SERIAL, "stop.batches=100", *words)
 

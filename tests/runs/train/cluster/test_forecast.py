@@ -11,7 +11,7 @@ from clustering import node_plan
 from running import config_of
 
 from rollmill.distributed.messages import NodePlan
-from rollmill.runs.train.cluster_forecast import GATEWAY_BYTES, Way, announce, memory_here, way_of
+from rollmill.runs.train.cluster.forecast import GATEWAY_BYTES, Way, announce, memory_here, way_of
 from rollmill.sampling.sampler import SamplerPlan
 
 STEPS = 16

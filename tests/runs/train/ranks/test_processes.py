@@ -16,7 +16,7 @@ from rollmill.core.run_folder import RunFolder
 from rollmill.runs.settings.train import check
 from rollmill.runs.train.loop import OnlineRun
 from rollmill.runs.train.observers import Observer
-from rollmill.runs.train.ranks import share_of, visible_gpus
+from rollmill.runs.train.ranks.processes import share_of, visible_gpus
 
 TWO = ("learning.ranks=2", "learning.device=cpu", "learning.threads=1", "env=toy_target", "sampling.mode=sync")
 LONG = ("stop.frames=100000000", "stop.seconds=600")
@@ -63,7 +63,7 @@ def parent_of(pid: int) -> int:
 
 
 def follows(pid: int) -> bool:
-    return b"rollmill.runs.train.rank_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"rollmill.runs.train.ranks.rank_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def log_of(folder: RunFolder) -> str:
@@ -204,7 +204,7 @@ def test_a_worker_of_another_rank_is_replaced_and_counted(tmp_path: Path, at: ty
 def test_when_the_run_is_killed_no_rank_is_left(rollmill: Run, tmp_path: Path) -> None:
     command = rollmill(*command_words(tmp_path, *TWO, *LONG, "checkpoints.every_seconds=0"))
     command.wait_for_text("checkpoint ")
-    assert len(command.processes_of("rollmill.runs.train.rank_main")) == 1
+    assert len(command.processes_of("rollmill.runs.train.ranks.rank_main")) == 1
     command.send(signal.SIGKILL)
     command.process.wait()
     command.assert_nothing_left()

@@ -24,8 +24,8 @@ from rollmill.learning.roll_call_leader import Leader
 from rollmill.runs.settings.learning_checks import check_ranks
 from rollmill.runs.settings.sizing import Machine, resolve
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.following import join_run
-from rollmill.runs.train.ranks import _meeting_place
+from rollmill.runs.train.ranks.following import join_run
+from rollmill.runs.train.ranks.processes import _meeting_place
 
 MEET = ("learning.ranks=3", "learning.device=cpu", "learning.threads=1", "env=toy_target")
 SHARED = (*MEET, "sampling.workers=3", "sampling.mode=sync", "learning.batch_size=96")

@@ -46,12 +46,13 @@ class Way:
 
     @property
     def _lag_here(self) -> float:
-        """Of rows that wait for the learner here: the same for every batch."""
+        """The lag of rows that wait for the learner here: the same for every batch."""
         return self.room_here / self.per_update + 0.5
 
     def batches_for(self, lag: float) -> float | None:
-        """How many times as large a batch must be for rows that wait for the learner to be no older than that; None:
-        no batch is large enough.
+        """Return how many times as large a batch must be for rows waiting for the learner to be at most ``lag`` old.
+
+        Returns None if no batch is large enough.
         """
         left = lag - self._lag_here
         return (self.groups + self.room_away) / self.per_update / left if left > 0 else None
@@ -63,7 +64,7 @@ class Way:
 
 
 def way_of(config: TrainConfig, here: SamplerPlan, node: NodePlan) -> Way:
-    """Of a run with all the nodes that it asks for."""
+    """Return the way of rows in a run with all the nodes that it asks for."""
     nodes = max(1, config.cluster.nodes)
     draws = config.replay.samples_per_insert if config.replay.on else 1.0
     segment = node.layout.steps * node.layout.lanes
@@ -77,14 +78,17 @@ def way_of(config: TrainConfig, here: SamplerPlan, node: NodePlan) -> Way:
 
 
 def memory_here(config: TrainConfig, here: SamplerPlan, node: NodePlan) -> int:
-    """Bytes that nodes take on the learner's machine: slots, and the gateway with its weights and what is coming in."""
+    """Return the bytes that nodes take on the learner's machine.
+
+    These are slots, and the gateway with its weights and what is coming in.
+    """
     slots = here.remote_slots * node.layout.slot_bytes
     coming = min(2 * node.chunk_bytes, slots)
     return slots + GATEWAY_BYTES[config.cluster.address == LOCAL] + 2 * node.weight_bytes + coming
 
 
 def announce(config: TrainConfig, here: SamplerPlan, node: NodePlan) -> None:
-    """Log it."""
+    """Log the forecast."""
     cluster, s, layout = config.cluster, node.sampling, node.layout
     step = layout.slot_bytes / (layout.steps * layout.lanes)
     log.info(

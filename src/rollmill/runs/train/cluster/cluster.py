@@ -29,7 +29,7 @@ from rollmill.distributed.settings import LOCAL
 from rollmill.distributed.standing import FILE, NodeStanding, Rates, RunStanding, standing_of
 from rollmill.distributed.weight_buffer import WeightBuffer
 from rollmill.runs.settings.train import TrainConfig
-from rollmill.runs.train.cluster_forecast import announce
+from rollmill.runs.train.cluster.forecast import announce
 from rollmill.sampling.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ TIMEOUTS = 3
 
 
 def node_sampling(config: TrainConfig) -> SamplingSettings:
-    """How one node samples. Nodes of one machine share its cores, so they are not pinned."""
+    """Return how one node samples. Nodes of one machine share its cores, so they are not pinned."""
     s, cluster = config.sampling, config.cluster
     return replace(
         s, workers=cluster.workers or s.workers, affinity=s.affinity and cluster.address != LOCAL, poison=False
@@ -56,13 +56,16 @@ def node_sampling(config: TrainConfig) -> SamplingSettings:
 
 
 def own_path() -> tuple[str, ...]:
-    """Where modules are found beside those of Python and what was installed for it: the user's own code."""
+    """Return where modules are found beside those of Python and what was installed for it: the user's own code."""
     installed = (sys.prefix, sys.base_prefix)
     return tuple(folder for folder in sys.path if folder and not folder.startswith(installed))
 
 
 def remote_slots(config: TrainConfig, segments_per_batch: int) -> int:
-    """Slots for segments of nodes; ConfigError where they cannot hold a batch and nobody else fills one."""
+    """Return how many slots there are for segments of nodes.
+
+    Raises ConfigError if they cannot hold a batch and nobody else fills one.
+    """
     cluster = config.cluster
     if not cluster.on:
         return 0
@@ -75,7 +78,7 @@ def remote_slots(config: TrainConfig, segments_per_batch: int) -> int:
 
 
 def node_plan(config: TrainConfig, parts: Parts, weight_bytes: int) -> NodePlan:
-    """What all nodes of a run are told."""
+    """Return what all nodes of a run are told."""
     cluster, plan = config.cluster, parts.sampler.plan
     return NodePlan(
         sampling=node_sampling(config),
@@ -99,7 +102,7 @@ def node_plan(config: TrainConfig, parts: Parts, weight_bytes: int) -> NodePlan:
 
 @dataclass
 class _Totals:
-    """Of the gateways that have ended."""
+    """Counts of the gateways that have ended."""
 
     lost: int = 0
     refused: int = 0
@@ -169,7 +172,10 @@ class Cluster:
         self._try_to_spawn()
 
     def tick(self, frames: int) -> None:
-        """Once a turn of the training loop: publish, look after the gateway, raise ClusterError when it is hopeless."""
+        """Do the work of one turn of the training loop: publish, look after the gateway.
+
+        Raises ClusterError when it is hopeless.
+        """
         if self._failure is not None:
             raise self._failure
         self._write_weights(frames)
@@ -203,14 +209,17 @@ class Cluster:
         self._weights.block.close_fd()
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint keeps, for a session that does not find ``cluster.json``."""
+        """Return what a checkpoint keeps, for a session that does not find ``cluster.json``."""
         return {"gateways": self._gateways}
 
     def load_state(self, state: Mapping[str, int]) -> None:
         self._gateways = max(self._gateways, state.get("gateways", 0))
 
     def counts(self) -> dict[str, int]:
-        """What nodes have counted in this session, by the names of ``rank_sync.COUNTERS``; steps are the sampler's."""
+        """Return what nodes have counted in this session, by the names of ``runs.train.ranks.sync.COUNTERS``.
+
+        Steps are not among them: the sampler counts those.
+        """
         totals = self._totals()
         return {
             "lost_segments": totals.lost + totals.counts.lost_segments,
@@ -219,7 +228,7 @@ class Cluster:
         }
 
     def metrics(self) -> dict[str, float]:
-        """A row of metrics (``docs/metrics.md``)."""
+        """Return a row of metrics (``docs/metrics.md``)."""
         totals, sampling = self._totals(), self._sampling()
         found: dict[str, float] = {
             "cluster/nodes": len(sampling),
@@ -258,7 +267,7 @@ class Cluster:
         self._written = (version, frames, variables)
 
     def _hand_back(self, slots: Sequence[int]) -> None:
-        """From whichever thread releases segments."""
+        """Give slots back to the gateway; called from whichever thread releases segments."""
         with self._lock:
             self._away.update(slots)
             self._send(slots)
@@ -269,7 +278,7 @@ class Cluster:
                 self._channel.send(Slots(tuple(slots)))
 
     def _hear(self, channel: Connection) -> None:
-        """The reader's thread: until the gateway has gone, and what it has sent is taken in."""
+        """Read, in a thread, until the gateway has gone, and what it has sent is taken in."""
         try:
             while True:
                 self._take(channel.recv())
@@ -305,7 +314,7 @@ class Cluster:
     # -- the gateway's process -----------------------------------------------------------------
 
     def _try_to_spawn(self) -> bool:
-        """Whether there is another gateway; else it is tried again after a rest."""
+        """Start another gateway and return whether there is one; else it is tried again after a rest."""
         try:
             self._spawn(self._next_incarnation())
         except OSError as error:  # a full disk, no process, no descriptors
@@ -316,7 +325,7 @@ class Cluster:
         return True
 
     def _rest(self) -> float:
-        """Another one has failed: how long until the next is started."""
+        """Count a gateway that has failed, and return how many seconds it takes until the next is started."""
         rest = min(LONGEST_REST, 0.5 * 2.0 ** min(self._deaths.add() - 1, 8))
         self._retry_at = time.monotonic() + rest
         return rest
@@ -354,7 +363,7 @@ class Cluster:
         return Child("rollmill.distributed.gateway_main", setup, self._environment, inherit)
 
     def _next_incarnation(self) -> int:
-        """Numbers that no gateway of this run has ever given, whatever ended it: on the disk before they are used."""
+        """Return a number that no gateway of this run has ever given: it is on the disk before it is used."""
         self._gateways += 1
         self._write(time.monotonic(), durable=True)
         return self._gateways * INCARNATIONS_EACH
@@ -392,7 +401,7 @@ class Cluster:
         )
 
     def _stands_still(self, child: Child) -> bool:
-        """Whether the gateway has said nothing for too long: it is alive, and serves nobody."""
+        """Return whether the gateway has said nothing for too long: it is alive, and serves nobody."""
         allowed = max(SILENT_SECONDS, TIMEOUTS * self._settings.node_timeout)
         if self._state is NOTHING:  # it starts: Python, Ray, the way to the cluster's head
             allowed = max(allowed, self._settings.start_timeout)
@@ -441,7 +450,10 @@ class Cluster:
         return "; ".join(f"{node.node} {node.stage}{node.reason and f': {node.reason}'}" for node in others)
 
     def _save(self, now: float) -> None:
-        """For ``rollmill cluster status``. Not waiting for the disk: the training does not go on meanwhile."""
+        """Write ``cluster.json`` for ``rollmill cluster status``.
+
+        It does not wait for the disk: the training does not go on meanwhile.
+        """
         try:
             self._write(now, durable=False)
         except OSError as error:
@@ -468,7 +480,7 @@ class Cluster:
 def start_cluster(
     config: TrainConfig, parts: Parts, environment: Mapping[str, str], folder: Path
 ) -> Iterator[Cluster | None]:
-    """The cluster of a run that has one; nothing is left of it when this ends."""
+    """Yield the cluster of a run that has one, else None; nothing is left of it when this ends."""
     if not config.cluster.on:
         yield None
         return

@@ -74,7 +74,7 @@ class RankSync:
     # -- at the start, and when one is lost ----------------------------------------------------
 
     def begin(self, iteration: int) -> int:
-        """All ranks begin with what rank 0 has; returns the training steps it has done.
+        """Begin on all ranks with what rank 0 has; returns the training steps it has done.
 
         Followers begin with episodes that were never used; a rank that was not there before begins at 0.
         """
@@ -112,18 +112,18 @@ class RankSync:
     # -- what rank 0 knows of the others -------------------------------------------------------
 
     def elsewhere(self, counter: str) -> int:
-        """What the other ranks have counted in this session: one of ``COUNTERS``, or ``dropped_segments``."""
+        """Return what the other ranks have counted in this session: one of ``COUNTERS``, or ``dropped_segments``."""
         return sum(int(note[counter]) for note in self._heard.values())
 
     def state(self) -> list[Array]:
-        """For ranks 1, 2, ...: the first episode that each env has not used."""
+        """Return for ranks 1, 2, ... the first episode that each env has not used."""
         return self._unused
 
     def load_state(self, unused: list[Array]) -> None:
         self._unused = list(unused)
 
     def _counts(self, dropped: int) -> dict[str, Any]:
-        """A follower's counts, and the episodes that ended since it last told."""
+        """Return a follower's counts, and the episodes that ended since it last told."""
         counted = self._sampler.counters()
         for _ in counted["episodes"]:
             self._sampler.episodes.popleft()
